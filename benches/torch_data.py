@@ -26,7 +26,7 @@ SIZE, CROP, BATCH = 256, 224, 32
 MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
-def make(folder, num):
+def make(directory, num):
     """Writes images with the spectrum of photographs: noise that gets weaker at finer scales."""
     import numpy as np
     from PIL import Image
@@ -41,16 +41,16 @@ def make(folder, num):
                 layer = layer.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
                 picture[:, :, channel] += np.asarray(layer)
         picture = Image.fromarray(picture.clip(0, 255).astype(np.uint8))
-        picture.save(os.path.join(folder, f"{index:05}.jpg"), quality=90)
-        picture.save(os.path.join(folder, f"{index:05}.png"))
+        picture.save(os.path.join(directory, f"{index:05}.jpg"), quality=90)
+        picture.save(os.path.join(directory, f"{index:05}.png"))
 
 
 class Pictures(Dataset):
     """Images with their indexes in the list of files as labels."""
 
-    def __init__(self, folder, file_format, decoder, crop):
-        names = sorted(name for name in os.listdir(folder) if name.endswith(file_format))
-        self.paths = [os.path.join(folder, name) for name in names]
+    def __init__(self, directory, file_format, decoder, crop):
+        names = sorted(name for name in os.listdir(directory) if name.endswith(file_format))
+        self.paths = [os.path.join(directory, name) for name in names]
         self.decoder = decoder
         normalize = v2.Normalize(MEAN, DEVIATION)
         to_floats = [v2.ToDtype(torch.float32, scale=True), normalize]
@@ -75,10 +75,10 @@ class Pictures(Dataset):
         return self.transform(picture), index
 
 
-def serve(folder, file_format, decoder, workers):
+def serve(directory, file_format, decoder, workers):
     torch.set_num_threads(1)
     crop = [v2.RandomCrop(CROP), v2.RandomHorizontalFlip()]
-    data = Pictures(folder, file_format, decoder, crop)
+    data = Pictures(directory, file_format, decoder, crop)
     sampler = RandomSampler(data, num_samples=len(data))
     loader = DataLoader(
         data, BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
@@ -87,7 +87,7 @@ def serve(folder, file_format, decoder, workers):
     for line in sys.stdin:
         if line.startswith("check"):
             corner = v2.Lambda(lambda image: v2.functional.crop(image, 0, 0, CROP, CROP))
-            fixed = Pictures(folder, file_format, decoder, [corner])
+            fixed = Pictures(directory, file_format, decoder, [corner])
             pictures = torch.stack([fixed[index][0] for index in range(int(line.split()[1]))])
             mean, mean_square = pictures.mean().item(), pictures.square().mean().item()
             print(json.dumps({"mean": mean, "mean_square": mean_square}), flush=True)

@@ -58,12 +58,12 @@ class Layer(nn.Module):
 class Gpt(nn.Module):
     def __init__(self):
         super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
         self.layers = nn.Sequential(Layer(), Layer())
         self.norm, self.output = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens):
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
         return self.output(self.norm(self.layers(x))).flatten(0, 1)
 
 

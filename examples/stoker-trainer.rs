@@ -18,7 +18,7 @@ mod iris;
 #[path = "mnist/mod.rs"]
 mod mnist;
 
-mod place;
+mod data_config;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -79,11 +79,12 @@ def copy(source, root, path, mode):
 
 def find_beside(paths, name):
     """Returns the path of an additional library in the directories of the program's libraries."""
-    folders = sorted({os.path.dirname(path) for path in paths})
-    for folder in folders + [folder.replace("/lib/", "/usr/lib/") for folder in folders]:
-        if os.path.exists(os.path.join(folder, name)):
-            return os.path.join(folder, name)
-    raise ImageError(f"{name} not found in {', '.join(folders)}; install the library")
+    directories = sorted({os.path.dirname(path) for path in paths})
+    merged = [directory.replace("/lib/", "/usr/lib/") for directory in directories]
+    for directory in directories + merged:
+        if os.path.exists(os.path.join(directory, name)):
+            return os.path.join(directory, name)
+    raise ImageError(f"{name} not found in {', '.join(directories)}; install the library")
 
 
 def rootfs(program, name, ca_bundle, out, more):
@@ -136,10 +137,10 @@ def entry(path, name):
 def layer(root, out):
     """Writes a directory as a layer. Returns the layer's SHA-256 in hex."""
     with tarfile.open(out, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for folder, folders, files in os.walk(root):
-            folders.sort()
-            for name in sorted(folders + files):
-                path = os.path.join(folder, name)
+        for directory, directories, files in os.walk(root):
+            directories.sort()
+            for name in sorted(directories + files):
+                path = os.path.join(directory, name)
                 info = entry(path, os.path.relpath(path, root))
                 if info.isreg():
                     with open(path, "rb") as file:

@@ -1,5 +1,5 @@
-# Sets the directories of builds, data and tools, which are outside the clone. The other scripts
-# source this file.
+# Sets the directories of builds, data sets and tools, which are outside the clone. The other
+# scripts source this file.
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")/.." && pwd)
 STOKER_CACHE="${STOKER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stoker}"
@@ -10,16 +10,18 @@ mkdir -p "$STOKER_CACHE"
 # Fails with a remedy if a program is missing: need PROGRAM PACKAGE.
 need() {
     command -v "$1" >/dev/null && return
-    echo "error: $1 is not installed; install it (Debian: apt-get install $2) and run this again" >&2
+    echo "error: $1 is not installed; install it (Debian: apt-get install $2)" \
+        "and run this again" >&2
     exit 1
 }
 need cargo rustup
 need cc gcc
 
 # Clones share the build directory, but cargo distinguishes their files only by modification time.
-# So delete the builds of our crates from another clone, and keep those of dependencies. Skip this
-# under cargo: a test or xtask that runs a script uses the programs in the directory.
-if [ -z "${CARGO_MANIFEST_DIR:-}" ] && [ "$(cat "$CARGO_TARGET_DIR/clone" 2>/dev/null)" != "$repo" ]; then
+# So delete another clone's builds of our crates, but keep its dependencies. Skip this under cargo:
+# tests and xtask run scripts while they use programs in the build directory.
+if [ -z "${CARGO_MANIFEST_DIR:-}" ] &&
+    [ "$(cat "$CARGO_TARGET_DIR/clone" 2>/dev/null)" != "$repo" ]; then
     for profile in debug:dev release:release lints/debug:dev; do
         directory="$CARGO_TARGET_DIR/${profile%:*}"
         if [ -d "$directory" ]; then

@@ -14,7 +14,7 @@ use crate::trial::Trial;
 ///
 /// # Panics
 ///
-/// Never: a definition generated from a type is plain JSON, also without number formats.
+/// Never: definitions generated from types are plain JSON, and number formats are optional in them.
 pub fn all() -> Vec<CustomResourceDefinition> {
     let plain = |definition: CustomResourceDefinition| {
         let mut value = serde_json::to_value(definition).expect("a definition is plain JSON");
@@ -25,7 +25,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
 }
 
 /// Removes the formats of Rust's unsigned numbers. Kubernetes does not know these formats and warns
-/// about each of them on every `kubectl apply`. The schema's minimum of 0 has the same effect.
+/// about each of them on every `kubectl apply`. The schema excludes negative numbers by `minimum`.
 fn drop_unsigned_formats(value: &mut Value) {
     match value {
         Value::Object(fields) => {

@@ -103,7 +103,8 @@ pub struct InferenceJobSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<EnvVar>,
 
-    /// Storage of logs, and of the output by default. `checkpoint.trial` is looked up here.
+    /// Storage of the job's logs. By default, the output is stored here too. If `checkpoint.trial`
+    /// is set, the trial must be in this storage.
     #[serde(default)]
     pub storage: InferenceStorage,
 
@@ -331,8 +332,8 @@ pub struct InferenceStorage {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// Secret in the job's namespace with the credentials. Its keys become environment variables.
-    /// Unset: the operator's default Secret name. `stoker job run` ignores this field and reads its
-    /// own environment.
+    /// Unset: the operator's default Secret name. `stoker job run` ignores this field and takes the
+    /// credentials from its environment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<String>,
 }

@@ -151,10 +151,13 @@ impl Convolutions {
         }
     }
 
-    fn step(&self, (pictures, places): Pictures) -> StepOutput {
+    fn step(&self, (pictures, positions): Pictures) -> StepOutput {
         let x = self.relu.forward(self.first.forward(self.pool.forward(pictures)));
         let x = self.relu.forward(self.second.forward(x));
         let x = x.flatten::<3>(2, 3).mean_dim(2).squeeze_dim::<2>(2);
-        StepOutput::classification(self.output.forward(x), places.remainder_scalar(CLASSES as i64))
+        StepOutput::classification(
+            self.output.forward(x),
+            positions.remainder_scalar(CLASSES as i64),
+        )
     }
 }

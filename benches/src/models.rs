@@ -138,7 +138,7 @@ const WIDTH: usize = 128;
 #[derive(Debug, Module)]
 pub(crate) struct Gpt {
     tokens: Embedding,
-    places: Embedding,
+    positions: Embedding,
     layers: TransformerEncoder,
     norm: LayerNorm,
     output: Linear,
@@ -155,7 +155,7 @@ impl Subject for Gpt {
             .with_norm_first(true);
         Self {
             tokens: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
-            places: EmbeddingConfig::new(SEQUENCE, WIDTH).init(device),
+            positions: EmbeddingConfig::new(SEQUENCE, WIDTH).init(device),
             layers: layers.init(device),
             norm: LayerNormConfig::new(WIDTH).init(device),
             output: LinearConfig::new(WIDTH, VOCABULARY).init(device),
@@ -169,8 +169,8 @@ impl Subject for Gpt {
 
     fn logits(&self, inputs: Tensor<2, Int>) -> Tensor<2> {
         let ([samples, length], device) = (inputs.dims(), inputs.device());
-        let places = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze();
-        let embedded = self.tokens.forward(inputs) + self.places.forward(places);
+        let positions = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze();
+        let embedded = self.tokens.forward(inputs) + self.positions.forward(positions);
         let mask = generate_autoregressive_mask(samples, length, &device);
         let layers = TransformerEncoderInput::new(embedded).mask_attn(mask);
         let encoded = self.norm.forward(self.layers.forward(layers));

@@ -19,9 +19,9 @@ const SIZE: usize = 256;
 pub(crate) const CROP: usize = 224;
 /// Bytes of a cropped image, `[CROP, CROP, 3]`.
 const CROP_BYTES: usize = CROP * CROP * 3;
-/// Means of red, green and blue, with values from 0 to 1.
+/// Means of red, green and blue, for pixel values that are scaled to 0 to 1.
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
-/// Standard deviations of red, green and blue.
+/// Standard deviations of red, green and blue, with the same scale.
 const DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
 /// Images `[samples, 3, CROP, CROP]`, and the index of each image in the list of files.
@@ -76,8 +76,8 @@ pub(crate) fn data(files: Vec<PathBuf>, format: Format, way: LoaderKind) -> Resu
         return Ok(Data::new(Files { files, format, augments: true }));
     }
     let num_files = files.len();
-    let labelled = files.into_iter().zip(0..).collect();
-    let cropped = Stream::list(labelled).shuffle(num_files).map_seeded(
+    let labeled = files.into_iter().zip(0..).collect();
+    let cropped = Stream::list(labeled).shuffle(num_files).map_seeded(
         move |(path, label): (PathBuf, usize), seed| {
             let mut cropped = vec![0; CROP_BYTES];
             decoded(&path, format, |picture| Crop::sampled(seed).cut(picture, &mut cropped))?;

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use stoker_api::experiment::Unit;
 use stoker_engine::preview::{self, Preview};
 use stoker_engine::search::SearchConfig;
+use stoker_engine::trial::config::experiment_seed;
 
 use crate::failure::Failure;
 use crate::file;
 use crate::print::{self, Output};
 use crate::run;
 
-/// Replaces the run's UID if the file sets no seed; a real run samples other values.
+/// UID to derive the seed from if the file sets none. Each run has another UID, and therefore other
+/// samples.
 const UID: &str = "preview";
 
 /// Arguments of `stoker preview`.
@@ -34,7 +36,7 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     let valid = &loaded.valid;
-    let config = SearchConfig::new(valid, run::seed(valid, UID));
+    let config = SearchConfig::new(valid, experiment_seed(valid, UID));
     let preview = preview::preview(&config, args.samples);
     if output == Output::Json {
         let value = serde_json::to_value(&preview);

@@ -64,7 +64,7 @@ const FALLBACKS: usize = 3;
 /// Returns the names of a trial's checkpoints that may be deleted while its experiment runs.
 /// `checkpoints` is sorted oldest first.
 ///
-/// [`deletable`] would delete them at the end, whatever the trial still saves, and they are not
+/// [`deletable`] would delete them at the end, regardless of later checkpoints, and they are not
 /// among the trial's latest three. A checkpoint that others of its trial outrank, by metric or by
 /// age, stays outranked. So a trial that saves for weeks keeps only the policy's counts and a few
 /// more.

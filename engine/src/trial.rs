@@ -9,6 +9,7 @@
 
 mod back_off;
 pub mod budget;
+pub mod config;
 mod report;
 
 use serde::{Deserialize, Serialize};
@@ -187,8 +188,8 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
 ///
 /// A program that exits as completed before the granted length has stopped itself, as early
 /// stopping does. A program that never validated has done nothing, and a restart would not help.
-/// Infrastructure failures are counted since the attempt that wrote the newest checkpoint, whatever
-/// other ends are in between.
+/// Infrastructure failures are counted since the attempt that wrote the newest checkpoint, also if
+/// attempts with other outcomes are in between.
 pub fn end_attempt(
     record: &mut TrialRecord,
     end: AttemptEnd,

@@ -14,7 +14,7 @@ use stoker_trainer::{
     Context, Data, InvalidHyperparameters, Optimizers, Result, StepOutput, Trial,
 };
 
-use crate::place::Place;
+use crate::data_config::DataConfig;
 
 /// Images `[samples, 3, 32, 32]` and their classes `[samples]`.
 type Batch = (Tensor<4>, Tensor<1, Int>);
@@ -35,7 +35,7 @@ struct Hparams {
 #[derive(Debug)]
 pub(crate) struct Cifar10 {
     hparams: Hparams,
-    place: Place,
+    data: DataConfig,
 }
 
 impl Trial for Cifar10 {
@@ -54,7 +54,7 @@ impl Trial for Cifar10 {
                 hparams.filters, hparams.shift
             ));
         }
-        Ok(Self { hparams, place: Place::new(context, "cifar10")? })
+        Ok(Self { hparams, data: DataConfig::new(context, "cifar10")? })
     }
 
     fn build_model(&self, device: &Device) -> Result<Cnn> {
@@ -85,7 +85,7 @@ impl Trial for Cifar10 {
 
 impl Cifar10 {
     fn images(&self, names: impl IntoIterator<Item = String>) -> Result<Images> {
-        let paths = names.into_iter().map(|name| self.place.file(&[&name]));
+        let paths = names.into_iter().map(|name| self.data.file(&[&name]));
         let images = cifar::read(&paths.collect::<Result<Vec<_>>>()?)?;
         Ok(images.normalized(&[0.4914, 0.4822, 0.4465], &[0.247, 0.2435, 0.2616])?)
     }

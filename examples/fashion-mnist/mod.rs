@@ -3,14 +3,14 @@
 use burn::tensor::Device;
 use stoker_trainer::{Context, Data, Optimizers, Result, StepOutput, Trial};
 
+use crate::data_config::DataConfig;
 use crate::mnist::{Batch, Hparams, Network, images};
-use crate::place::Place;
 
 /// The trial.
 #[derive(Debug)]
 pub(crate) struct FashionMnist {
     hparams: Hparams,
-    place: Place,
+    data: DataConfig,
 }
 
 impl Trial for FashionMnist {
@@ -18,7 +18,10 @@ impl Trial for FashionMnist {
     type Batch = Batch;
 
     fn new(context: &Context) -> Result<Self> {
-        Ok(Self { hparams: Hparams::new(context)?, place: Place::new(context, "fashion-mnist")? })
+        Ok(Self {
+            hparams: Hparams::new(context)?,
+            data: DataConfig::new(context, "fashion-mnist")?,
+        })
     }
 
     fn build_model(&self, device: &Device) -> Result<Network> {
@@ -30,11 +33,11 @@ impl Trial for FashionMnist {
     }
 
     fn build_training_data(&self) -> Result<Data<Batch>> {
-        Ok(Data::new(images(&self.place, "train")?.normalized(&[0.286], &[0.353])?).workers(1))
+        Ok(Data::new(images(&self.data, "train")?.normalized(&[0.286], &[0.353])?).workers(1))
     }
 
     fn build_validation_data(&self) -> Result<Data<Batch>> {
-        Ok(Data::new(images(&self.place, "t10k")?.normalized(&[0.286], &[0.353])?))
+        Ok(Data::new(images(&self.data, "t10k")?.normalized(&[0.286], &[0.353])?))
     }
 
     fn step(&self, model: &Network, (images, classes): Batch) -> StepOutput {

@@ -11,8 +11,8 @@ use stoker_trainer::{
     StepOutput, mix_seed,
 };
 
+use crate::data_config::DataConfig;
 use crate::mnist::images;
-use crate::place::Place;
 
 const PIXELS: usize = 28 * 28;
 /// Size of the generator's input.
@@ -114,9 +114,9 @@ pub(crate) fn train(context: &Context) -> Result<()> {
     if hparams.hidden == 0 {
         return Err(InvalidHyperparameters("hidden is 0, but must be at least 1".into()).into());
     }
-    let place = Place::new(context, "mnist")?;
-    let data: Data<(Tensor<4>, Tensor<1, Int>)> = Data::new(images(&place, "train")?);
-    let test = Data::new(images(&place, "t10k")?);
+    let data_config = DataConfig::new(context, "mnist")?;
+    let data: Data<(Tensor<4>, Tensor<1, Int>)> = Data::new(images(&data_config, "train")?);
+    let test = Data::new(images(&data_config, "t10k")?);
 
     // The mean of the first real images.
     let device = context.device().clone().without_autodiff();

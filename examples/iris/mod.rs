@@ -13,7 +13,7 @@ use stoker_trainer::{
     TensorBoard, Trial,
 };
 
-use crate::place::Place;
+use crate::data_config::DataConfig;
 
 /// Sizes `[samples, 4]` and species `[samples]`.
 type Batch = (Tensor<2>, Tensor<1, Int>);
@@ -50,7 +50,7 @@ impl Trial for Iris {
         if hparams.hidden == 0 {
             return Err(InvalidHyperparameters("hidden is 0, but must be at least 1".into()).into());
         }
-        let path = Place::new(context, "iris")?.file(&["iris.csv.gz", "iris.csv"])?;
+        let path = DataConfig::new(context, "iris")?.file(&["iris.csv.gz", "iris.csv"])?;
         let table = Options::new().label("species").read(&path)?;
         let (features, classes) = (table.names.len(), table.classes.len());
         if table.rows <= TRAINING || (features, classes) != (FEATURES, CLASSES) {
@@ -159,7 +159,7 @@ impl Mlp {
 #[cfg(test)]
 mod tests {
     use super::Iris;
-    use crate::place::test_of;
+    use crate::data_config::test_of;
 
     #[test]
     fn model_learns_and_resumes_after_a_stop() {

@@ -12,7 +12,7 @@ use stoker_trainer::{
     Context, Data, InvalidHyperparameters, Optimizers, Result, StepOutput, Trial,
 };
 
-use crate::place::Place;
+use crate::data_config::DataConfig;
 
 /// Images `[samples, 1, 28, 28]` and their digits `[samples]`.
 pub(crate) type Batch = (Tensor<4>, Tensor<1, Int>);
@@ -36,7 +36,7 @@ enum Kind {
 #[derive(Debug)]
 pub(crate) struct Mnist {
     hparams: Hparams,
-    place: Place,
+    data: DataConfig,
 }
 
 impl Trial for Mnist {
@@ -44,7 +44,7 @@ impl Trial for Mnist {
     type Batch = Batch;
 
     fn new(context: &Context) -> Result<Self> {
-        Ok(Self { hparams: Hparams::new(context)?, place: Place::new(context, "mnist")? })
+        Ok(Self { hparams: Hparams::new(context)?, data: DataConfig::new(context, "mnist")? })
     }
 
     fn build_model(&self, device: &Device) -> Result<Network> {
@@ -56,11 +56,11 @@ impl Trial for Mnist {
     }
 
     fn build_training_data(&self) -> Result<Data<Batch>> {
-        Ok(Data::new(images(&self.place, "train")?.normalized(&[0.1307], &[0.3081])?).workers(1))
+        Ok(Data::new(images(&self.data, "train")?.normalized(&[0.1307], &[0.3081])?).workers(1))
     }
 
     fn build_validation_data(&self) -> Result<Data<Batch>> {
-        Ok(Data::new(images(&self.place, "t10k")?.normalized(&[0.1307], &[0.3081])?))
+        Ok(Data::new(images(&self.data, "t10k")?.normalized(&[0.1307], &[0.3081])?))
     }
 
     fn step(&self, model: &Network, (images, digits): Batch) -> StepOutput {
@@ -69,8 +69,8 @@ impl Trial for Mnist {
 }
 
 /// Reads one part of the data set, `train` or `t10k`, from plain or gzip files.
-pub(crate) fn images(place: &Place, part: &str) -> Result<Images> {
-    let file = |name: &str| place.file(&[&format!("{part}-{name}"), &format!("{part}-{name}.gz")]);
+pub(crate) fn images(data: &DataConfig, part: &str) -> Result<Images> {
+    let file = |name: &str| data.file(&[&format!("{part}-{name}"), &format!("{part}-{name}.gz")]);
     Ok(Images::idx(file("images-idx3-ubyte")?, file("labels-idx1-ubyte")?)?)
 }
 
@@ -175,7 +175,7 @@ impl Cnn {
 #[cfg(test)]
 mod tests {
     use super::Mnist;
-    use crate::place::test_of;
+    use crate::data_config::test_of;
 
     #[test]
     fn each_experiment_trains_and_restores_its_checkpoint() {

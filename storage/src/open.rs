@@ -70,7 +70,7 @@ pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, Storage
 fn open_folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
     let failed = |error: std::io::Error| StorageError::BadUrl {
         url: url.to_owned(),
-        reason: format!("the folder {} cannot be made: {error}", path.display()),
+        reason: format!("cannot create directory {}: {error}", path.display()),
     };
     std::fs::create_dir_all(&path).map_err(failed)?;
     let store = LocalFileSystem::new_with_prefix(&path)

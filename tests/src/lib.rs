@@ -61,7 +61,7 @@ pub fn files(patterns: &[&str]) -> Vec<String> {
 }
 
 /// Returns whether scripts/fetch-data has downloaded a data set. If not, records the calling test
-/// as left out.
+/// as skipped.
 #[track_caller]
 pub fn has_data(name: &str) -> bool {
     let is_cached = cache().join("data").join(name).is_dir();
@@ -88,7 +88,7 @@ pub fn write_random_cifar10(folder: &Path) {
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         state.to_be_bytes()[0]
     };
-    std::fs::create_dir_all(folder).expect("the folder can be created");
+    std::fs::create_dir_all(folder).expect("the directory can be created");
     let training = (1..=5).map(|number| format!("data_batch_{number}.bin"));
     for name in training.chain(["test_batch.bin".to_owned()]) {
         let mut bytes = Vec::with_capacity(NUM_IMAGES * (1 + PIXELS));

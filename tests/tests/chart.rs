@@ -48,7 +48,7 @@ pdb: { enabled: false }
 serviceMonitor: { enabled: true, labels: { release: prometheus } }
 "#;
 
-/// Returns the path of helm. Returns `None` and records the test as left out if helm is missing and
+/// Returns the path of helm. Returns `None` and records the test as skipped if helm is missing and
 /// cluster tests are off.
 #[track_caller]
 fn helm() -> Option<PathBuf> {

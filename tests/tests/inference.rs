@@ -205,9 +205,9 @@ fn changed_inputs_are_refused() {
         let text = std::fs::read_to_string(folder.join("1.jsonl")).unwrap();
         std::fs::write(folder.join("1.jsonl"), text + "{}\n").unwrap();
     };
-    change(&longer, "there was 1.jsonl with");
+    change(&longer, "expected 1.jsonl with");
     let more = |folder: &Path| std::fs::write(folder.join("2.jsonl"), "").unwrap();
-    change(&more, "there was nothing, and is 2.jsonl with 0 bytes");
+    change(&more, "expected nothing, found 2.jsonl with 0 bytes");
     let same_size = |folder: &Path| {
         let text = std::fs::read_to_string(folder.join("1.jsonl")).unwrap();
         std::fs::write(folder.join("1.jsonl"), text.replace("Zeile", "Seite")).unwrap();
@@ -233,10 +233,10 @@ fn invalid_jobs_are_refused_with_their_location() {
     refused("entrypoint", json!({"command": ["./nothing"]}), "`./nothing`: no such program in");
     let mut fixture = JobFixture::new(&[1], json!({}));
     fixture.spec["input"] = json!({"url": "in/*.csv"});
-    check(&fixture.run(&[]), 1, "there is no such file");
+    check(&fixture.run(&[]), 1, "file not found");
     fixture.spec["checkpoint"] = json!({"trial": "double-0"});
     fixture.spec["input"] = json!({"url": "in"});
-    check(&fixture.run(&["--fresh"]), 1, "has no trial double-0");
+    check(&fixture.run(&["--fresh"]), 1, "trial double-0 not found in");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests that are left out are recorded with their reason, instead of passing silently.
+//! Skipped tests are recorded with their reason, instead of passing silently.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use stoker_tests::{describe_output, repository};
 /// lines and the summary.
 fn recorded(tests: &[&str]) -> (Vec<String>, String) {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("left-out");
+    let file = folder.path().join("skipped");
     let output = Command::new(std::env::current_exe().unwrap())
         .arg("--exact")
         .args(tests)
@@ -30,7 +30,7 @@ const CLUSTER_TEST: &str = "chart::install::upgrade_and_uninstall_keep_secrets_a
 const DATA_TEST: &str = "local_run::cifar10_subset_reaches_50_percent";
 
 #[test]
-fn left_out_tests_are_recorded_with_their_reason() {
+fn skipped_tests_are_recorded_with_their_reason() {
     let (lines, summary) = recorded(&[CLUSTER_TEST, DATA_TEST]);
     let expected = [
         format!("stoker-tests {CLUSTER_TEST}\tSTOKER_TEST_CLUSTER=off"),
@@ -38,16 +38,16 @@ fn left_out_tests_are_recorded_with_their_reason() {
     ];
     assert_eq!(lines, expected);
     let expected = format!(
-        "2 tests left out:\n  STOKER_TEST_CLUSTER=off (1)\n    stoker-tests {CLUSTER_TEST}\n  \
+        "2 tests skipped:\n  STOKER_TEST_CLUSTER=off (1)\n    stoker-tests {CLUSTER_TEST}\n  \
          needs the data set cifar10 (1)\n    stoker-tests {DATA_TEST}\n"
     );
     assert_eq!(summary, expected);
 }
 
 #[test]
-fn complete_runs_report_no_test_left_out() {
+fn complete_runs_report_no_skipped_tests() {
     let (lines, summary) = recorded(&["architecture::dependencies_point_one_way"]);
-    assert_eq!((lines.len(), summary.as_str()), (0, "no test left out\n"));
+    assert_eq!((lines.len(), summary.as_str()), (0, "no tests skipped\n"));
 }
 
 /// A test with a separate switch would pass silently.

@@ -89,19 +89,19 @@ fn resume_in_a_new_process_is_bit_identical() {
 
 #[test]
 fn truncated_checkpoints_are_skipped() {
-    let (straight, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (straight, resumed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(straight.path(), 20, &[]);
-    train(broken.path(), 10, &["--save-batches=5", "--save-trial-latest=2"]);
-    let model = broken.path().join("trial/checkpoints/000000000010-0/model.bpk");
+    train(resumed.path(), 10, &["--save-batches=5", "--save-trial-latest=2"]);
+    let model = resumed.path().join("trial/checkpoints/000000000010-0/model.bpk");
     let file = std::fs::File::options().write(true).open(model).unwrap();
     file.set_len(100).unwrap();
 
-    let output = train(broken.path(), 20, &[]);
+    let output = train(resumed.path(), 20, &[]);
     let text = describe_output(&output);
     assert!(text.contains("checkpoint 000000000010-0 is not used: "), "{text}");
     assert!(text.contains("model.bpk"), "{text}");
-    assert!(text.contains("goes on from checkpoint 000000000005-0"), "{text}");
-    check_same(&files(broken.path(), "000000000020-1"), &files(straight.path(), "000000000020-0"));
+    assert!(text.contains("resumed from checkpoint 000000000005-0"), "{text}");
+    check_same(&files(resumed.path(), "000000000020-1"), &files(straight.path(), "000000000020-0"));
 }
 
 /// Runs the iris example with invalid settings and checks the exit code and a part of the error.
@@ -141,6 +141,6 @@ fn user_errors_name_the_cause() {
         &[rate, hidden, batch, "--folder=/proc/none"],
         None,
         80,
-        "the folder /proc/none cannot be made",
+        "cannot create directory /proc/none",
     );
 }

@@ -1,5 +1,5 @@
-//! Checks docs/tutorial.md: its code is the example's, and its commands work from an empty
-//! directory.
+//! Checks docs/tutorial.md: its code equals that of the example, and its commands work from an
+//! empty directory.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -54,8 +54,8 @@ fn best(text: &str) -> f64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Creates an empty directory with a link to the repository. Its path is always the same, because
-/// cargo would compile the packages of a different path again.
+/// Creates an empty directory with a link to the repository. All runs use the same path, because
+/// cargo compiles a package again if its path has changed.
 fn empty_folder() -> PathBuf {
     let target = program("stoker").ancestors().nth(2).unwrap().to_owned();
     // Inside the repository, `cargo new` would add a member to its workspace.
@@ -80,7 +80,7 @@ fn tutorial_commands_work_from_an_empty_directory() {
         panic!("unexpected number of commands: {commands:#?}");
     };
 
-    // The programs are already built and on the path, and other tests use them.
+    // Skip the build: the programs are already built and in `PATH`, and other tests use them.
     let is_built = |line: &&str| line.starts_with("cargo build") || line.starts_with("export PATH");
     assert_eq!(clone.lines().filter(is_built).count(), 2, "{clone}");
     let clone: Vec<&str> = clone.lines().filter(|line| !is_built(line)).collect();
@@ -99,15 +99,15 @@ fn tutorial_commands_work_from_an_empty_directory() {
     write("search.yaml", searched);
     // Use the tested versions of dependencies instead of the newest ones.
     write("Cargo.lock", &std::fs::read_to_string(repository().join("Cargo.lock")).unwrap());
-    // Compiling burn again for a package outside the workspace would take ten minutes. So this
-    // package is only checked, and the example, which has the same code, runs in its place.
+    // Compiling burn again for a package outside the workspace would take ten minutes. So `cargo
+    // check` replaces the build, and the example, which has the same code, runs instead.
     let release = crate_folder.join("target/release");
     std::fs::create_dir_all(&release).unwrap();
     symlink(program("digits"), release.join("digits")).unwrap();
     let (build, train) = train.split_once('\n').unwrap();
     assert_eq!(build, "cargo build --release");
 
-    // The page uses the default location of the data, which `STOKER_CACHE` may have changed.
+    // The page assumes that the data is in `~/.cache`, but `STOKER_CACHE` may be another directory.
     let home = folder.join("home");
     std::fs::create_dir_all(home.join(".cache")).unwrap();
     symlink(stoker_tests::cache(), home.join(".cache/stoker")).unwrap();

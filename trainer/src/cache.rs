@@ -5,7 +5,7 @@
 //! ROOT/ID/VERSION/training/{manifest.json, 00000.seg, 00001.seg, ...}    complete, or absent
 //!                 training.build     locked by the process that builds or downloads the set
 //!                 training.use       shared lock of readers; mtime: when the set was last opened
-//!                 .training.half     staging folder during the build
+//!                 .training.half     staging directory during the build
 //! ```
 //!
 //! `docs/data-cache.md` describes when files are verified, and
@@ -69,7 +69,7 @@ impl Split {
     }
 }
 
-/// A folder of cached data sets.
+/// A directory of cached data sets.
 #[derive(Clone, Debug)]
 pub struct DataCache {
     root: PathBuf,
@@ -80,14 +80,14 @@ pub struct DataCache {
 }
 
 impl DataCache {
-    /// Creates a cache in this folder.
+    /// Creates a cache in this directory.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let stop = StopSignal::default();
         Self { root: root.into(), bytes_max: None, bucket: None, stop }
     }
 
-    /// Creates the default cache of this machine. The folder is `STOKER_DATA_CACHE`, or
-    /// `stoker-data` in the user's cache folder. `STOKER_DATA_CACHE_BYTES` limits its size; see
+    /// Creates the default cache of this machine. The directory is `STOKER_DATA_CACHE`, or
+    /// `stoker-data` in the user's cache directory. `STOKER_DATA_CACHE_BYTES` limits its size; see
     /// [`bytes_max`](Self::bytes_max).
     ///
     /// # Errors
@@ -161,7 +161,7 @@ impl DataCache {
                     let inner = Inner { set, dir, _reader: reader };
                     return Ok(Cached { inner: Arc::new(inner), samples, items: PhantomData });
                 }
-                CacheState::Corrupt(why) => eprintln!("stoker: {dir}: {why}; making it again"),
+                CacheState::Corrupt(why) => eprintln!("stoker: {dir}: {why}; building it again"),
                 CacheState::Missing => {}
             }
             drop(reader);
@@ -169,7 +169,7 @@ impl DataCache {
             new_set_lock = self.build_or_download(&dir, &mut build)?;
         }
         Err(Infrastructure(format!(
-            "{dir} was damaged or missing {ATTEMPTS_MAX} times right after it was made; check \
+            "{dir} was damaged or missing {ATTEMPTS_MAX} times right after it was built; check \
              the disk under {}",
             self.root.display()
         ))
@@ -283,8 +283,8 @@ impl Context {
         cached
     }
 
-    /// Returns the data sets in the experiment's bucket; `None` for a local folder, which needs no
-    /// second copy.
+    /// Returns the data sets in the experiment's bucket; `None` for a local directory, which needs
+    /// no second copy.
     fn shared_bucket(&self) -> Result<Option<DatasetBucket>> {
         let config = &self.config.storage;
         let is_remote = config.url.contains("://") && !config.url.starts_with("file:");
@@ -346,11 +346,11 @@ impl<T: DeserializeOwned> Cached<T> {
         let Inner { set, dir, .. } = &*self.inner;
         if sample >= self.samples {
             let num = self.samples;
-            return Err(format!("{dir} has no sample {sample}, only {num} samples").into());
+            return Err(format!("sample {sample} not found: {dir} has {num} samples").into());
         }
         let bytes = set.record(sample).map_err(|why| -> Error {
             dir.invalidate_check();
-            let text = format!("{dir}: {why}; the next `open` makes the set again");
+            let text = format!("{dir}: {why}; the next `open` builds the set again");
             Infrastructure(text).into()
         })?;
         Ok(build::decode(bytes).map_err(|why| {

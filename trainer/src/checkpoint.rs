@@ -1,6 +1,6 @@
 //! Checkpoints: written in the background, verified when restored.
 //!
-//! A checkpoint is a folder of files with a manifest that completes it. The manifest is written
+//! A checkpoint is a directory of files with a manifest that completes it. The manifest is written
 //! last: after all files, and after the metrics up to the same batch. An interrupted save leaves
 //! files without a manifest, which are ignored.
 
@@ -60,7 +60,7 @@ pub struct SaveRequest {
 /// A complete checkpoint, whose manifest is written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedCheckpoint {
-    /// Name of the checkpoint's folder.
+    /// Name of the checkpoint's directory.
     pub name: String,
     /// Number of global batches trained.
     pub batches: u64,

@@ -228,7 +228,7 @@ impl Context {
 
     /// Returns `fresh` with the weights of a checkpoint. `fresh` must have the same structure,
     /// because burn cannot build a model from its type alone. A path is interpreted as a checkpoint
-    /// folder on this machine.
+    /// directory on this machine.
     ///
     /// # Errors
     ///

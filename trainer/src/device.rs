@@ -54,7 +54,7 @@ fn select_gpu(
 ) -> Result<Option<usize>> {
     let has_rank_gpu = gpus.is_some_and(|num| local_rank < num);
     match (requested, gpus) {
-        // A single visible GPU was assigned to this process by its parent, whatever the rank.
+        // If only one GPU is visible, the parent process has assigned it to this rank.
         (None | Some("cuda"), Some(1)) => Ok(Some(0)),
         (Some("cpu"), _) | (None, None | Some(0)) => Ok(None),
         (None | Some("cuda"), Some(_)) if has_rank_gpu => Ok(Some(local_rank)),
@@ -74,8 +74,8 @@ fn select_gpu(
     }
 }
 
-/// Returns the CPU device. Keep arrays of samples on this device, whatever device trains on them:
-/// burn's default device is a GPU in programs built with GPU support.
+/// Returns the CPU device. Keep arrays of samples on this device, even if a GPU trains on them. In
+/// programs built with GPU support, burn's default device is a GPU.
 pub fn host() -> Device {
     #[cfg(feature = "flex")]
     return Device::flex();
@@ -84,8 +84,8 @@ pub fn host() -> Device {
 }
 
 /// Makes the CPU burn's default device, by executing this program again if necessary. burn loads
-/// optimizer states from checkpoints to the default device. Otherwise this would be the first GPU
-/// on every rank, even on ranks without a GPU.
+/// optimizer states from checkpoints to its default device. Without this call, every rank would
+/// load them to the first GPU, even a rank that trains on another device.
 ///
 /// # Errors
 ///

@@ -111,7 +111,7 @@ fn launch(command: &[String]) -> Result<LaunchOutcome> {
                 () = signals.stop_requested() => return Err(preempted_before_start()),
                 // Only later jobs need the record, so a failure must not stop the training.
                 written = trial_record::write(&storage, config) => if let Err(error) = written {
-                    eprintln!("stoker: cannot write the trial's record to its folder: {error}");
+                    eprintln!("stoker: cannot write the trial's record to its directory: {error}");
                 },
             }
         }

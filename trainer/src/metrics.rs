@@ -52,7 +52,7 @@ impl MetricsWriter {
     }
 
     fn of(rt: Handle, storage: Storage, attempt: u32, rows: Segments, events: &str) -> Self {
-        // Readers process the files of a folder in name order.
+        // Readers process the files of a directory in name order.
         let events = Segments {
             header: tensorboard::header(now()).into(),
             age_max: EVENT_FILE_AGE_MAX,

@@ -35,8 +35,8 @@ pub(crate) use reported::ReportedMetrics;
 /// [`training`](Context::training), and may use a session in addition. They cannot save checkpoints
 /// through the session: callbacks add files to the loop's checkpoints instead.
 ///
-/// Without a runner, metrics and checkpoints go to the program's folder if it has one, and only a
-/// signal requests a stop.
+/// Without a runner, metrics and checkpoints go to the program's directory if it has one, and only
+/// a signal requests a stop.
 ///
 /// Every rank makes the same calls, but only rank 0 writes and reports. Methods documented as
 /// collective wait for all ranks.
@@ -344,7 +344,11 @@ pub(crate) fn find_searched_metric(config: &TrialConfig, metrics: &Logs) -> Resu
         let names = metrics.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         let names = if names.is_empty() { "none" } else { &names };
         let searched = &config.metric;
-        format!("there is no searched metric {searched}; of validation there are {names}").into()
+        format!(
+            "searched metric {searched} not found: validation reported {names}; report it or \
+             change searcher.metric"
+        )
+        .into()
     })
 }
 

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::callback::Logs;
 
-/// Writes to standard output, and the progress bar to standard error.
+/// Output of a training: lines on standard output, and a progress bar on standard error.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     bar: Option<ProgressBar>,
@@ -17,7 +17,7 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Creates a terminal, with a progress bar if the program runs `standalone` and on a terminal.
+    /// Creates the output. A `standalone` program on a terminal has a progress bar.
     pub(crate) fn new(standalone: bool) -> Self {
         let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
         let bar = (standalone && is_terminal).then(|| {
@@ -29,7 +29,7 @@ impl Terminal {
         Self { bar, header: vec![], is_silent: false }
     }
 
-    /// Creates a terminal that prints nothing.
+    /// Creates an output that prints nothing.
     pub(crate) fn silent() -> Self {
         Self { bar: None, header: vec![], is_silent: true }
     }

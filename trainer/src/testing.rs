@@ -2,7 +2,7 @@
 //!
 //! A [`TrialTest`] creates a trial from hyperparameters or an experiment file, and trains a few
 //! batches of it in the test process. It needs neither a runner nor a cluster, and stores
-//! checkpoints in a temporary folder.
+//! checkpoints in a temporary directory.
 //!
 //! ```
 //! use serde_json::json;
@@ -226,7 +226,7 @@ impl TrialTest {
         Ok(())
     }
 
-    /// Runs one attempt of the trial in a folder.
+    /// Runs one attempt of the trial in a directory.
     fn train<T: Trial>(
         &self,
         folder: &TempDir,
@@ -282,8 +282,11 @@ impl TrialTest {
             return Ok(());
         }
         let names = validation.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-        Err(format!("there is no searched metric {searched}; of validation there are {names}")
-            .into())
+        Err(format!(
+            "searched metric {searched} not found: validation reported {names}; report it or \
+             change searcher.metric"
+        )
+        .into())
     }
 }
 
@@ -468,7 +471,8 @@ mod tests {
         let test = TrialTest::from_experiment(&experiment("validation_accuracy")).unwrap();
         assert_eq!(
             error_of(test.run::<Halves>()),
-            "there is no searched metric validation_accuracy; of validation there are val_loss"
+            "searched metric validation_accuracy not found: validation reported val_loss; report \
+             it or change searcher.metric"
         );
         let of = |change: fn(&mut Value)| {
             let mut experiment = experiment("validation_loss");

@@ -61,7 +61,7 @@ pub(crate) struct TrialIo {
     retention: Option<Retention>,
     /// Dropped after the fields above, because their tasks run on it.
     _background: Background,
-    /// Keeps other programs out of the folder until the fields above are dropped.
+    /// Keeps other programs out of the directory until the fields above are dropped.
     _lock: Option<File>,
 }
 
@@ -79,7 +79,7 @@ impl TrialIo {
     ///
     /// # Errors
     ///
-    /// Fails if the storage cannot be opened or listed, or if another program uses the folder.
+    /// Fails if the storage cannot be opened or listed, or if another program uses the directory.
     pub(crate) fn open(
         config: &mut TrialConfig,
         standalone_limits: Option<RetentionLimits>,

@@ -94,7 +94,7 @@ fn files() -> Result<Vec<(String, String)>, CodegenError> {
 /// Returns the path of the program `stoker` of the same build.
 fn stoker() -> PathBuf {
     let this = std::env::current_exe().unwrap_or_default();
-    // Tests are in the folder `deps`, one below the programs.
+    // Tests are in the directory `deps`, one below the programs.
     let folders = this.ancestors().skip(1).take(2);
     let mut programs = folders.map(|folder| folder.join("stoker"));
     programs.find(|path| path.is_file()).unwrap_or_else(|| this.with_file_name("stoker"))

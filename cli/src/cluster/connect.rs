@@ -114,7 +114,7 @@ impl Cluster {
         self.request(&format!("trial `{name}`"), self.api::<Trial>().get(name)).await
     }
 
-    /// Runs a request with a timeout. `target` is its object for errors, such as
+    /// Runs a request with a timeout. Errors name the requested object by `target`, such as
     /// "experiment `mnist`".
     pub(crate) async fn request<T>(
         &self,
@@ -170,7 +170,7 @@ impl Cluster {
         }
     }
 
-    /// Converts the error of a request for `target`.
+    /// Describes the error of a request. `target` is the requested object, such as "jobs".
     pub(crate) fn failure(&self, target: &str, error: kube::Error) -> Failure {
         match error {
             kube::Error::Api(status) => self.refusal(target, &status),

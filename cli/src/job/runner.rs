@@ -24,6 +24,7 @@ use super::record::Record;
 use super::view::View;
 use crate::failure::Failure;
 use crate::file::LoadedJob;
+use crate::run::RESUME_REMEDY;
 use crate::run::gpus;
 use crate::run::process::{self, TrainerOutcome, TrainerProcess};
 use crate::run::record as files;
@@ -186,9 +187,7 @@ impl<'a> Runner<'a> {
             self.outcome_sender.clone(),
         );
         let process = started.map_err(|error| {
-            Failure::System(format!(
-                "cannot start a process: {error}; run the same command again to resume"
-            ))
+            Failure::System(format!("cannot start a process: {error}; {RESUME_REMEDY}"))
         })?;
         view.started(role, slot, attempt);
         let committed = self.committed_by(slot);

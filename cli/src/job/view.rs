@@ -11,6 +11,7 @@ use stoker_api::trial::AttemptEnd;
 
 use super::runner::stage_name;
 use crate::print::{self, Output};
+use crate::run::RESUME_REMEDY;
 
 /// Minimum interval between progress lines, without a bar.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
@@ -119,7 +120,7 @@ impl View {
                 print::err(format!("failed: {}", text("message")))
             }
             None => print::err(format!(
-                "stopped with {} of {} rows done; run the same command again to resume",
+                "stopped with {} of {} rows done; {RESUME_REMEDY}",
                 outcome["done"], outcome["inputRows"]
             )),
         }

@@ -23,7 +23,8 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use stoker_api::experiment::Phase;
-use stoker_api::validate::{ValidExperiment, derive_seed};
+use stoker_api::validate::ValidExperiment;
+use stoker_engine::trial::config::experiment_seed;
 use stoker_storage::Storage;
 
 pub(crate) use self::display::MetricRanking;
@@ -41,7 +42,10 @@ use crate::run_root::{self, RunRoot};
 use crate::smoke_test;
 
 /// Remedy if checkpoints could not be deleted.
-const DELETION_REMEDY: &str = "run the same command again to delete them";
+const DELETION_REMEDY: &str = "run the same command again, without --fresh, to delete them";
+
+/// Remedy for a stopped run or job. With `--fresh`, the same command would start over.
+pub(crate) const RESUME_REMEDY: &str = "run the same command again, without --fresh, to resume";
 
 /// Stages of `--test`.
 const TEST_STAGES: &str = "one batch, a validation, a checkpoint and its restore";
@@ -105,7 +109,7 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         .map_err(|error| Failure::Input(error.to_string()))?;
     storage.probe().await?;
     let opened = setup::open(&run_root, &loaded, args.fresh)?;
-    let seed = seed(&loaded.valid, &opened.uid);
+    let seed = experiment_seed(&loaded.valid, &opened.uid);
     let paths = RunPaths {
         root: run_root.root.clone(),
         namespace: loaded.namespace.clone(),
@@ -123,7 +127,6 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         valid: &loaded.valid,
         storage: storage.clone(),
         paths: paths.clone(),
-        seed,
         slots,
         devices,
         server_url,
@@ -190,7 +193,7 @@ fn print_outcome(state: &State, paths: &RunPaths, valid: &ValidExperiment, outpu
     }
     let phase = state.status().phase;
     if !phase.is_terminal() {
-        print::err("stopped; run the same command again to resume");
+        print::err(format!("stopped; {RESUME_REMEDY}"));
     }
     wait::exit_code(phase)
 }
@@ -207,11 +210,6 @@ fn start_message(paths: &RunPaths, opened: &setup::OpenedRecord) -> String {
         Phase::Cancelled => format!("{id} was cancelled already; use --fresh to start over"),
     };
     format!("{what}; files in {}, record in {}", paths.root, opened.folder.path().display())
-}
-
-/// Returns the experiment seed of the file, or a seed derived from the run's UID.
-pub(crate) fn seed(valid: &ValidExperiment, uid: &str) -> u32 {
-    valid.spec.reproducibility.experiment_seed.unwrap_or_else(|| derive_seed(uid))
 }
 
 pub(crate) fn cores() -> u32 {

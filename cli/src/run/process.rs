@@ -30,7 +30,7 @@ use tokio::time::timeout;
 const TAIL_LINES: usize = 8;
 /// Maximum characters kept of each of these lines.
 const TAIL_CHARS_MAX: usize = 400;
-/// Longer lines are split in the log.
+/// Maximum bytes of a line in the log. Longer lines are split.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Maximum wait for the last log lines after the trainer's process group has exited.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);

@@ -17,6 +17,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use self::trial_config::AttemptStart;
 use super::display::{MetricRanking, View};
 use super::gpus;
 use super::outcome::{self, RunPaths};
@@ -40,7 +41,6 @@ pub(crate) struct Runner<'a> {
     valid: &'a ValidExperiment,
     storage: Storage,
     paths: RunPaths,
-    seed: u32,
     slots: u32,
     devices: GpuPool,
     server_url: String,
@@ -69,8 +69,6 @@ pub(crate) struct RunnerConfig<'a> {
     pub(crate) valid: &'a ValidExperiment,
     pub(crate) storage: Storage,
     pub(crate) paths: RunPaths,
-    /// Experiment seed.
-    pub(crate) seed: u32,
     /// Maximum number of concurrent ranks.
     pub(crate) slots: u32,
     /// GPUs; running trials never share one.
@@ -90,7 +88,6 @@ impl<'a> Runner<'a> {
             valid,
             storage,
             paths,
-            seed,
             slots,
             devices,
             server_url,
@@ -107,7 +104,6 @@ impl<'a> Runner<'a> {
             valid,
             storage,
             paths,
-            seed,
             slots,
             devices,
             server_url,
@@ -226,8 +222,14 @@ impl<'a> Runner<'a> {
             return Ok(());
         }
         let gang = self.gang()?;
-        let mut config = self.trial_config(&trial, attempt, resume_from, units, &token_file);
-        config.gang.clone_from(&gang);
+        let config = self.trial_config(AttemptStart {
+            trial: &trial.spec,
+            attempt,
+            resume_from,
+            units,
+            token_file: &token_file,
+            gang: gang.clone(),
+        });
         let config_file = folder.join("trial.json");
         record::write_json(&config_file, &config)?;
         self.shared.state().begin(index, attempt, &token)?;

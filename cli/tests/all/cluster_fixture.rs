@@ -1,5 +1,5 @@
-//! Namespace of an API server with a program, a storage and objects, for tests of the cluster
-//! commands.
+//! Fixture for tests of the cluster commands: a namespace with objects, and a directory with a
+//! program and a storage.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(crate) struct Shared {
     pub(crate) version_before: Output,
 }
 
-/// Returns the API server, which is started only once because that takes seconds.
+/// Returns the API server. All tests share it, because starting one takes seconds.
 pub(crate) fn shared() -> &'static Shared {
     static SHARED: OnceLock<Shared> = OnceLock::new();
     SHARED.get_or_init(|| {

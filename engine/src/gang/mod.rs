@@ -151,7 +151,7 @@ impl ObservedPod {
             let gates = self.gates.join(", ");
             return ("SchedulingGated", format!("pod {name} is held by scheduling gates: {gates}"));
         }
-        let why = self.unschedulable.as_deref().unwrap_or("not looked at by a scheduler yet");
+        let why = self.unschedulable.as_deref().unwrap_or("no scheduler has processed it yet");
         ("Unschedulable", format!("pod {name} is not scheduled: {why}"))
     }
 

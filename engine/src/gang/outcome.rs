@@ -9,7 +9,7 @@ use super::{Exit, NodeState, ObservedPod, PodPhase, Timeouts, Waiting};
 /// Outcome of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodOutcome {
-    /// Class of the exit; it says whether the program or the infrastructure is at fault.
+    /// Class of the exit: whether the program or the infrastructure is at fault.
     pub class: ExitClass,
     /// Machine-readable reason, one word.
     pub reason: String,
@@ -21,7 +21,7 @@ pub struct PodOutcome {
     pub termination: Option<Termination>,
 }
 
-/// Waiting reasons that cannot go away, because the experiment's spec causes them.
+/// Waiting reasons that are permanent, because the experiment's spec causes them.
 const PERMANENT_REASONS: [&str; 2] = ["InvalidImageName", "ErrImageNeverPull"];
 /// Waiting reasons that the user caused, but that a change in the cluster may resolve.
 const USER_ERROR_REASONS: [&str; 4] =

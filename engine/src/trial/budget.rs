@@ -1,4 +1,4 @@
-//! Limits the size of a trial's status, whatever a program reports.
+//! Limits the size of a trial's status, regardless of what a program reports.
 //!
 //! | part | bound |
 //! |---|---|

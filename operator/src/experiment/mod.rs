@@ -22,6 +22,7 @@ use stoker_engine::experiment::{
 };
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
+use stoker_engine::trial::config::experiment_seed;
 
 use self::apply::Writer;
 use crate::cache::Key;
@@ -29,7 +30,6 @@ use crate::context::{Context, now};
 use crate::error::Error;
 use crate::objects::CachedTrial;
 use crate::storage;
-use crate::trial::config::seed;
 use crate::user_resources::CachedExperiment;
 
 /// Delay before a refused write is retried: no watch event announces that it would succeed.
@@ -93,7 +93,7 @@ async fn run(
         return most_severe(writer.errors)
             .map_or_else(|| Ok(Some(context.resync_interval(key))), Err);
     }
-    let config = SearchConfig::new(valid, seed(valid, uid));
+    let config = SearchConfig::new(valid, experiment_seed(valid, uid));
     let Steering { plan, wanted } = steer(&config, &records, status.trials_created, state);
     let trial_refusal = refusal(&records);
     let is_final = trial_refusal.as_ref().is_some_and(Refusal::is_final);

@@ -123,7 +123,7 @@ impl ReportServer {
     ) -> Result<Accepted, Refusal> {
         let repeat = || Ok(Accepted::new(Answer::Repeat, CONTINUE));
         let ReportEvent::Progress { batches_total, .. } = report.event else {
-            // The pod's exit tells how the process ended, and progress shows that it has started.
+            // The pod's exit shows how the process ended, and progress shows that it has started.
             return repeat();
         };
         let is_idle = |before: &InferenceStatus| {

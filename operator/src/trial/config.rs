@@ -1,13 +1,12 @@
-//! Configuration of an attempt, as its trainers read it.
+//! The operator's part of the configuration of an attempt: storage, report server and gang.
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
-use stoker_api::contract::{
-    CONTRACT_VERSION, ContextRef, Gang, ReportEndpoint, StorageConfig, TrialConfig,
-};
+use stoker_api::contract::{ContextRef, Gang, ReportEndpoint, TrialConfig};
 use stoker_api::experiment::{CheckpointStorage, ExperimentSpec, StorageRecord};
-use stoker_api::names::{context_path, pod_paths, trial_path};
-use stoker_api::validate::{ValidExperiment, derive_seed};
+use stoker_api::names::{context_path, pod_paths};
+use stoker_api::validate::ValidExperiment;
+use stoker_engine::trial::config::AttemptContext;
 use stoker_engine::trial::{TrialRecord, granted_units, resume_from};
 
 use crate::options::Options;
@@ -115,11 +114,6 @@ pub struct TrialNames<'a> {
     pub experiment_uid: &'a str,
 }
 
-/// Seed of an experiment: the one from its spec, or else derived from its UID.
-pub fn seed(valid: &ValidExperiment, uid: &str) -> u32 {
-    valid.spec.reproducibility.experiment_seed.unwrap_or_else(|| derive_seed(uid))
-}
-
 /// Builds the configuration of an attempt.
 pub fn trial_config(
     operator_config: &OperatorConfig,
@@ -129,40 +123,17 @@ pub fn trial_config(
     names: TrialNames<'_>,
     attempt: u32,
 ) -> TrialConfig {
-    let spec = &valid.spec;
-    let (namespace, uid) = (names.namespace, names.experiment_uid);
-    let path = trial_path(namespace, &valid.name, uid, record.spec.index);
-    TrialConfig {
-        version: CONTRACT_VERSION,
-        experiment: valid.name.clone(),
-        experiment_id: uid.to_owned(),
-        trial: record.spec.index,
+    let (spec, namespace) = (&valid.spec, names.namespace);
+    stoker_engine::trial::config::trial_config(AttemptContext {
+        valid,
+        namespace,
+        experiment_id: names.experiment_uid,
+        trial: &record.spec,
         attempt,
-        seed: record.spec.seed,
-        experiment_seed: seed(valid, uid),
-        hyperparameters: record.spec.hyperparameters.clone(),
-        data: spec.data.clone(),
-        spec: spec.for_programs(),
-        unit: record.spec.unit,
         units: granted_units(&record.spec),
-        metric: spec.searcher.metric.clone(),
-        smaller_is_better: spec.searcher.smaller_is_better,
-        scheduling_unit: spec.scheduling_unit,
-        records_per_epoch: spec.records_per_epoch,
-        validation_period: spec.min_validation_period,
-        checkpoint_period: spec.min_checkpoint_period,
-        checkpoint_policy: spec.checkpoint_policy,
-        perform_initial_validation: spec.perform_initial_validation,
-        aggregation_frequency: spec.optimizations.aggregation_frequency,
-        average_aggregated_gradients: spec.optimizations.average_aggregated_gradients,
-        gradient_compression: spec.optimizations.gradient_compression,
-        mixed_precision: spec.optimizations.mixed_precision,
-        storage: StorageConfig {
-            url: storage.url.clone(),
-            endpoint: storage.endpoint.clone(),
-            trial_path: path,
-        },
         resume_from: resume_from(record),
+        root: storage.url.clone(),
+        endpoint: storage.endpoint.clone(),
         report_endpoint: ReportEndpoint {
             url: format!(
                 "{}/v1/trials/{namespace}/{}/reports",
@@ -181,8 +152,7 @@ pub fn trial_config(
             path: context_path(namespace, &context.sha256),
             sha256: context.sha256.clone(),
         }),
-        inference: None,
-    }
+    })
 }
 
 /// Rendezvous address of rank 0. The ranks of a single pod use loopback, because such a trial has

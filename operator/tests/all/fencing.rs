@@ -23,7 +23,7 @@ fn replaced_and_deleted_pods_are_fenced() {
         let fenced = (200, "\"fenced\"".to_owned());
         let go = (200, json!({ "continue": { "units": UNITS } }).to_string());
         assert_eq!(live.send(&progress(1, 1)).await, go);
-        // The pod's attempt counts, whatever attempt the report names.
+        // The pod's attempt counts, not the attempt in the report.
         for attempt in [0, 1, 2] {
             let report = validated(attempt, UNITS, "0.1", Some(UNITS));
             assert_eq!(old.send(&report).await, fenced, "attempt {attempt}");

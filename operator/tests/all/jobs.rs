@@ -309,14 +309,18 @@ fn job_report_is_accepted_for_own_attempt_only() {
         let url = config.report_endpoint.url.clone();
         let others = url.replace("/one/", "/other/");
         let trials = url.replace("/jobs/", "/trials/");
-        let check = async |url: &str, token: Option<&str>, attempt: u32, code: u16, says: &str| {
+        let check = async |url: &str,
+                           token: Option<&str>,
+                           attempt: u32,
+                           code: u16,
+                           expected: &str| {
             let report = json!({
                 "version": 1, "attempt": attempt, "batches": 0,
                 "event": { "progress": { "batchesTotal": 77 } },
             });
             let answer =
                 connection.send(report.to_string().into_bytes(), token, url).await.unwrap();
-            assert!(answer.0 == code && answer.1.contains(says), "{url} {attempt}: {answer:?}");
+            assert!(answer.0 == code && answer.1.contains(expected), "{url} {attempt}: {answer:?}");
         };
         let token_of_one = Some(token.as_str());
         check(&url, None, 0, 401, "no bearer token").await;

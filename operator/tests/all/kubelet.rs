@@ -268,7 +268,7 @@ async fn wait_deleted(pods: &Api<Pod>, pod: &Pod) {
             Ok(Some(current))
                 if current.uid() == pod.uid() && current.metadata.deletion_timestamp.is_none() => {}
             Ok(_) => return,
-            // The API server is unavailable, which says nothing about the pod.
+            // The API server is unavailable; the pod may still exist.
             Err(_) => {}
         }
         tokio::time::sleep(Duration::from_millis(100)).await;

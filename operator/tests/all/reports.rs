@@ -130,10 +130,10 @@ fn reports_need_rank_0_of_the_live_attempt() {
             ),
             ("odd checkpoint", token_of(&rank_0), odd_checkpoint(), gang_url, 422, "../../other"),
         ];
-        for (name, token, report, url, code, says) in cases {
+        for (name, token, report, url, code, expected) in cases {
             let (status, text) = rank_0.send(&report, token.as_deref(), url).await;
             assert_eq!(status, code, "{name}: {text}");
-            assert!(text.contains(says), "{name}: {text}");
+            assert!(text.contains(expected), "{name}: {text}");
         }
         check_limits(&rank_0, &new).await;
     });
@@ -149,10 +149,10 @@ fn a_failed_token_review_is_an_outage() {
         let owner = standby.add_experiment("one").await;
         let trial = standby.add_trial("one", &owner, 0).await;
         let sender = standby.add_pod("one-0", &trial, 0, 0).await;
-        let check = async |reviews: Reviews, code: u16, says: &str| {
+        let check = async |reviews: Reviews, code: u16, expected: &str| {
             standby.proxy.set_reviews(reviews.clone());
             let (status, wait, text) = sender.send_for_wait(&progress(0, 1)).await;
-            assert!(status == code && text.contains(says), "{reviews:?}: {status} {text}");
+            assert!(status == code && text.contains(expected), "{reviews:?}: {status} {text}");
             assert_eq!(wait.is_some(), code == 503, "{reviews:?}");
         };
         let failed = |error: &str| Reviews::Status(json!({ "error": error }));
@@ -198,11 +198,11 @@ fn pods_of_other_names_are_refused() {
             ("one-0-a2-r0", ("Trial", "one-0", ""), 2, "does not belong to trial"),
             ("one-0-a0-r1", of_trial, 0, "does not run rank 0"),
         ];
-        for (name, owner, attempt, says) in cases {
+        for (name, owner, attempt, expected) in cases {
             let sender = standby.add_named_pod(name, labels.clone(), owner, (attempt, 0)).await;
             let report = validated(0, UNITS, "0.1", Some(UNITS));
             let (code, text) = sender.send(&report).await;
-            assert!(code == 403 && text.contains(says), "{name}: {code} {text}");
+            assert!(code == 403 && text.contains(expected), "{name}: {code} {text}");
         }
         assert_eq!(standby.trial_status("one-0").await.facts, []);
     });

@@ -23,7 +23,7 @@ pub(crate) struct Work {
     pub(crate) shard_ms: u64,
 }
 
-/// Output folders of all jobs: the set of committed shards, and all commits in order.
+/// Output directories of all jobs: the set of committed shards, and all commits in order.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs(Mutex<BTreeSet<(String, u32)>>, Mutex<Vec<(String, u32)>>);
 

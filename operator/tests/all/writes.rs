@@ -278,7 +278,7 @@ fn api_server_outage_changes_nothing() {
         assert!(operator.is_alive());
         plane.start_api().unwrap();
         ns.wait_for("grid", &[Phase::Completed], 90).await;
-        check(&ns, &kubelet, "grid", "API server away").await;
+        check(&ns, &kubelet, "grid", "API server unavailable").await;
     });
 }
 
@@ -308,7 +308,7 @@ fn training_continues_without_the_report_server() {
         assert!(trials.iter().any(is_open), "all results were recorded without a report server");
         let _operator = ns.operator("a", port);
         ns.wait_for("grid", &[Phase::Completed], 30).await;
-        check(&ns, &kubelet, "grid", "report server away").await;
+        check(&ns, &kubelet, "grid", "report server unavailable").await;
         for trial in ns.trials_of("grid").await {
             // Units trained during the outage are recorded, one by one.
             assert_eq!(trial.status.unwrap().checkpoints.last().unwrap().batches, 40);

@@ -1,4 +1,4 @@
-// Command coredns is CoreDNS with the plugins that the test cluster uses, and no others.
+// Command coredns is CoreDNS with only the plugins that the test cluster uses.
 package main
 
 import (

@@ -1,4 +1,4 @@
-/* What a pod's sandbox runs: waits, takes care of orphans, ends when told to. */
+/* Process of a pod's sandbox: reaps orphans, and exits on SIGTERM or SIGINT. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

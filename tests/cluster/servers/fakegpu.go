@@ -19,27 +19,28 @@ import (
 const (
 	resource = "nvidia.com/gpu"
 	endpoint = "stoker-gpu.sock"
-	// How often the files that say what is offered, and the kubelet's socket, are looked at.
-	period = 100 * time.Millisecond
+	// Interval at which the devices file and the plugin's socket are checked.
+	pollInterval = 100 * time.Millisecond
 )
 
-// gpus offers devices that do not exist to the kubelet, by the real device plugin API.
+// plugin implements the kubelet's device plugin API with fake GPUs.
 //
-// The file `devices` names them, and says after a name that it is sick:
+// A file lists the GPUs, one per line, and marks unhealthy ones as `sick`:
 //
 //	gpu-0
 //	gpu-1 sick
-type gpus struct {
+type plugin struct {
 	api.UnimplementedDevicePluginServer
-	devices string
+	devicesFile string
 }
 
-func (g *gpus) list() []*api.Device {
-	text, err := os.ReadFile(g.devices)
+// readDevices returns the GPUs in the file; none if it cannot be read.
+func (p *plugin) readDevices() []*api.Device {
+	text, err := os.ReadFile(p.devicesFile)
 	if err != nil {
 		return nil
 	}
-	var list []*api.Device
+	var devices []*api.Device
 	for line := range strings.Lines(string(text)) {
 		words := strings.Fields(line)
 		if len(words) == 0 {
@@ -49,34 +50,35 @@ func (g *gpus) list() []*api.Device {
 		if slices.Contains(words[1:], "sick") {
 			device.Health = api.Unhealthy
 		}
-		list = append(list, device)
+		devices = append(devices, device)
 	}
-	return list
+	return devices
 }
 
-func (g *gpus) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
+func (p *plugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
 	return &api.DevicePluginOptions{}, nil
 }
 
-func (g *gpus) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
-	sent := "nothing yet"
+func (p *plugin) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
+	// Differs from every list, so that the first one is sent even if it is empty.
+	sent := "none"
 	for {
-		list := g.list()
-		if now := fmt.Sprint(list); now != sent {
-			if err := stream.Send(&api.ListAndWatchResponse{Devices: list}); err != nil {
+		devices := p.readDevices()
+		if current := fmt.Sprint(devices); current != sent {
+			if err := stream.Send(&api.ListAndWatchResponse{Devices: devices}); err != nil {
 				return err
 			}
-			sent = now
+			sent = current
 		}
 		select {
 		case <-stream.Context().Done():
 			return nil
-		case <-time.After(period):
+		case <-time.After(pollInterval):
 		}
 	}
 }
 
-func (g *gpus) Allocate(_ context.Context, request *api.AllocateRequest) (*api.AllocateResponse, error) {
+func (p *plugin) Allocate(_ context.Context, request *api.AllocateRequest) (*api.AllocateResponse, error) {
 	response := &api.AllocateResponse{}
 	for _, container := range request.ContainerRequests {
 		ids := slices.Sorted(slices.Values(container.DevicesIds))
@@ -87,23 +89,23 @@ func (g *gpus) Allocate(_ context.Context, request *api.AllocateRequest) (*api.A
 	return response, nil
 }
 
-// fakeGPU serves until it is killed: fake-gpu PLUGIN_FOLDER DEVICES_FILE. A kubelet that starts
-// empties the folder, so a plugin whose socket is gone makes a new one and registers again.
+// fakeGPU serves until it is killed. A starting kubelet empties the plugin directory, so fakeGPU then
+// creates its socket and registers again.
 func fakeGPU(args []string) error {
 	if len(args) != 2 {
-		return errors.New("usage: fake-gpu PLUGIN_FOLDER DEVICES_FILE")
+		return errors.New("usage: fake-gpu PLUGIN_DIRECTORY DEVICES_FILE")
 	}
-	socket := filepath.Join(args[0], endpoint)
 	for {
-		if err := serveOnce(args[0], socket, &gpus{devices: args[1]}); err != nil {
-			fmt.Fprintln(os.Stderr, "fake-gpu: trying again:", err)
+		if err := serveUntilRemoved(args[0], &plugin{devicesFile: args[1]}); err != nil {
+			fmt.Fprintln(os.Stderr, "fake-gpu: retrying:", err)
 		}
-		time.Sleep(period)
+		time.Sleep(pollInterval)
 	}
 }
 
-// serveOnce registers with the kubelet and serves until the socket is removed.
-func serveOnce(folder, socket string, plugin *gpus) error {
+// serveUntilRemoved registers with the kubelet and serves until the plugin's socket is deleted.
+func serveUntilRemoved(directory string, server *plugin) error {
+	socket := filepath.Join(directory, endpoint)
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -111,24 +113,25 @@ func serveOnce(folder, socket string, plugin *gpus) error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer()
-	api.RegisterDevicePluginServer(server, plugin)
-	go func() { _ = server.Serve(listener) }()
-	defer server.Stop()
+	grpcServer := grpc.NewServer()
+	api.RegisterDevicePluginServer(grpcServer, server)
+	go func() { _ = grpcServer.Serve(listener) }()
+	defer grpcServer.Stop()
 
-	if err := register(filepath.Join(folder, "kubelet.sock")); err != nil {
+	if err := register(filepath.Join(directory, "kubelet.sock")); err != nil {
 		return err
 	}
 	for {
 		if _, err := os.Stat(socket); err != nil {
 			return nil
 		}
-		time.Sleep(period)
+		time.Sleep(pollInterval)
 	}
 }
 
-func register(kubelet string) error {
-	connection, err := grpc.NewClient("unix:"+kubelet, grpc.WithTransportCredentials(insecure.NewCredentials()))
+// register announces the plugin to the kubelet that listens on a socket.
+func register(kubeletSocket string) error {
+	connection, err := grpc.NewClient("unix:"+kubeletSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,6 @@
-// Command kube is every server of the test cluster in one binary, and kubectl: one link instead of
-// seven. It acts as the name it is called by; scripts/fetch-cluster makes a link for each.
+// Command kube contains etcd, the Kubernetes servers, kubectl and a fake GPU plugin. One binary
+// takes one run of the linker instead of eight. It runs the program whose name it is started by;
+// scripts/fetch-cluster creates a symbolic link for each.
 package main
 
 import (
@@ -35,17 +36,18 @@ func main() {
 		}
 		return
 	}
-	command := kubernetes(name)
+	command := newCommand(name)
 	if command == nil {
-		fmt.Fprintf(os.Stderr, "%s: call me etcd, fake-gpu, kubectl or a Kubernetes server\n", name)
+		fmt.Fprintf(os.Stderr, "kube: unknown program %s; start kube through a link named etcd, "+
+			"fake-gpu, kubectl or like a Kubernetes server\n", name)
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(command))
 }
 
-// kubernetes makes the command of that name and no other: making one registers flags and feature
-// gates for the whole process, and two servers name the same ones.
-func kubernetes(name string) *cobra.Command {
+// newCommand creates the command of a Kubernetes program; nil if the name is unknown. It must not
+// create the others: each registers flags and feature gates globally, and their names collide.
+func newCommand(name string) *cobra.Command {
 	switch name {
 	case "kube-apiserver":
 		return apiserver.NewAPIServerCommand()

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::error::{Error, WithPath, run};
 use crate::programs::require;
 
-/// A certificate authority in a folder, valid for a year: clusters live for minutes.
+/// A certificate authority in a directory, valid for a year: clusters live for minutes.
 #[derive(Debug)]
 pub(crate) struct Authority {
     folder: PathBuf,
@@ -114,7 +114,7 @@ impl Authority {
         std::fs::write(to, format!("{config:#}\n")).with_path(to)
     }
 
-    /// Path of a file in the authority's folder, such as `ca.crt`.
+    /// Path of a file in the authority's directory, such as `ca.crt`.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }

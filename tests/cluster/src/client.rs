@@ -40,7 +40,7 @@ pub fn wait_until<T>(
 pub struct Client {
     kubeconfig: PathBuf,
     kubectl: PathBuf,
-    /// Folder for the caches of kubectl and helm, separate for each cluster.
+    /// Directory for the caches of kubectl and helm, separate for each cluster.
     cache_folder: PathBuf,
 }
 
@@ -101,7 +101,7 @@ impl Client {
         self.kubectl_with_input(&["apply", "-f", "-"], manifests)
     }
 
-    /// Applies the CRDs in a folder and waits until the API server serves them.
+    /// Applies the CRDs in a directory and waits until the API server serves them.
     ///
     /// # Errors
     ///

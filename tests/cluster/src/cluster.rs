@@ -174,12 +174,12 @@ impl Cluster {
     /// # Panics
     ///
     /// Same as [`Cluster::gpus`].
-    pub fn set_unhealthy_gpus(&self, node: usize, sick: &[&str]) -> Result<(), Error> {
+    pub fn set_unhealthy_gpus(&self, node: usize, unhealthy: &[&str]) -> Result<(), Error> {
         let node = self.node(node);
         let path = node.devices();
         let count = std::fs::read_to_string(&path).with_path(&path)?.lines().count();
-        write_devices(node, count, sick)?;
-        self.wait_gpus(node, count - sick.len())
+        write_devices(node, count, unhealthy)?;
+        self.wait_gpus(node, count - unhealthy.len())
     }
 
     fn start_gpus(&self, node: &Node) -> Result<(), Error> {
@@ -381,10 +381,10 @@ fn write_cgroup_list(folder: &Path, nodes: &[Node]) -> Result<(), Error> {
     std::fs::write(&path, text).with_path(&path)
 }
 
-fn write_devices(node: &Node, count: usize, sick: &[&str]) -> Result<(), Error> {
+fn write_devices(node: &Node, count: usize, unhealthy: &[&str]) -> Result<(), Error> {
     let line = |number: usize| {
         let name = format!("gpu-{number}");
-        let health = if sick.contains(&name.as_str()) { " sick" } else { "" };
+        let health = if unhealthy.contains(&name.as_str()) { " sick" } else { "" };
         format!("{name}{health}\n")
     };
     let text: String = (0..count).map(line).collect();

@@ -27,7 +27,7 @@ pub struct Options {
     pub controllers: bool,
     /// Runs kube-scheduler.
     pub scheduler: bool,
-    /// Keeps the cluster running, with its folder, when it is dropped or its process ends.
+    /// Keeps the cluster running, with its directory, when it is dropped or its process ends.
     /// `STOKER_TEST_CLUSTER_KEEP=1` sets this too.
     pub keep: bool,
 }
@@ -138,7 +138,7 @@ impl ControlPlane {
         .map(drop)
     }
 
-    /// Folder of the control plane.
+    /// Directory of the control plane.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

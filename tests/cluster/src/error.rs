@@ -23,7 +23,7 @@ pub enum Error {
     /// A kept cluster exists, and only one can run.
     #[error("a kept cluster exists in {}; run tests/cluster/down to end it", .folder.display())]
     Kept {
-        /// Folder of the cluster.
+        /// Directory of the cluster.
         folder: PathBuf,
     },
 

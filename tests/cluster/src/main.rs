@@ -34,19 +34,19 @@ fn up(keep: bool) -> Result<(), Error> {
     let s3 = cluster.s3();
     println!("# S3 endpoint for pods: {}; for this machine: {}", s3.endpoint, s3.local_endpoint);
     println!("export AWS_ACCESS_KEY_ID={} AWS_SECRET_ACCESS_KEY={}", s3.access_key, s3.secret_key);
-    say_how(&cluster, keep);
+    print_usage(&cluster, keep);
     Ok(())
 }
 
 fn up_control_plane(keep: bool) -> Result<(), Error> {
     let options = Options { controllers: true, scheduler: true, keep };
     let plane = ControlPlane::start_with(options)?;
-    say_how(&plane, keep);
+    print_usage(&plane, keep);
     Ok(())
 }
 
 /// Prints how to use and end the cluster. Unless it is kept, returns when standard input ends.
-fn say_how(client: &Client, keep: bool) {
+fn print_usage(client: &Client, keep: bool) {
     let kubectl = client.kubectl_command(&[]);
     println!("# kubectl: {}", kubectl.get_program().display());
     println!("export KUBECONFIG={}", client.kubeconfig().display());

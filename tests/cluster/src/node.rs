@@ -15,8 +15,9 @@ use crate::{ControlPlane, programs, wait_until};
 
 const READY_SECONDS: u64 = 180;
 
-/// Folders of the node, and the paths at which the node sees them. These are fixed paths (device
-/// plugins), and paths where two kubelets would interfere (each removes logs of unknown pods).
+/// Directories of the node, and the paths at which the node sees them. These are fixed paths
+/// (device plugins), and paths where two kubelets would interfere (each removes logs of unknown
+/// pods).
 const NODE_FOLDERS: [(&str, &str); 4] = [
     ("kubelet", "/var/lib/kubelet"),
     ("log", "/var/log"),
@@ -24,7 +25,7 @@ const NODE_FOLDERS: [(&str, &str); 4] = [
     ("run-containerd", "/run/containerd"),
 ];
 
-/// A node by its number, with its state folder.
+/// A node by its number, with its state directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) number: usize,
@@ -54,7 +55,7 @@ impl Node {
         self.folder.join("containerd.sock")
     }
 
-    /// Folder in which the kubelet discovers device plugins.
+    /// Directory in which the kubelet discovers device plugins.
     pub(crate) fn device_plugins(&self) -> PathBuf {
         self.folder.join("kubelet/device-plugins")
     }
@@ -64,7 +65,7 @@ impl Node {
         self.folder.join("gpus")
     }
 
-    /// Creates folders, certificates, cgroups and the mount namespace. Called once.
+    /// Creates directories, certificates, cgroups and the mount namespace. Called once.
     pub(crate) fn prepare(&self, plane: &ControlPlane) -> Result<(), Error> {
         for name in ["kubelet/device-plugins", "cni", "containerd", "run"] {
             let path = self.folder.join(name);
@@ -109,7 +110,7 @@ impl Node {
         hierarchies().into_iter().map(|root| root.join(self.cgroup())).collect()
     }
 
-    /// Creates the mount namespace, in which [`NODE_FOLDERS`] paths are the node's folders.
+    /// Creates the mount namespace, in which [`NODE_FOLDERS`] paths are the node's directories.
     fn make_mount_namespace(&self) -> Result<(), Error> {
         let handle = self.mount_namespace();
         let folder = self.folder.join("mount");

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, WithPath};
 
-/// Below the ephemeral range of Linux (32768 to 60999 by default), so that a restarted server finds
-/// its port still free.
+/// Ports below Linux's ephemeral range (by default 32768 to 60999). The kernel assigns none of them
+/// to a connection, so the port of a stopped server stays free until its restart.
 const PORTS: Range<u16> = 10_000..30_000;
 
 /// Returns consecutive ports of 127.0.0.1 that are free and outside the ephemeral range. Each call

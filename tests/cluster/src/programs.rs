@@ -7,10 +7,10 @@ use std::process::Command;
 
 use crate::Error;
 
-/// Folder in the cache. Must match scripts/fetch-cluster.
+/// Directory in the cache. Must match scripts/fetch-cluster.
 const FOLDER: &str = "tools/cluster-1.36.3-1";
 
-/// Folder of Debian's CNI plugins.
+/// Directory of Debian's CNI plugins.
 pub(crate) const CNI_PLUGINS: &str = "/usr/lib/cni";
 
 /// Debian programs that nodes need, besides the CNI plugins.
@@ -21,19 +21,19 @@ fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Cache folder of builds and tools. Must match scripts/env.sh.
+/// Cache directory of builds and tools. Must match scripts/env.sh.
 fn cache() -> Result<PathBuf, Error> {
     variable("STOKER_CACHE")
         .or_else(|| variable("XDG_CACHE_HOME").map(|path| path.join("stoker")))
         .or_else(|| variable("HOME").map(|path| path.join(".cache/stoker")))
-        .ok_or_else(|| missing("a cache folder", "set STOKER_CACHE or HOME"))
+        .ok_or_else(|| missing("a cache directory", "set STOKER_CACHE or HOME"))
 }
 
 pub(crate) fn missing(what: impl Into<String>, remedy: impl Into<String>) -> Error {
     Error::Missing { what: what.into(), remedy: remedy.into() }
 }
 
-/// Returns the path of a file in the cache's folder for clusters: a server, kubectl, helm, or an
+/// Returns the path of a file in the cache's directory for clusters: a server, kubectl, helm, or an
 /// image.
 ///
 /// # Errors

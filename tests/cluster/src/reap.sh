@@ -1,46 +1,47 @@
-# Removes a test cluster. bash runs this beside every process that starts a cluster, and in
-# `tests/cluster/down`.
+# Removes a test cluster: its processes, mounts, network namespaces, cgroups and directory. Every
+# process that starts a cluster runs this beside it, and so does `tests/cluster/down`.
 #
-#   reap.sh RUN LOCK hold KEEP    takes the lock, removes what an earlier run left behind, prints
-#                                 `ready`, waits until standard input ends (the owner is done or
-#                                 dead), and removes everything
-#   reap.sh RUN LOCK sweep 0      removes everything unless the lock is held or the cluster is kept
-#   reap.sh RUN LOCK down 0       removes everything, even if kept, unless the lock is held
+#   reap.sh RUN LOCK hold KEEP    takes the lock, removes the cluster of an earlier run and prints
+#                                 `ready`. Waits until standard input ends, because its owner has
+#                                 finished or died. Then removes the cluster; with KEEP=1, keeps it
+#   reap.sh RUN LOCK sweep 0      removes the cluster, unless the lock is held or it is kept
+#   reap.sh RUN LOCK down 0       removes the cluster, even if it is kept, unless the lock is held
 #
-# RUN is the cluster's folder: pids/ has a file for each process; `namespaces` and `cgroups` list
-# the rest.
+# RUN is the cluster's directory. pids/ has a file for each process; the files `namespaces` and
+# `cgroups` list network namespaces and cgroups.
 set -u
 shopt -s nullglob
 run=$1 lock=$2 mode=$3 keep=$4
 
-# named PID TEXT...: succeeds if the command line of the process contains every TEXT. The command
-# line of an ended process is empty, also of a zombie.
-named() {
+# Succeeds if the command line of a process contains all texts: command_contains PID TEXT...
+# The command line of an exited process is empty, also that of a zombie.
+command_contains() {
     local words=() text line
     mapfile -d '' -t words 2>/dev/null <"/proc/$1/cmdline" || return 1
     line="${words[*]}"
     for text in "${@:2}"; do [[ $line == *"$text"* ]] || return 1; done
 }
 
-# Recorded processes that still run. The check of the command line excludes reused process IDs.
+# Prints the recorded processes that still run. The check of the command line excludes reused
+# process IDs.
 servers() {
     local file pid
     for file in "$run"/pids/*; do
         read -r pid <"$file" 2>/dev/null || continue
-        named "$pid" "$run/" && echo "$pid"
+        command_contains "$pid" "$run/" && echo "$pid"
     done
 }
 
-# Processes in the nodes' cgroups, and the shims of their containers.
+# Prints the processes in the nodes' cgroups, and the shims of their containers.
 containers() {
-    local folder folders=() path
+    local directory directories=() path
     [ -e "$run/cgroups" ] || return
-    mapfile -t folders <"$run/cgroups"
-    for folder in "${folders[@]}"; do
-        find "$folder" -name cgroup.procs -exec cat {} + 2>/dev/null
+    mapfile -t directories <"$run/cgroups"
+    for directory in "${directories[@]}"; do
+        find "$directory" -name cgroup.procs -exec cat {} + 2>/dev/null
     done | sort -u
     for path in /proc/[0-9]*; do
-        named "${path#/proc/}" containerd-shim "$run/" && echo "${path#/proc/}"
+        command_contains "${path#/proc/}" containerd-shim "$run/" && echo "${path#/proc/}"
     done
 }
 
@@ -56,7 +57,9 @@ reap() {
     for try in 1 2; do
         while read -r _ path _; do
             [[ $path == "$run"/* ]] && echo "$path"
-        done </proc/self/mounts | sort -r | while read -r path; do umount -l "$path" 2>/dev/null; done
+        done </proc/self/mounts | sort -r | while read -r path; do
+            umount -l "$path" 2>/dev/null
+        done
     done
     [ ! -e "$run/namespaces" ] || while read -r namespace; do
         ip netns delete "$namespace" 2>/dev/null

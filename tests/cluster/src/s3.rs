@@ -12,7 +12,7 @@ use crate::{ControlPlane, programs, wait_until};
 pub(crate) const PORT: u16 = 8333;
 const SERVER: &str = "s3";
 
-/// Startup takes a sixth of this on an idle machine.
+/// Timeout for the start. On an idle machine, the server starts in a sixth of this time.
 const READY_SECONDS: u64 = 180;
 
 /// An S3 server: endpoints for pods and for tests, and credentials.
@@ -49,7 +49,7 @@ impl S3 {
         std::fs::write(&config, self.identities()).with_path(&config)?;
         let mut weed = programs::inside(Some(PLANE), programs::weed()?);
         weed.args(["server", "-s3", "-filer", "-volume.max=20", "-ip.bind=0.0.0.0"]);
-        // The server waits this long for peers, and it has none.
+        // The server waits for peers during an election, but has none.
         weed.args(["-master.electionTimeout=1s", "-master.telemetry=false"]);
         weed.arg(format!("-ip={PLANE_ADDRESS}")).arg(format!("-s3.port={PORT}"));
         weed.arg(format!("-dir={}", folder.display()));
@@ -66,7 +66,7 @@ impl S3 {
         plane.servers().kill(SERVER);
     }
 
-    /// Fails until the S3 endpoint responds, even with an error.
+    /// Fails if the S3 endpoint does not respond. An error response is a success.
     fn answers(&self) -> Result<(), String> {
         let address = self.local_endpoint.trim_start_matches("http://");
         let mut answer = Vec::new();
@@ -90,7 +90,7 @@ impl S3 {
         .to_string()
     }
 
-    /// Fails until all parts of the server work: the bucket is listed, and a volume is writable.
+    /// Creates the bucket. Fails unless the server lists the bucket and a volume server's disk.
     fn make_bucket(&self, folder: &Path) -> Result<(), String> {
         let script = folder.join("commands");
         let commands =

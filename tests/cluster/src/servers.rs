@@ -1,4 +1,4 @@
-//! The server processes of a cluster, its folder, and the reaper process that cleans up both.
+//! The server processes of a cluster, its directory, and the reaper process that cleans up both.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -15,17 +15,18 @@ const REAPER_SCRIPT: &str = include_str!("reap.sh");
 /// Number of log lines in error messages.
 const TAIL_LINES: usize = 15;
 
-/// Minimum age of a control plane's folder before it is swept: younger ones may not be locked yet.
+/// Minimum age of a control plane's directory before it is swept: younger ones may not be locked
+/// yet.
 const SWEEP_AGE: Duration = Duration::from_secs(60);
 
-/// Prefix of control planes' folders. Must match tests/cluster/down.
+/// Prefix of control planes' directories. Must match tests/cluster/down.
 const PLANE_PREFIX: &str = "stoker-control-plane-";
 
-/// Folder of the cluster with nodes. Must match tests/cluster/down. The path is fixed, because only
-/// one such cluster can exist, and the next run must find what a killed one left behind.
+/// Directory of the cluster with nodes. Must match tests/cluster/down. The path is fixed, because
+/// only one such cluster can exist, and the next run must find what a killed one left behind.
 const NODES_FOLDER: &str = "/var/lib/stoker-test-cluster";
 
-/// A cluster's folder and processes. The processes end and the folder is removed when this is
+/// A cluster's directory and processes. The processes end and the directory is removed when this is
 /// dropped or when this process dies.
 #[derive(Debug)]
 pub(crate) struct Servers {
@@ -37,7 +38,7 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// Uses a new temporary folder.
+    /// Uses a new temporary directory.
     pub(crate) fn in_new_folder(keep: bool) -> Result<Self, Error> {
         sweep_old();
         let temporary = std::env::temp_dir();
@@ -46,7 +47,7 @@ impl Servers {
         Self::start_reaper(folder.clone(), &folder.join("lock"), keep)
     }
 
-    /// Uses the folder of the machine's only cluster with nodes, once no other process holds it.
+    /// Uses the directory of the machine's only cluster with nodes, once no other process holds it.
     pub(crate) fn in_nodes_folder(keep: bool) -> Result<Self, Error> {
         let folder = PathBuf::from(NODES_FOLDER);
         Self::start_reaper(folder, Path::new(&format!("{NODES_FOLDER}.lock")), keep)
@@ -72,12 +73,12 @@ impl Servers {
         Ok(Self { folder, running: BTreeMap::new(), reaper, reaper_stdin })
     }
 
-    /// Folder of the cluster.
+    /// Directory of the cluster.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Starts a server. Its command line must contain the cluster's folder, by which a later run
+    /// Starts a server. Its command line must contain the cluster's directory, by which a later run
     /// identifies the process.
     pub(crate) fn start(&mut self, name: &str, mut command: Command) -> Result<(), Error> {
         let log = self.log(name);

@@ -94,7 +94,7 @@ fn control_plane_ends_when_its_process_is_killed() {
     assert!(processes.iter().all(|process| process.exists()), "{processes:?}");
     owner.kill().unwrap();
     owner.wait().unwrap();
-    wait_until("folder and processes are gone", 30, || {
+    wait_until("directory and processes are gone", 30, || {
         // A zombie process has no command line.
         let is_running = |process: &&PathBuf| {
             std::fs::read(process.join("cmdline")).is_ok_and(|command| !command.is_empty())

@@ -210,7 +210,7 @@ impl Bucket {
             "" => text("start-after"),
             token => token,
         };
-        // With a delimiter, each folder replaces its objects.
+        // With a delimiter, each directory replaces its objects.
         let mut entries: BTreeMap<String, Option<usize>> = BTreeMap::new();
         for (name, bytes) in &self.objects {
             let Some(rest) = name.strip_prefix(prefix) else { continue };
@@ -308,14 +308,14 @@ impl Bucket {
         };
         let mut bytes = vec![];
         let parts: Vec<&str> = text.split("<Part>").skip(1).collect();
-        for (place, part) in parts.iter().enumerate() {
+        for (position, part) in parts.iter().enumerate() {
             let number = between(part, "PartNumber").and_then(|number| number.parse().ok());
             let uploaded = number.and_then(|number: u32| upload.parts.get(&number));
             let is_same = |bytes: &&Vec<u8>| between(part, "ETag") == Some(etag(bytes));
             let Some(uploaded) = uploaded.filter(is_same) else {
                 return Response::error("400 Bad Request", "InvalidPart");
             };
-            if uploaded.len() < PART_BYTES_MIN && place + 1 < parts.len() {
+            if uploaded.len() < PART_BYTES_MIN && position + 1 < parts.len() {
                 return Response::error("400 Bad Request", "EntityTooSmall");
             }
             bytes.extend_from_slice(uploaded);

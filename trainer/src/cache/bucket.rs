@@ -30,7 +30,7 @@ pub(super) struct DatasetBucket {
 }
 
 impl DatasetBucket {
-    /// Uses objects below `prefix`. Another thread must drive `rt`.
+    /// Uses objects below `prefix`. Another thread must drive `rt`, because the methods block.
     pub(super) fn new(rt: Handle, storage: Storage, prefix: &str) -> Self {
         Self { rt, storage, prefix: prefix.into() }
     }
@@ -40,7 +40,7 @@ impl DatasetBucket {
         format!("{}/{id}/{version}/{}/{name}", self.prefix, split.name())
     }
 
-    /// Downloads a set to the staging folder; returns `false` if the bucket does not have it.
+    /// Downloads a set to the staging directory; returns `false` if the bucket does not have it.
     pub(super) fn download(&self, dir: &DatasetDir, quota: &CacheQuota) -> Result<bool> {
         let text = match self.rt.block_on(self.storage.get(&self.path(dir, MANIFEST_FILE))) {
             Ok(text) => text,
@@ -80,7 +80,8 @@ impl DatasetBucket {
                 );
             }
             // Wait for all downloads even after a failure. A blocking task that stores a segment
-            // cannot be cancelled, and would write into the folder in which the set is built next.
+            // cannot be cancelled, and would write into the directory in which the set is built
+            // next.
             match downloads.join_next().await {
                 Some(downloaded) => {
                     if let Err(error) = downloaded.map_err(Error::from).flatten() {
@@ -92,7 +93,8 @@ impl DatasetBucket {
         }
     }
 
-    /// Uploads a complete set, unless the bucket has it; with `replace`, replaces a damaged one.
+    /// Uploads a complete set, unless the bucket has it. With `replace`, always uploads it, to
+    /// replace a damaged one.
     pub(super) fn upload(&self, dir: &DatasetDir, replace: bool) -> Result<()> {
         let _reader = dir.lock_for_reading()?;
         let folder = dir.folder();
@@ -114,9 +116,9 @@ impl DatasetBucket {
     }
 }
 
-/// A segment in the bucket, with its actual SHA-256.
+/// Damaged segment in the bucket: its name, and its actual SHA-256.
 #[derive(Debug, thiserror::Error)]
-#[error("{0} has SHA-256 {1} in the bucket; the set will be built here and replace it")]
+#[error("segment {0} is damaged: its SHA-256 is {1}; building the set again to replace it")]
 struct Corrupt(String, String);
 
 /// Returns `true` if a download failed because segments in the bucket are damaged or missing.

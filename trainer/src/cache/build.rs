@@ -12,7 +12,7 @@ use crate::Result;
 /// Size at which a segment ends. Segments are the unit of storage, download and verification.
 pub(super) const SEGMENT_BYTES: u64 = 64 << 20;
 
-/// Writes all samples to the staging folder of the set.
+/// Writes all samples to the staging directory of the set.
 pub(super) fn write<T: Serialize + DeserializeOwned>(
     dir: &DatasetDir,
     items: impl IntoIterator<Item = Result<T>>,

@@ -16,7 +16,7 @@ pub(super) struct Dataset {
     firsts: Vec<usize>,
 }
 
-/// State of a set's folder.
+/// State of a set's directory.
 pub(super) enum CacheState {
     Complete(Dataset),
     /// Describes the defect.

@@ -11,10 +11,10 @@ use super::manifest::VERIFIED_FILE;
 use crate::error::Infrastructure;
 use crate::{Error, Result};
 
-/// Name prefix of folders that are being removed.
+/// Name prefix of directories that are being removed.
 pub(super) const REMOVED_PREFIX: &str = ".gone-";
 
-/// Paths of one set: its folder, staging folder and lock files.
+/// Paths of one set: its directory, staging directory and lock files.
 #[derive(Clone, Debug)]
 pub(super) struct DatasetDir {
     pub(super) id: String,
@@ -47,12 +47,12 @@ impl DatasetDir {
         Ok(Self { id: id.into(), version: version.into(), split, parent })
     }
 
-    /// Returns the folder of the complete set.
+    /// Returns the directory of the complete set.
     pub(super) fn folder(&self) -> PathBuf {
         self.parent.join(self.split.name())
     }
 
-    /// Returns the staging folder.
+    /// Returns the staging directory.
     pub(super) fn staging_dir(&self) -> PathBuf {
         staging_dir_of(&self.parent, self.split)
     }
@@ -73,8 +73,8 @@ impl DatasetDir {
         let _ = fs::remove_file(self.folder().join(VERIFIED_FILE));
     }
 
-    /// Removes the staging folder of an interrupted build and an incomplete set, then creates an
-    /// empty staging folder. Existing readers are not affected.
+    /// Removes the staging directory of an interrupted build and an incomplete set, then creates an
+    /// empty staging directory. Existing readers are not affected.
     pub(super) fn prepare_staging(&self) -> Result<()> {
         let (folder, staging_dir) = (self.folder(), self.staging_dir());
         for path in [&staging_dir, &folder] {
@@ -85,7 +85,7 @@ impl DatasetDir {
         fs::create_dir(&staging_dir).map_err(|error| io_error("create", &staging_dir, &error))
     }
 
-    /// Moves the staging folder to the final name, after syncing it to disk.
+    /// Moves the staging directory to the final name, after syncing it to disk.
     pub(super) fn publish(&self) -> Result<()> {
         let (staging_dir, folder) = (self.staging_dir(), self.folder());
         sync(&staging_dir)?;
@@ -95,16 +95,16 @@ impl DatasetDir {
     }
 }
 
-/// Returns the staging folder for a split of this version.
+/// Returns the staging directory for a split of this version.
 pub(super) fn staging_dir_of(version: &Path, split: Split) -> PathBuf {
     version.join(format!(".{}.half", split.name()))
 }
 
-/// Removes a folder atomically for other processes, by renaming it before deleting its contents.
+/// Removes a directory atomically for other processes, by renaming it before deleting its contents.
 pub(super) fn remove(folder: &Path) -> Result<()> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let removed = folder.with_file_name(format!("{REMOVED_PREFIX}{}-{name}", std::process::id()));
-    // An earlier process with the same ID may have left this folder.
+    // An earlier process with the same ID may have left this directory.
     let _ = fs::remove_dir_all(&removed);
     match fs::rename(folder, &removed) {
         // Another process removed it first.
@@ -118,7 +118,7 @@ pub(super) fn remove(folder: &Path) -> Result<()> {
     }
 }
 
-/// Syncs a folder's entries to disk.
+/// Syncs a directory's entries to disk.
 fn sync(folder: &Path) -> Result<()> {
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|error| io_error("store", folder, &error))

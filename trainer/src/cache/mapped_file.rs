@@ -15,10 +15,10 @@ impl MappedFile {
     /// name, and are only ever deleted, which leaves existing mappings intact.
     pub(super) fn new(file: &File) -> std::io::Result<Self> {
         // SAFETY: no process of the cache opens a segment for writing or truncates it once it has
-        // its final name. The cache's folder belongs to the user. Another program that writes into
-        // the folder could change bytes under a reader. The bytes are only ever read as `u8`,
-        // checked against a checksum, and decoded by code that accepts any bytes. No code assumes
-        // that a value stays the same.
+        // its final name. The cache's directory belongs to the user. Another program that writes
+        // into the directory could change bytes under a reader. The bytes are only ever read as
+        // `u8`, checked against a checksum, and decoded by code that accepts any bytes. No code
+        // assumes that a value stays the same.
         unsafe { memmap2::Mmap::map(file) }.map(Self)
     }
 }

@@ -147,7 +147,7 @@ impl CacheQuota {
     }
 }
 
-/// Returns the subfolders of a folder.
+/// Returns the subdirectories of a directory.
 fn folders(of: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(of).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()

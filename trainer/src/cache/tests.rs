@@ -176,7 +176,7 @@ fn invalid_sets_are_refused() {
     let checked = root.path().join("a/v1/training/checked.json");
     assert!(checked.exists());
     let error = other.get(1).unwrap_err().to_string();
-    assert!(error.contains("data set a v1 (training) has no sample 1, only 1"), "{error}");
+    assert!(error.contains("sample 1 not found: data set a v1 (training) has 1"), "{error}");
     assert!(checked.exists(), "an invalid index must not count as damage");
 }
 

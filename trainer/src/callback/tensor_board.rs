@@ -5,7 +5,7 @@ use crate::Result;
 
 /// Writes histograms of weights and the number of model parameters for TensorBoard.
 ///
-/// Scalars of training and validation need no callback. Files are stored in the trial's folder
+/// Scalars of training and validation need no callback. Files are stored in the trial's directory
 /// `tensorboard/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorBoard {

@@ -17,7 +17,7 @@ pub enum CheckpointError {
     /// The checkpoint is incomplete or corrupt; use another.
     #[error("checkpoint {name} is incomplete or corrupt: {reason}")]
     Corrupt {
-        /// Name of the checkpoint, or its folder.
+        /// Name of the checkpoint, or its directory.
         name: String,
         /// Affected file, and what was expected of it.
         reason: String,

@@ -1,4 +1,4 @@
-//! Checkpoints as local folders.
+//! Checkpoints as local directories.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::Result as AnyResult;
 
-/// Reads a checkpoint from a local folder, for example a downloaded one.
+/// Reads a checkpoint from a local directory, for example a downloaded one.
 ///
 /// # Errors
 ///
-/// Fails if the folder does not contain a complete and intact checkpoint.
+/// Fails if the directory does not contain a complete and intact checkpoint.
 pub fn load_folder(path: &Path) -> Result<(Manifest, CheckpointContents), CheckpointError> {
     let corrupt = |reason| CheckpointError::Corrupt { name: path.display().to_string(), reason };
     let read = |file: &str| {
@@ -34,7 +34,7 @@ pub fn load_folder(path: &Path) -> Result<(Manifest, CheckpointContents), Checkp
     Ok((manifest, contents))
 }
 
-/// Returns the path of a file from a manifest, refusing paths outside the folder.
+/// Returns the path of a file from a manifest, refusing paths outside the directory.
 fn path_in(folder: &Path, file: &str) -> Result<PathBuf, String> {
     match Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
         true => Ok(folder.join(file)),
@@ -43,8 +43,8 @@ fn path_in(folder: &Path, file: &str) -> Result<PathBuf, String> {
 }
 
 impl CheckpointStore {
-    /// Writes the `wanted` files of a checkpoint into a folder, one after the other, and verifies
-    /// each. Does not write the manifest.
+    /// Writes the `wanted` files of a checkpoint into a directory, one after the other, and
+    /// verifies each. Does not write the manifest.
     pub(crate) async fn write_folder(
         &self,
         name: &str,
@@ -91,14 +91,14 @@ impl CheckpointSource {
         })
     }
 
-    /// Writes the manifest and the `wanted` files into a folder, after verification.
+    /// Writes the manifest and the `wanted` files into a directory, after verification.
     pub(crate) fn write_to(
         &self,
         own: &StorageConfig,
         folder: &Path,
         wanted: &dyn Fn(&str) -> bool,
     ) -> AnyResult<Manifest> {
-        let failed = |error| format!("cannot write folder {}: {error}", folder.display());
+        let failed = |error| format!("cannot write directory {}: {error}", folder.display());
         std::fs::create_dir_all(folder).map_err(failed)?;
         if let Location::Folder(from) = self.location() {
             let (manifest, contents) = self.load(own)?;

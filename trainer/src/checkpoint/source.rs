@@ -1,4 +1,4 @@
-//! Selects checkpoints of other trials by trial name, folder or storage path.
+//! Selects checkpoints of other trials by trial name, directory or storage path.
 
 use std::path::{Path, PathBuf};
 
@@ -56,7 +56,7 @@ impl CheckpointSource {
         Self { location, selector: Selector::Latest, sha256: None }
     }
 
-    /// Selects a checkpoint folder on the local machine, for example a downloaded one.
+    /// Selects a checkpoint directory on the local machine, for example a downloaded one.
     pub fn folder(path: impl Into<PathBuf>) -> Self {
         Self::new(Location::Folder(path.into()))
     }
@@ -68,7 +68,7 @@ impl CheckpointSource {
     }
 
     /// Selects the latest checkpoint of a trial in any storage. `root` is the storage's root, as in
-    /// `checkpointStorage.url`. `trial_path` is the trial's folder below it, for example
+    /// `checkpointStorage.url`. `trial_path` is the trial's directory below it, for example
     /// `default/mnist-0b3f9c1e/trials/3`.
     pub fn stored(root: &str, trial_path: &str) -> Self {
         let (url, trial_path) = (root.to_owned(), trial_path.trim_matches('/').to_owned());
@@ -132,7 +132,7 @@ impl CheckpointSource {
         })
     }
 
-    /// Checks that a pinned folder still has the same manifest.
+    /// Checks that a pinned directory still has the same manifest.
     fn check_folder(&self, folder: &Path) -> Result<()> {
         let Some(expected) = &self.sha256 else { return Ok(()) };
         let path = folder.join(MANIFEST);
@@ -160,7 +160,7 @@ impl CheckpointSource {
                 let path = find_trial(&storage, &own.trial_path, name).await?;
                 (storage, path)
             }
-            Location::Folder(_) => return Err("a local folder has no storage path".into()),
+            Location::Folder(_) => return Err("a local directory has no storage path".into()),
         };
         Ok(CheckpointStore {
             storage,
@@ -229,7 +229,7 @@ impl CheckpointSource {
     }
 }
 
-/// Returns the folder of the trial with this name, for example `mnist-3`, in the namespace of
+/// Returns the directory of the trial with this name, for example `mnist-3`, in the namespace of
 /// `own`.
 async fn find_trial(storage: &Storage, own: &str, name: &str) -> Result<String> {
     let refused = || format!("{name:?} is not a trial name; expected one such as mnist-3");
@@ -248,7 +248,7 @@ async fn find_trial(storage: &Storage, own: &str, name: &str) -> Result<String> 
     }
     match matches.len() {
         1 => Ok(matches.remove(0)),
-        0 => Err(format!("{} has no trial {name} in {namespace}/", storage.url()).into()),
+        0 => Err(format!("trial {name} not found in {namespace}/ of {}", storage.url()).into()),
         _ => Err(format!(
             "trial name {name} is ambiguous: {}; select one with CheckpointSource::stored",
             matches.join(", ")
@@ -331,7 +331,7 @@ mod tests {
         check(CheckpointSource::stored(&url, mnist), Ok("000000000300-1"));
         let folder = root.path().join(mnist).join("checkpoints/000000000200-0");
         check(CheckpointSource::folder(folder), Ok("000000000200-0"));
-        check(CheckpointSource::trial("mnist-4"), Err("has no trial mnist-4 in ml/"));
+        check(CheckpointSource::trial("mnist-4"), Err("trial mnist-4 not found in ml/"));
         check(CheckpointSource::trial("mnist"), Err("is not a trial name"));
         check(CheckpointSource::trial("twice-0"), Err("ml/twice-00000001/trials/0, ml/twice-0000"));
         let large = root.path().join(mnist).join("checkpoints/000000000300-1/x");

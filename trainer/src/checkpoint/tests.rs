@@ -127,7 +127,7 @@ fn another_trials_checkpoint_is_refused() {
 }
 
 #[test]
-fn corrupt_folder_is_refused() {
+fn corrupt_directory_is_refused() {
     let fixture = Fixture::new();
     fixture.save(100);
     let folder = fixture.path("000000000100-2");
@@ -156,7 +156,7 @@ fn next_save_waits_for_the_previous() {
 #[test]
 fn manifest_is_written_after_the_metrics() {
     let fixture = Fixture::new();
-    // A file where the folder of the metrics should be, so that writing metrics fails.
+    // A file where the directory of the metrics should be, so that writing metrics fails.
     std::fs::write(fixture.folder.path().join("m"), "").unwrap();
     let segments = Segments::new("m/0-", ".jsonl");
     let metrics = SegmentWriter::new(fixture.rt.handle(), fixture.storage.clone(), segments);
@@ -194,7 +194,7 @@ fn failure_to_produce_state_is_reported_once() {
 fn storage_failure_does_not_condemn_checkpoints() {
     let fixture = Fixture::new();
     let one = fixture.save(100);
-    // A file where the folder of the checkpoints should be, so that reading fails.
+    // A file where the directory of the checkpoints should be, so that reading fails.
     std::fs::remove_dir_all(fixture.path("")).unwrap();
     std::fs::write(fixture.folder.path().join("t/checkpoints"), "").unwrap();
     let error = fixture.checkpoints().restore(&[one]).unwrap_err();

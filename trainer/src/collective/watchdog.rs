@@ -131,7 +131,7 @@ pub(super) fn start(
         use rustix::net::sockopt;
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        // Heartbeats are acknowledged by the kernel of a live machine, whatever its program does.
+        // The kernel of a live machine acknowledges heartbeats, even if its program hangs.
         let ack_timeout = u32::try_from(ACK_TIMEOUT.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&stream, ack_timeout)?;
         let now = Instant::now();

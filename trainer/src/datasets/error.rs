@@ -112,7 +112,7 @@ impl DataError {
 
     pub(crate) fn write(file: impl Into<String>, source: io::Error) -> Self {
         let remedy = "check free disk space and write permission, or set STOKER_CACHE to another \
-                      folder";
+                      directory";
         Self::File { verb: "write", file: file.into(), source, remedy }
     }
 }

@@ -52,7 +52,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Creates a cache in this folder, which is created on the first download.
+    /// Creates a cache in this directory, which is created on the first download.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
@@ -75,7 +75,7 @@ impl Cache {
         })
     }
 
-    /// Returns the folder of the cache.
+    /// Returns the directory of the cache.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -237,7 +237,8 @@ impl FileHash {
 struct PartialFile(PathBuf);
 
 impl PartialFile {
-    /// Chooses a name that is unique across threads, processes and machines that share the folder.
+    /// Chooses a name that is unique across threads, processes and machines that share the
+    /// directory.
     fn new(folder: &Path) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);

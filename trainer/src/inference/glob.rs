@@ -6,12 +6,12 @@ use std::path::Path;
 
 use super::source::{ListedFile, join};
 
-/// Maximum depth of folders below the input's folder, to end cycles of symbolic links.
+/// Maximum depth of directories below the input's directory, to end cycles of symbolic links.
 const DEPTH_MAX: usize = 32;
 /// Reason for refusing a file name.
 pub(super) const NOT_UTF8: &str = "a name is not UTF-8; rename the file";
 
-/// One glob pattern for each level; without levels, all files below the folder match.
+/// One glob pattern for each level; without levels, all files below the directory match.
 #[derive(Debug)]
 pub(super) struct Pattern(pub(super) Vec<String>);
 
@@ -36,11 +36,11 @@ impl Pattern {
         })
     }
 
-    /// Returns the matching files below a folder, except those in the folder `without`.
+    /// Returns the matching files below a directory, except those in the directory `without`.
     ///
     /// # Errors
     ///
-    /// Fails, with the path, if a file or folder that may match cannot be read.
+    /// Fails, with the path, if a file or directory that may match cannot be read.
     pub(super) fn list_files(
         &self,
         folder: &Path,
@@ -52,7 +52,7 @@ impl Pattern {
     }
 }
 
-/// Recursive listing of a folder.
+/// Recursive listing of a directory.
 struct Walk<'a> {
     pattern: &'a Pattern,
     without: Option<&'a str>,
@@ -63,9 +63,9 @@ impl Walk<'_> {
     fn level(&mut self, folder: &Path, below: &str, depth: usize) -> Result<(), String> {
         let failed = |error: io::Error| format!("{}: {error}", folder.display());
         if depth > DEPTH_MAX {
-            return Err(format!("{} exceeds {DEPTH_MAX} levels of folders", folder.display()));
+            return Err(format!("{} exceeds {DEPTH_MAX} levels of directories", folder.display()));
         }
-        // A literal name can be opened without listing the folder.
+        // A literal name can be opened without listing the directory.
         if let Some(name) = self.pattern.0.get(depth).filter(|name| !has_wildcard(name)) {
             return self.entry(folder, below, name, depth);
         }
@@ -91,7 +91,7 @@ impl Walk<'_> {
         let (here, path) = (folder.join(name), join(below, name));
         let metadata = match fs::metadata(&here) {
             Ok(metadata) => metadata,
-            // Deleted since the folder was listed, or never there.
+            // Deleted since the directory was listed, or never there.
             Err(_) if is_missing(&here) => return Ok(()),
             // A file that cannot be accessed must not be skipped silently.
             Err(error) => return Err(format!("{}: {error}", here.display())),

@@ -1,4 +1,4 @@
-//! The output folder of a job: plan, commits, parts and manifest.
+//! The output directory of a job: plan, commits, parts and manifest.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ use crate::{InvalidInput, Result};
 /// Maximum number of concurrent reads.
 const IN_FLIGHT: usize = 32;
 
-/// Output folder of a job.
+/// Output directory of a job.
 #[derive(Clone, Debug)]
 pub(super) struct OutputFolder {
     pub(super) storage: Storage,
@@ -30,7 +30,7 @@ pub(super) struct OutputFolder {
 }
 
 impl OutputFolder {
-    /// Opens the job's output folder.
+    /// Opens the job's output directory.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl OutputFolder {
             Some(plan) if plan.format != FILES_FORMAT || plan.job_id != self.job_id => {
                 let why = format!(
                     "{} has format {} and job {}, expected {FILES_FORMAT} and {}; use another \
-                     output folder or start over",
+                     output directory or start over",
                     plan_path(&self.job_id),
                     plan.format,
                     plan.job_id,
@@ -93,7 +93,7 @@ impl OutputFolder {
         self.write(&plan_path(&self.job_id), plan)
     }
 
-    /// Reads the manifest in the folder, which may belong to any job.
+    /// Reads the manifest in the directory, which may belong to any job.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl OutputFolder {
         self.write(MANIFEST, manifest)
     }
 
-    /// Returns examples of the file names that the job writes directly into the folder.
+    /// Returns examples of the file names that the job writes directly into the directory.
     pub(super) fn own_names(&self, format: RowFormat) -> [String; 3] {
         let errors = errors_name(&self.job_id);
         [MANIFEST.to_owned(), part_name(0, 1, &self.job_id, 0, format), errors]
@@ -172,7 +172,8 @@ impl OutputFolder {
         };
         let read = serde_json::from_slice(&text).map_err(|error| {
             InvalidInput(format!(
-                "{}/{path} was not written by a job of Stoker: {error}; use another output folder",
+                "{}/{path} was not written by a job of Stoker: {error}; use another output \
+                 directory",
                 self.storage.url()
             ))
         });

@@ -23,7 +23,7 @@ const SHARDS_MAX: usize = 100_000;
 /// # Errors
 ///
 /// Fails if the input cannot be read or has changed, if no checkpoint exists, or if the output
-/// folder belongs to another job.
+/// directory belongs to another job.
 pub(super) fn plan(context: &Context) -> Result<()> {
     let (task, output) = (task(context)?, OutputFolder::open(context)?);
     if output.is_finished()? {
@@ -88,7 +88,7 @@ pub(super) fn refuse_stale(context: &Context) -> Result<()> {
         let url = output.storage.url();
         let why = format!(
             "{url} contains the finished output of this job, but {difference}; start over with \
-             --fresh or use another folder"
+             --fresh or use another directory"
         );
         InvalidInput(why).into()
     };
@@ -234,15 +234,15 @@ fn first_difference(before: &[(&str, u64)], listed: &[ListedFile]) -> Option<Str
     let positions = 0..before.len().max(now.len());
     let (before, now) =
         positions.map(|i| (before.get(i), now.get(i))).find(|(before, now)| before != now)?;
-    Some(format!("there was {}, and is {}", describe(before), describe(now)))
+    Some(format!("expected {}, found {}", describe(before), describe(now)))
 }
 
-/// Refuses a folder with the manifest of another job, unless it may be replaced.
+/// Refuses a directory with the manifest of another job, unless it may be replaced.
 pub(super) fn refuse_other_jobs(task: &InferenceTask, output: &OutputFolder) -> Result<()> {
     let Some(other) = output.manifest()?.filter(|_| !task.replace) else { return Ok(()) };
     let why = format!(
-        "{} holds the output of job {} ({MANIFEST}, ID {}); use another folder, or replace it with \
-         --fresh",
+        "{} holds the output of job {} ({MANIFEST}, ID {}); use another directory, or replace it \
+         with --fresh",
         output.storage.url(),
         other.job,
         other.job_id

@@ -109,7 +109,7 @@ fn column(header: &csv::StringRecord, field: u64) -> String {
     format!("column {:?}", name.unwrap_or_default())
 }
 
-/// Formats as `field: reason`.
+/// Returns `PATH: ERROR`; only the error if it concerns the complete row.
 pub(super) fn with_path(path: &str, error: &dyn std::fmt::Display) -> String {
     if path == "." { error.to_string() } else { format!("{path}: {error}") }
 }

@@ -1,4 +1,4 @@
-//! Input of a job: local files or objects in a bucket, by path, folder or pattern.
+//! Input of a job: local files or objects in a bucket, by path, directory or pattern.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -23,24 +23,24 @@ const CHUNK_BYTES: u64 = 8 << 20;
 pub(super) struct Source {
     location: Location,
     pattern: Pattern,
-    /// Path of the job's output folder relative to the input folder, if it is below; excluded from
-    /// the input. Empty if both are the same folder.
+    /// Path of the job's output directory relative to the input directory, if it is below; excluded
+    /// from the input. Empty if both are the same directory.
     output_subfolder: Option<String>,
     input: InferenceInput,
 }
 
 #[derive(Debug)]
 enum Location {
-    /// Local folder. If the input is a file, the folder that contains it.
+    /// Local directory. If the input is a file, the directory that contains it.
     Local(PathBuf),
-    /// Folder below the root of the storage.
+    /// Directory below the root of the storage.
     Remote { storage: Storage, folder: String, rt: Handle },
 }
 
 /// An input file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ListedFile {
-    /// Path relative to the input's folder.
+    /// Path relative to the input's directory.
     pub(super) name: String,
     /// Size in bytes.
     pub(super) bytes: u64,
@@ -120,7 +120,7 @@ impl Source {
         })
     }
 
-    /// Excludes the job's own output, if it is below the input's folder.
+    /// Excludes the job's own output, if it is below the input's directory.
     ///
     /// # Errors
     ///
@@ -163,16 +163,16 @@ impl Source {
         }
     }
 
-    /// Returns `true` if input and output share a folder and the path is directly in it.
+    /// Returns `true` if input and output share a directory and the path is directly in it.
     fn is_in_output(&self, path: &str) -> bool {
         self.output_subfolder.as_deref() == Some("") && !path.contains('/')
     }
 
     fn output_overlap(&self, name: &str) -> crate::Error {
         let why = format!(
-            "input.url {} is in the folder of output.url, so {name} would be input and output; use \
-             another folder for the output, for example one below the input's folder, which is \
-             excluded from the input",
+            "input.url {} is in the directory of output.url, so {name} would be input and output; \
+             use another directory for the output, for example one below the input's directory, \
+             which is excluded from the input",
             self.input.url
         );
         InvalidInput(why).into()
@@ -203,7 +203,7 @@ impl Source {
                     let is_output = output_subfolder
                         .as_ref()
                         .is_some_and(|output_subfolder| name.starts_with(output_subfolder));
-                    // An entry of 0 bytes may be a folder marker of the store, or an empty file.
+                    // An entry of 0 bytes may be a directory marker of the store, or an empty file.
                     if !is_output
                         && self.pattern.is_match(name)
                         && (bytes > 0 || rt.block_on(storage.exists(&path))?)
@@ -219,9 +219,7 @@ impl Source {
             return Err(self.output_overlap(&file.name));
         }
         if all.is_empty() {
-            return Err(
-                refuse("there is no such file; check the path or the pattern".into()).into()
-            );
+            return Err(refuse("file not found; check the path or the pattern".into()).into());
         }
         if let Some(format) = self.input.format {
             return Ok((all, format));
@@ -371,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn input_is_a_file_folder_or_pattern() {
+    fn input_is_a_file_directory_or_pattern() {
         let csv = Some(RowFormat::Csv);
         check_listed("/a.csv", None, Ok(&["a.csv"]));
         check_listed("/notes", None, Err("set input.format"));
@@ -382,7 +380,7 @@ mod tests {
         check_listed("", csv, Ok(&["a.csv", "b.csv", "deep/c.csv", "deep/d.jsonl", "notes"]));
         check_listed("", None, Err("does not have the same known format"));
         check_listed("/deep", None, Err("d.jsonl does not have the same known format"));
-        check_listed("/*.tsv", None, Err("there is no such file"));
+        check_listed("/*.tsv", None, Err("file not found"));
         check_listed("/nothing.csv", None, Err("nothing.csv"));
         check_listed("/.hidden.csv", None, Ok(&[".hidden.csv"]));
     }

@@ -15,18 +15,18 @@ use crate::{InvalidInput, Result};
 pub(super) const HELP: &str = "\
 Applies a model to a data set, without a runner. Run the same command again to resume.
 
-  --input PATH           input file, folder or pattern; or s3://, gs://, az://
-  --output PATH          output folder; or s3://, gs://, az://
+  --input PATH           input file, directory or pattern; or s3://, gs://, az://
+  --output PATH          output directory; or s3://, gs://, az://
   --input-format FORMAT  jsonLines, csv, parquet or arrow (default: from the file names)
   --output-format FORMAT jsonLines, csv, parquet or arrow (default: jsonLines)
   --output-columns LIST  for parquet and arrow: NAME:TYPE,... (boolean, integer, double, string)
-  --checkpoint PATH      folder of the checkpoint with the weights
+  --checkpoint PATH      directory of the checkpoint with the weights
   --hparams JSON         hyperparameters of the model, a JSON object (default: $STOKER_HPARAMS)
   --data JSON            configuration, as `data` of a job
   --shard-rows N         rows per shard, the unit of commits (default: 1000)
   --batch-rows N         maximum rows per batch (default: 64)
   --skip-errors          reject rows that cannot be read, instead of failing
-  --fresh                start over and replace the contents of the output folder";
+  --fresh                start over and replace the contents of the output directory";
 
 /// Creates the context from the arguments; `None` if they request help.
 ///

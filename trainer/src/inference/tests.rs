@@ -41,7 +41,7 @@ impl Inference for Echo {
     }
 }
 
-/// A job with files in a temporary folder.
+/// A job with files in a temporary directory.
 struct TestJob {
     folder: tempfile::TempDir,
     task: InferenceTask,

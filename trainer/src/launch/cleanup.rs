@@ -50,7 +50,7 @@ async fn delete(storage: &Storage, trials: &[CleanupTrial]) -> Result<()> {
 /// Refuses entries that would delete more than checkpoints.
 fn validate(trial: &CleanupTrial) -> Result<()> {
     if trial.trial_path.trim_matches('/').is_empty() {
-        return Err(Infrastructure("trialPath is empty, but must be a folder".into()).into());
+        return Err(Infrastructure("trialPath is empty, but must be a directory".into()).into());
     }
     match trial.checkpoints.iter().find(|name| layout::parse_checkpoint_name(name).is_none()) {
         None => Ok(()),

@@ -16,7 +16,7 @@ use crate::error::Infrastructure;
 
 /// Copies this program to [`pod_paths::LAUNCHER`]. If files were sent with the experiment, also
 /// fetches and verifies them, and unpacks them to [`pod_paths::CONTEXT`]. `shared` replaces the
-/// folder [`pod_paths::SHARED`].
+/// directory [`pod_paths::SHARED`].
 pub fn setup(shared: Option<&Path>) -> process::ExitCode {
     match prepare_pod(shared.unwrap_or(Path::new(pod_paths::SHARED))) {
         Ok(()) => process::ExitCode::from(ExitCode::Completed as u8),

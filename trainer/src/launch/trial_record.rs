@@ -8,7 +8,7 @@ use stoker_storage::{Storage, layout};
 
 use crate::Result;
 
-/// Writes the trial's hyperparameters, as a `Trial` object, to `record.json` in its folder. All
+/// Writes the trial's hyperparameters, as a `Trial` object, to `record.json` in its directory. All
 /// attempts write the same contents, except for the granted length.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Unpacks an archive of a program's files, refusing entries that leave the target folder.
+//! Unpacks an archive of a program's files, refusing entries that leave the target directory.
 
 use std::fs;
 use std::io::{self, Read};
@@ -18,7 +18,7 @@ pub(super) enum UnpackError {
         #[source]
         source: io::Error,
     },
-    /// The archive would write outside the folder, or link to files outside.
+    /// The archive would write outside the directory, or link to files outside.
     #[error("{path:?} {reason}")]
     Unsafe { path: PathBuf, reason: String },
 }
@@ -29,12 +29,12 @@ enum Link {
     Symbolic(PathBuf),
 }
 
-/// Unpacks a tar.gz archive: regular files with their executable permission, folders, and links
+/// Unpacks a tar.gz archive: regular files with their executable permission, directories, and links
 /// that stay inside. Replaces `folder` as a whole, and only if everything was unpacked.
 ///
 /// # Errors
 ///
-/// Fails if the archive contains another kind of entry, or a path outside the folder.
+/// Fails if the archive contains another kind of entry, or a path outside the directory.
 pub(super) fn unpack(archive: &[u8], folder: &Path) -> Result<(), UnpackError> {
     let io_error = |source| UnpackError::Io { path: folder.to_owned(), source };
     let parent = folder.parent().unwrap_or(Path::new("/"));
@@ -58,7 +58,7 @@ fn unpack_into(archive: &[u8], root: &Path) -> Result<(), UnpackError> {
     for entry in archive.entries().map_err(archive_error)? {
         let mut entry = entry.map_err(archive_error)?;
         let path = entry.path().map_err(archive_error)?.into_owned();
-        let path = relative_path(&path, "is outside of the folder")?;
+        let path = relative_path(&path, "is outside of the directory")?;
         let io_error = |source| UnpackError::Io { path: path.clone(), source };
         let target = root.join(&path);
         let header = entry.header();
@@ -76,7 +76,7 @@ fn unpack_into(archive: &[u8], root: &Path) -> Result<(), UnpackError> {
             // Metadata of pax for the whole archive.
             EntryType::XGlobalHeader => {}
             _ => {
-                let reason = "is neither a file, a folder nor a link".into();
+                let reason = "is neither a file, a directory nor a link".into();
                 return Err(UnpackError::Unsafe { path, reason });
             }
         }
@@ -103,7 +103,7 @@ fn link_all(root: &Path, links: &[(PathBuf, Link)]) -> Result<(), UnpackError> {
     for (path, link) in links {
         let io_error = |source| UnpackError::Io { path: path.clone(), source };
         if let Link::Hard(to) = link {
-            let to = relative_path(to, "is a link to a path outside of the folder")?;
+            let to = relative_path(to, "is a link to a path outside of the directory")?;
             fs::hard_link(root.join(to), root.join(path)).map_err(io_error)?;
         }
     }
@@ -121,7 +121,7 @@ fn link_all(root: &Path, links: &[(PathBuf, Link)]) -> Result<(), UnpackError> {
         let is_outside = |real_path: PathBuf| !real_path.starts_with(&real);
         let leads_out = root.join(path).canonicalize().is_ok_and(is_outside);
         if leads_out {
-            let reason = "is a link to a path outside of the folder".into();
+            let reason = "is a link to a path outside of the directory".into();
             return Err(UnpackError::Unsafe { path: path.clone(), reason });
         }
     }
@@ -155,7 +155,7 @@ fn check_link_target(path: &Path, to: &Path) -> Result<(), UnpackError> {
             Component::RootDir | Component::Prefix(_) => None,
         };
         let Some(next) = next else {
-            let reason = format!("is a link to {to:?}, which is outside of the folder");
+            let reason = format!("is a link to {to:?}, which is outside of the directory");
             return Err(UnpackError::Unsafe { path: path.to_owned(), reason });
         };
         depth = next;

@@ -139,7 +139,7 @@ fn responses_are_interpreted_by_status() {
     check(vec![response(200, go)], Some(go), 1);
     check(vec![response(200, Directive::Preempt)], Some(Directive::Preempt), 1);
     check(vec![response(200, Directive::Fenced)], Some(Directive::Fenced), 1);
-    // Retried, whatever the cause.
+    // Any cause is retried.
     for status in [204, 302, 400, 401, 403, 404, 408, 410, 415, 429, 500, 502, 503] {
         check(vec![plain(status), plain(status), response(200, go)], Some(go), 3);
     }

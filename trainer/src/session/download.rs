@@ -17,9 +17,9 @@ use crate::collective::RankActivity;
 use crate::error::PeerFailed;
 
 impl Session<'_> {
-    /// Calls `read` with a temporary folder that holds the program's latest complete checkpoint.
+    /// Calls `read` with a temporary directory that holds the program's latest complete checkpoint.
     /// Returns `None` if there is none. All ranks get the same checkpoint, and ranks on the same
-    /// machine share the folder.
+    /// machine share the directory.
     ///
     /// Call this once, before reporting anything. Metrics of later batches are then reported again.
     /// Collective.
@@ -52,7 +52,7 @@ impl Session<'_> {
         let (path, manifest) = self.first_local_result(manifest)?;
         ranks.record_activity(RankActivity::Train);
         let state = read(Path::new(&path), &CheckpointMetadata::from(&manifest))?;
-        // Keep the folder until all ranks of this machine have read it.
+        // Keep the directory until all ranks of this machine have read it.
         ranks.gather_local(())?;
         let mut io = context.io();
         io.batches = manifest.batches;
@@ -69,8 +69,8 @@ impl Session<'_> {
     ///
     /// # Errors
     ///
-    /// Fails if the checkpoint is missing or incomplete, if the folder cannot be written, or if
-    /// ranks that share a download name different folders.
+    /// Fails if the checkpoint is missing or incomplete, if the directory cannot be written, or if
+    /// ranks that share a download name different directories.
     pub fn download(
         &self,
         from: impl Into<Download>,
@@ -88,7 +88,7 @@ impl Session<'_> {
         if let Some(other) = folders.iter().find(|folder| **folder != folders[0]) {
             let text = format!(
                 "the ranks of this machine share a download, but name {} and {other}: use one \
-                 folder or `Download::unshared`",
+                 directory or `Download::unshared`",
                 folders[0]
             );
             return Err(text.into());
@@ -163,7 +163,7 @@ impl Session<'_> {
         let batches = chosen.as_ref().map_or(0, |(_, manifest)| manifest.batches);
         let batches_total = io.length.batches;
         if let Some((wanted, manifest)) = &chosen {
-            io.terminal.print_line(&format!("goes on from checkpoint {}", wanted.name));
+            io.terminal.print_line(&format!("resumed from checkpoint {}", wanted.name));
             io.restore_unsent(manifest.unsent.clone());
         }
         io.restored = resumed_from.clone();
@@ -188,7 +188,8 @@ impl Session<'_> {
             true => self.manifest(rt, store, wanted)?,
             false => download_to(rt, store, wanted, &folder)?,
         };
-        let path = folder.to_str().ok_or("the path of the temporary folder is not valid UTF-8")?;
+        let path =
+            folder.to_str().ok_or("the path of the temporary directory is not valid UTF-8")?;
         Ok((path.to_owned(), manifest))
     }
 

@@ -36,7 +36,7 @@ pub struct ClusterInfo {
     pub host: String,
     /// Root of the storage; `None` if the program stores nothing.
     pub storage_url: Option<String>,
-    /// Folder of the trial below the root of the storage.
+    /// Directory of the trial below the root of the storage.
     pub trial_path: String,
     /// Checkpoint from which a restart would resume.
     pub latest_checkpoint: Option<String>,

@@ -80,8 +80,8 @@ impl<T: Into<CheckpointSource>> From<T> for Download {
 }
 
 impl Download {
-    /// Downloads all files, once for all ranks of a machine. These ranks must name the same folder;
-    /// the call is collective over them.
+    /// Downloads all files, once for all ranks of a machine. These ranks must name the same
+    /// directory; the call is collective over them.
     pub fn new(from: impl Into<CheckpointSource>) -> Self {
         Self { from: from.into(), is_shared: true, select: Box::new(|_| true) }
     }

@@ -12,9 +12,9 @@ use crate::callback::Logs;
 use crate::train::Timetable;
 use crate::trial_io::TrialIo;
 
-/// Time between two heartbeats of a program that checks for a stop all the time.
+/// Minimum interval between heartbeats, for programs that check for a stop continuously.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
-/// Time between two reports of the program's activity: each is a write to the cluster's record.
+/// Minimum interval between reports of the activity: each changes the trial's object.
 const ACTIVITY_INTERVAL: Duration = Duration::from_secs(10);
 
 impl TrialIo {
@@ -45,7 +45,7 @@ impl TrialIo {
         self.report_start();
         self.report_last_validation();
         let batches_total = match self.length.batches {
-            // One of our loops trains, and it has reported the total.
+            // A training loop of this crate has set the total.
             0 => self.batches_total,
             batches => self.base + batches,
         };
@@ -128,7 +128,8 @@ impl TrialIo {
         find_searched_metric(config, &self.validation_at(batches)?).ok()
     }
 
-    /// Reports the last validation to the runner; it is complete.
+    /// Reports the last validation to the runner, unless it was reported. Call this when the
+    /// program can add no more metrics to the validation.
     pub(crate) fn report_last_validation(&mut self) {
         if let Some((batches, metrics)) = self.reported.take_unreported_validation() {
             self.report_validation(batches, &metrics);
@@ -180,7 +181,7 @@ impl GrantedLength {
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     text: Option<String>,
-    /// Whether it has not been reported to the runner.
+    /// Whether the text has not been reported to the runner.
     is_new: bool,
     reported_at: Option<Instant>,
 }

@@ -56,7 +56,7 @@ pub(super) fn merge(shards: &[Shard]) -> Result<MergedShards, String> {
             above = folder;
             if let Some(owner) = merged.owners.get(above) {
                 conflicts
-                    .push(format!("{above} is a file on rank {owner} and the folder of {file}"));
+                    .push(format!("{above} is a file on rank {owner} and the directory of {file}"));
             }
         }
     }
@@ -115,7 +115,7 @@ mod tests {
             Err(
                 "file x is 3 bytes (aaaaaaaa) on rank 0 and 3 bytes (cccccccc) on rank 1; metadata \
                  epoch is 1 on an earlier rank and 2 on rank 1; file y is 3 bytes (b) on rank 0 \
-                 and 3 bytes (d) on rank 2; y is a file on rank 0 and the folder of y/z",
+                 and 3 bytes (d) on rank 2; y is a file on rank 0 and the directory of y/z",
             ),
         );
     }

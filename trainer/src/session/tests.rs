@@ -302,6 +302,7 @@ fn searched_metric_accepts_the_val_prefix() {
     };
     check("validation_loss", Ok(0.5));
     check("val_loss", Ok(0.5));
-    let none = "there is no searched metric loss; of validation there are validation_loss";
-    check("loss", Err(none));
+    let missing = "searched metric loss not found: validation reported validation_loss; report it \
+                   or change searcher.metric";
+    check("loss", Err(missing));
 }

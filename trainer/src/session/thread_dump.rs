@@ -28,8 +28,8 @@ pub(crate) fn listen(
     Ok(())
 }
 
-/// Returns a line for the loop and one for each thread. There is no pulse before the ranks have
-/// met.
+/// Returns a line for the loop and one for each thread. `progress` is `None` until the ranks are
+/// connected.
 fn describe_process(rank: usize, progress: Option<&ProgressState>) -> String {
     let median = progress.map(ProgressState::median_step).unwrap_or_default();
     let steps = match median.is_zero() {
@@ -37,9 +37,9 @@ fn describe_process(rank: usize, progress: Option<&ProgressState>) -> String {
         false => format!("; steps take {:.3} s", median.as_secs_f64()),
     };
     let waits = || "waiting for the other ranks".into();
-    let (process, place) =
+    let (process, position) =
         (std::process::id(), progress.map_or_else(waits, ProgressState::position));
-    let mut text = format!("stoker: rank {rank}, process {process}, is {place}{steps}\n");
+    let mut text = format!("stoker: rank {rank}, process {process}, is {position}{steps}\n");
     let tasks = Path::new("/proc/self/task");
     let threads = std::fs::read_dir(tasks).into_iter().flatten().flatten();
     let mut ids: Vec<u64> =
@@ -72,14 +72,14 @@ fn describe_thread(id: u64, stat: &str, waits_in: &str, syscall: &str) -> Option
         "Z" | "X" => "has ended",
         _ => "is idle",
     };
-    let place = match (waits_in.trim(), syscall.split_whitespace().next()) {
+    let position = match (waits_in.trim(), syscall.split_whitespace().next()) {
         ("" | "0", Some(number)) if number.parse::<u64>().is_ok() => {
             format!(" in system call {number}")
         }
         ("" | "0", _) => String::new(),
-        (place, _) => format!(" in {place}"),
+        (position, _) => format!(" in {position}"),
     };
-    Some(format!("thread {id} {name} {state}{place}, {seconds:.2} s of CPU"))
+    Some(format!("thread {id} {name} {state}{position}, {seconds:.2} s of CPU"))
 }
 
 #[cfg(test)]

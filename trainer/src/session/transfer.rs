@@ -24,15 +24,15 @@ const GROUP_BYTES_MAX: u64 = 64 << 20;
 const GROUP_FILES_MAX: usize = 16;
 
 /// Gathers each rank's result on every rank, in rank order. If some ranks failed, each of them gets
-/// its own error, and the others get [`PeerFailed`]. `place` names the position in the program for
-/// error messages.
+/// its own error, and the others get [`PeerFailed`]. `position` in the program is used in error
+/// messages.
 pub(super) fn gather_results<T: Clone + Serialize + DeserializeOwned>(
     ranks: &Distributed,
-    place: &str,
+    position: &str,
     local: Result<T>,
 ) -> Result<Vec<T>> {
     let shared = local.as_ref().map_err(ToString::to_string).cloned();
-    let all = all_gather_json(ranks.collective(), place, shared)?;
+    let all = all_gather_json(ranks.collective(), position, shared)?;
     // The caller may access the storage next, which has its own timeouts.
     ranks.record_activity(RankActivity::Wait);
     local?;
@@ -144,11 +144,11 @@ pub(super) fn download_to(
     })
 }
 
-/// Returns the files in a folder and its subfolders, as a map from name to path.
+/// Returns the files in a directory and its subdirectories, as a map from name to path.
 pub(super) fn list_files(folder: &Path, select: &Select) -> Result<BTreeMap<String, PathBuf>> {
     let (mut files, mut folders) = (BTreeMap::new(), vec![(String::new(), folder.to_owned())]);
     while let Some((above, folder)) = folders.pop() {
-        let unreadable = |error| format!("cannot read folder {}: {error}", folder.display());
+        let unreadable = |error| format!("cannot read directory {}: {error}", folder.display());
         for entry in std::fs::read_dir(&folder).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
             let Some(name) = entry.file_name().to_str().map(|name| format!("{above}{name}")) else {
@@ -179,7 +179,7 @@ pub(super) fn file_entry(path: &Path) -> Result<FileEntry> {
     Ok(FileEntry { bytes: content.len() as u64, sha256: hash::sha256_hex(&content) })
 }
 
-/// Temporary folder, deleted on drop.
+/// Temporary directory, deleted on drop.
 pub(super) struct TemporaryFolder(pub(super) PathBuf);
 
 impl TemporaryFolder {
@@ -191,7 +191,7 @@ impl TemporaryFolder {
         let path = std::env::temp_dir().join(name);
         let failed = |error| CheckpointError::Local {
             name: "in transfer".to_owned(),
-            reason: format!("cannot create folder {}: {error}", path.display()),
+            reason: format!("cannot create directory {}: {error}", path.display()),
         };
         if path.exists() {
             // Left behind by an earlier process with the same process ID.

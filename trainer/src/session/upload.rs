@@ -19,8 +19,8 @@ use crate::checkpoint::{CheckpointError, SaveRequest, delete};
 use crate::collective::{RankActivity, all_gather_json};
 
 impl Session<'_> {
-    /// Stores the files in `folder` and its subfolders as a checkpoint, and returns its name, the
-    /// same on all ranks.
+    /// Stores the files in `folder` and its subdirectories as a checkpoint, and returns its name,
+    /// the same on all ranks.
     ///
     /// The checkpoint is complete when this returns: its manifest is written last, after all
     /// metrics reported so far. The runner retains the latest and best checkpoints, as with `fit`.
@@ -47,7 +47,7 @@ impl Session<'_> {
         }
         let name = checkpoint_name(upload.batches, context.config.attempt);
         let Some((rt, store)) = context.io().checkpoint_store() else {
-            let text = format!("checkpoint {name} is not stored: the program has no folder");
+            let text = format!("checkpoint {name} is not stored: the program has no directory");
             context.io().terminal.print_line(&text);
             return Ok(name);
         };
@@ -74,7 +74,7 @@ impl Session<'_> {
         done.map(|()| name)
     }
 
-    /// Calls `write` to fill an empty folder, and makes a checkpoint of it like
+    /// Calls `write` to fill an empty directory, and makes a checkpoint of it like
     /// [`upload`](Self::upload). Does not call `write` on ranks that contribute nothing.
     ///
     /// # Errors

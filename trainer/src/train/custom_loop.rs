@@ -336,8 +336,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let mut sum = GradientSum::default();
         let metrics = sum.add_selected(&*self.model, selection, output, ranks.size() == 1);
         // Ranks must agree on the step: mismatched sums would be silently wrong.
-        let place = format!("step of {selection} of batch {}", self.state.batches);
-        let of_ranks = self.all_gather_with_stop(&place, (metrics, sum.counts()))?;
+        let position = format!("step of {selection} of batch {}", self.state.batches);
+        let of_ranks = self.all_gather_with_stop(&position, (metrics, sum.counts()))?;
         let (metrics, rank_counts): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
         let compression = context.config.gradient_compression;
         let (all, flat) = (ranks.collective(), &mut self.flat);

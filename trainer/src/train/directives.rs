@@ -37,7 +37,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// at the same point of the program.
     pub(super) fn all_gather_with_stop<T: DeserializeOwned + Serialize>(
         &mut self,
-        place: &str,
+        position: &str,
         local: T,
     ) -> Result<Vec<T>> {
         let ranks = self.context.distributed();
@@ -45,7 +45,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             return Ok(vec![local]);
         }
         let local = (self.local_stop_state(), local);
-        let all = all_gather_json(ranks.collective(), place, local)?;
+        let all = all_gather_json(ranks.collective(), position, local)?;
         let (stop_states, values): (Vec<StopState>, Vec<T>) = all.into_iter().unzip();
         self.stop_state = StopState {
             signal: stop_states.iter().any(|stop_state| stop_state.signal),

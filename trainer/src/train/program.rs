@@ -43,13 +43,13 @@ pub struct Standalone {
     /// Training length. With `None`, [`Fit::epochs`](crate::Fit::epochs) sets it, or else it is one
     /// epoch.
     pub length: Option<Length>,
-    /// Folder for checkpoints and metrics. Training resumes from its latest checkpoint. With
-    /// `None`, nothing is stored. Only one program at a time may use a folder.
+    /// Directory for checkpoints and metrics. Training resumes from its latest checkpoint. With
+    /// `None`, nothing is stored. Only one program at a time may use a directory.
     pub folder: Option<PathBuf>,
-    /// Number of latest checkpoints to retain in the folder (default and minimum: 1). Until
+    /// Number of latest checkpoints to retain in the directory (default and minimum: 1). Until
     /// training is over, at least 3 are retained.
     pub save_trial_latest: u32,
-    /// Number of best checkpoints by `validation_loss` to retain in the folder (default: 1).
+    /// Number of best checkpoints by `validation_loss` to retain in the directory (default: 1).
     pub save_trial_best: u32,
     /// How often to save (default: after each epoch). The end of training is always saved.
     pub checkpoint_period: Option<Length>,
@@ -84,7 +84,7 @@ impl Standalone {
     ///
     /// # Errors
     ///
-    /// Fails if the folder cannot be used.
+    /// Fails if the directory cannot be used.
     pub fn context(self) -> Result<Context> {
         let (quiet, limits) = (self.quiet, self.retention_limits());
         let context = context(self.config()?, Some(limits))?;
@@ -155,10 +155,10 @@ impl Context {
     }
 }
 
-/// Returns the absolute path of a folder, as the storage requires it.
+/// Returns the absolute path of a directory, as the storage requires it.
 fn folder_url(folder: &Path) -> Result<String> {
     let absolute = std::path::absolute(folder)
-        .map_err(|error| format!("cannot use folder {}: {error}", folder.display()))?;
+        .map_err(|error| format!("cannot use directory {}: {error}", folder.display()))?;
     Ok(absolute.to_string_lossy().into_owned())
 }
 
@@ -225,8 +225,8 @@ pub fn run_with(
     finish(context, program)
 }
 
-/// Same as [`run`], but without a runner, the program stores checkpoints and metrics in this folder
-/// and resumes from the latest checkpoint.
+/// Same as [`run`], but without a runner, the program stores checkpoints and metrics in this
+/// directory and resumes from the latest checkpoint.
 pub fn run_in(
     folder: impl Into<PathBuf>,
     program: impl FnOnce(&Context) -> Result<()>,
@@ -260,7 +260,7 @@ pub(crate) fn context(
     let is_alone = standalone_limits.is_some();
     let launched =
         if is_alone { LaunchConfig::for_program() } else { LaunchConfig::for_trial(&config) }?;
-    let place = RankDevice::for_local_rank(launched.topology.local_rank)?;
+    let rank_device = RankDevice::for_local_rank(launched.topology.local_rank)?;
     // Keep the configuration that all ranks share, before `TrialIo` changes this process's copy.
     let shared = config.clone();
     let io = TrialIo::open(&mut config, standalone_limits, launched.topology.rank == 0)?;
@@ -272,9 +272,9 @@ pub(crate) fn context(
     let installed = thread_dump::listen(io.runtime(), launched.topology.rank, progress.clone());
     installed
         .map_err(|error| Infrastructure(format!("cannot install signal handlers: {error}")))?;
-    let ranks = Distributed::join(&shared, &launched, place.gpu, &stop)?;
+    let ranks = Distributed::join(&shared, &launched, rank_device.gpu, &stop)?;
     let _ = progress.set(ranks.progress.clone());
-    Ok(Context::new(config, io, stop, place.device, ranks))
+    Ok(Context::new(config, io, stop, rank_device.device, ranks))
 }
 
 /// Runs `program`, reports its end, and returns the exit code.

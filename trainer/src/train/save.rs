@@ -151,7 +151,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 true => {
                     self.restore_from(&contents).map_err(restore_error)?;
                     self.saved = Some(self.state.batches);
-                    format!("goes on from checkpoint {name}")
+                    format!("resumed from checkpoint {name}")
                 }
                 false => {
                     self.model

@@ -46,7 +46,7 @@ pub(crate) fn lock_random_stream() -> MutexGuard<'static, ()> {
     STREAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a temporary folder, in memory if possible. Tests that run many short trainings would
+/// Returns a temporary directory, in memory if possible. Tests that run many short trainings would
 /// otherwise spend most of their time waiting for the disk.
 fn brief_folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()

@@ -29,7 +29,7 @@ pub(crate) struct Due {
     pub(crate) epoch_end: bool,
     /// Validate. The checkpoint policy may add a checkpoint.
     pub(crate) validation: bool,
-    /// Save a checkpoint, whatever the result of the validation.
+    /// Save a checkpoint, regardless of the result of the validation.
     pub(crate) checkpoint: bool,
 }
 

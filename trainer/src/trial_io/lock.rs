@@ -1,4 +1,4 @@
-//! Lock on the folder of a program without a runner.
+//! Lock on the directory of a program without a runner.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
@@ -6,18 +6,18 @@ use std::path::Path;
 
 use crate::Result;
 
-/// Name of the lock file in the folder.
+/// Name of the lock file in the directory.
 const LOCK: &str = ".stoker-lock";
 
-/// Locks a folder for this process until the returned file is dropped.
+/// Locks a directory for this process until the returned file is dropped.
 ///
 /// # Errors
 ///
-/// Fails if another program uses the folder, or if the folder is unusable.
+/// Fails if another program uses the directory, or if the directory is unusable.
 pub(super) fn lock(folder: &Path) -> Result<File> {
     let path = folder.join(LOCK);
     let unusable =
-        |error: &std::io::Error| format!("cannot use folder {}: {error}", folder.display());
+        |error: &std::io::Error| format!("cannot use directory {}: {error}", folder.display());
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     let mut file = options.open(&path).map_err(|error| unusable(&error))?;
@@ -31,14 +31,14 @@ pub(super) fn lock(folder: &Path) -> Result<File> {
                 _ => "another process".to_owned(),
             };
             return Err(format!(
-                "folder {} is in use by {owner}; wait until it ends, or train in another folder",
+                "directory {} is in use by {owner}; wait until it ends, or train in another one",
                 folder.display()
             )
             .into());
         }
         // Some network file systems do not support locks.
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
-            eprintln!("stoker: cannot lock folder {}: {error}", folder.display());
+            eprintln!("stoker: cannot lock directory {}: {error}", folder.display());
             return Ok(file);
         }
         Err(TryLockError::Error(error)) => return Err(unusable(&error).into()),
@@ -59,13 +59,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_locked_folder_is_refused_by_name() {
+    fn a_locked_directory_is_refused_by_name() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path();
         let first = lock(folder).unwrap();
         let error = lock(folder).unwrap_err().to_string();
         let expected = format!(
-            "folder {} is in use by process {}{}; wait until it ends, or train in another folder",
+            "directory {} is in use by process {}{}; wait until it ends, or train in another one",
             folder.display(),
             std::process::id(),
             host()
@@ -76,9 +76,9 @@ mod tests {
     }
 
     #[test]
-    fn an_unusable_folder_is_refused() {
+    fn an_unusable_directory_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = lock(&file.path().join("below")).unwrap_err().to_string();
-        assert!(error.starts_with("cannot use folder "), "{error}");
+        assert!(error.starts_with("cannot use directory "), "{error}");
     }
 }

@@ -12,7 +12,7 @@ pub(super) const RESUME_FROM_MAX: usize = 16;
 
 /// Sets the checkpoints and the attempt number of a program without a runner. Checkpoints are in
 /// order from newest to oldest. Attempts are counted by everything they wrote, because a killed
-/// attempt may have left rows but no checkpoint. Reads only the newest manifests: a folder may
+/// attempt may have left rows but no checkpoint. Reads only the newest manifests: a directory may
 /// contain thousands.
 pub(super) fn resume_latest(
     rt: &Handle,

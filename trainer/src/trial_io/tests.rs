@@ -1,4 +1,4 @@
-//! Folder of a program without a runner: lock, resume and retention.
+//! Directory of a program without a runner: lock, resume and retention.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -52,15 +52,16 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn the_second_program_in_a_folder_is_refused() {
+fn the_second_program_in_a_directory_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let first = alone(folder.path()).unwrap();
-    let error = alone(folder.path()).unwrap_err().to_string();
+    let path = folder.path();
+    let first = alone(path).unwrap();
+    let error = alone(path).unwrap_err().to_string();
     let expected =
-        format!("folder {} is in use by process {}", folder.path().display(), std::process::id());
+        format!("directory {} is in use by process {}", path.display(), std::process::id());
     assert!(error.starts_with(&expected), "{error}");
     drop(first);
-    alone(folder.path()).unwrap();
+    alone(path).unwrap();
 }
 
 #[test]
@@ -78,7 +79,7 @@ fn a_start_reads_only_the_newest_manifests() {
 }
 
 #[test]
-fn the_folder_keeps_the_latest_and_best_checkpoints() {
+fn the_directory_keeps_latest_and_best_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let expect = |batches: &[(u64, u32)]| {
         let expected: Vec<String> = batches

@@ -17,7 +17,8 @@ const SAMPLES: u64 = 100;
 /// Milliseconds to build one sample.
 const ENV_PACE: &str = "TEST_PACE_MS";
 
-/// The program: reads the set in this folder, and appends a line to a log when it builds the set.
+/// The program: reads the set in this directory, and appends a line to a log when it builds the
+/// set.
 pub(crate) fn read(folder: &Path) -> ExitCode {
     let pace = std::env::var(ENV_PACE).map_or(0, |text| text.parse().unwrap());
     let build = || -> Result<_> {
@@ -43,7 +44,7 @@ pub(crate) fn read(folder: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Creates a pod with the cache in this folder.
+/// Creates a pod with the cache in this directory.
 fn pod(folder: &Path) -> Pod {
     Pod::new().env(ENV_DATA_CACHE, folder.join("sets").to_str().unwrap())
 }

@@ -78,8 +78,8 @@ fn worst_rank_decides_code_and_message() {
     check(&on(&last, &first), 1, Some("rank 0: exit code 1"));
     check(&on("exit 81", long), 81, Some("rank 1: exit code 81"));
     check(&on("kill -SEGV $$", long), 139, Some("rank 1: terminated by signal 11"));
-    let words = r#"echo '{"code":1,"message":"it said so"}' >$STOKER_TERMINATION_FILE; exit 1"#;
-    check(&on(words, long), 1, Some("rank 1: it said so"));
+    let words = r#"echo '{"code":1,"message":"out of memory"}' >$STOKER_TERMINATION_FILE; exit 1"#;
+    check(&on(words, long), 1, Some("rank 1: out of memory"));
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn unstorable_logs_do_not_end_the_program() {
     let pod = Pod::new();
     let folder = pod.file("storage/trial");
     std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("logs"), "where the folder should be").unwrap();
+    std::fs::write(folder.join("logs"), "where the directory should be").unwrap();
     let left = pod.launch_script("echo started; exit 0");
     assert_eq!((left.code, left.out.as_str()), (0, "started\n"), "{left:?}");
     assert!(left.errors.contains("cannot store the end of the log"), "{left:?}");

@@ -14,12 +14,12 @@ use super::ENV_ROLE;
 /// Timeout for processes of these tests; longer than any takes, unless it hangs.
 const WAIT_MAX: Duration = Duration::from_secs(90);
 
-/// A pod. Its folder contains the configuration, the storage and the output of its processes.
+/// A pod. Its directory contains the configuration, the storage and the output of its processes.
 pub(crate) struct Pod {
     folder: TempDir,
     pub(crate) config: Value,
     environment: Vec<(String, String)>,
-    is_told: bool,
+    has_config: bool,
     /// Options of `env`, which starts the processes.
     pub(crate) env_options: Vec<&'static str>,
     /// Network namespace of the processes, if they run in a separate one.
@@ -47,7 +47,7 @@ impl Pod {
             "door": {"url": "http://127.0.0.1:1/", "tokenFile": folder.path().join("token")},
         });
         let env_options = vec![];
-        Self { folder, config, environment: vec![], is_told: true, env_options, host: None }
+        Self { folder, config, environment: vec![], has_config: true, env_options, host: None }
     }
 
     /// Configures a gang, in which this pod has index 0 by default.
@@ -70,10 +70,10 @@ impl Pod {
 
     /// Starts processes without a trial.
     pub(crate) fn without_trial(self) -> Self {
-        Self { is_told: false, ..self }
+        Self { has_config: false, ..self }
     }
 
-    /// Returns the path of a file in this pod's folder.
+    /// Returns the path of a file in this pod's directory.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -104,7 +104,7 @@ impl Pod {
             command.args(["ip", "netns", "exec", host]);
         }
         command.arg(itself);
-        if self.is_told {
+        if self.has_config {
             command.env(ENV_TRIAL_CONFIG, config);
         }
         command
@@ -151,7 +151,7 @@ impl Pod {
         std::fs::read_to_string(self.file(name)).unwrap()
     }
 
-    /// Reads a file in the storage folder of the trial.
+    /// Reads a file in the storage directory of the trial.
     pub(crate) fn stored(&self, name: &str) -> String {
         let path = self.file("storage/trial").join(name);
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"))

@@ -23,7 +23,7 @@ const SAMPLES: u64 = 100;
 /// Number of samples in a batch over all ranks; divisible by 1, 2, 3 and 4.
 const GLOBAL_BATCH: usize = 24;
 
-/// Folder for the results of each rank.
+/// Directory for the results of each rank.
 pub(crate) const ENV_OUT: &str = "TEST_OUT";
 /// If set, the model has layers whose behavior differs between ranks: dropout and BatchNorm.
 pub(crate) const ENV_FULL: &str = "TEST_FULL";

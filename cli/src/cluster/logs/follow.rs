@@ -32,7 +32,7 @@ const LINES_MAX: usize = 1024;
 /// Target whose logs are followed.
 #[derive(Clone, Debug)]
 pub(super) enum LogTarget {
-    /// A trial: one attempt, or with `None` the latest attempt and all later ones.
+    /// A trial. `attempt` is the only attempt to follow; `None` means the latest and later ones.
     Trial { name: String, attempt: Option<u32> },
     /// All trials of an experiment.
     Experiment { name: String },
@@ -148,8 +148,8 @@ impl LogFollower {
         }
     }
 
-    /// Returns the attempts to follow. For a trial without a chosen attempt, these are the latest
-    /// attempt at the first check that finds pods, and all later attempts.
+    /// Returns the attempts to follow. If no attempt of a trial is selected, the first check that
+    /// finds pods selects their latest attempt and all later attempts.
     fn attempts(&mut self, tags: &[(Pod, Tag)]) -> RangeInclusive<u32> {
         match &self.target {
             LogTarget::Trial { attempt: Some(attempt), .. } => *attempt..=*attempt,

@@ -334,7 +334,7 @@ fn precision(translation: &mut Translation<'_>) {
     }
 }
 
-/// Ignores fields that have no effect, or none at their default value.
+/// Ignores fields without an effect, and fields whose value equals a default without an effect.
 fn ignored_fields(translation: &mut Translation<'_>) {
     for field in ["workspace", "project"] {
         translation.ignore(field, "use labels to group experiments");

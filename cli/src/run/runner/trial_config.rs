@@ -1,15 +1,27 @@
-//! Configuration of a trainer: its part of the experiment, its storage and its gang.
+//! The runner's part of the configuration of an attempt: storage, report server and gang.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use stoker_api::contract::{
-    CONTRACT_VERSION, CheckpointRef, Gang, ReportEndpoint, StorageConfig, TrialConfig,
-};
-use stoker_engine::trial::TrialRecord;
+use stoker_api::contract::{CheckpointRef, Gang, ReportEndpoint, TrialConfig};
+use stoker_api::trial::TrialSpec;
+use stoker_engine::trial::config::{AttemptContext, trial_config};
 
 use super::Runner;
 use crate::failure::Failure;
 use crate::run::{record, report_server};
+
+/// Attempt to start.
+#[derive(Debug)]
+pub(super) struct AttemptStart<'a> {
+    pub(super) trial: &'a TrialSpec,
+    pub(super) attempt: u32,
+    pub(super) resume_from: Vec<CheckpointRef>,
+    /// Length granted so far.
+    pub(super) units: u64,
+    /// File with the token of the attempt.
+    pub(super) token_file: &'a Path,
+    pub(super) gang: Option<Gang>,
+}
 
 impl Runner<'_> {
     /// Returns the rendezvous address and the secret for the ranks of an attempt; `None` for one
@@ -31,55 +43,26 @@ impl Runner<'_> {
         Ok(Some(Gang { world_size, ranks_per_pod: world_size, rendezvous, secret }))
     }
 
-    /// Returns the configuration of an attempt, without its gang.
-    pub(super) fn trial_config(
-        &self,
-        trial: &TrialRecord,
-        attempt: u32,
-        resume_from: Vec<CheckpointRef>,
-        units: u64,
-        token_file: &Path,
-    ) -> TrialConfig {
-        let spec = &self.valid.spec;
-        TrialConfig {
-            version: CONTRACT_VERSION,
-            experiment: self.paths.name.clone(),
-            experiment_id: self.paths.uid.clone(),
-            trial: trial.spec.index,
+    /// Returns the configuration of an attempt.
+    pub(super) fn trial_config(&self, start: AttemptStart<'_>) -> TrialConfig {
+        let AttemptStart { trial, attempt, resume_from, units, token_file, gang } = start;
+        trial_config(AttemptContext {
+            valid: self.valid,
+            namespace: &self.paths.namespace,
+            experiment_id: &self.paths.uid,
+            trial,
             attempt,
-            seed: trial.spec.seed,
-            experiment_seed: self.seed,
-            hyperparameters: trial.spec.hyperparameters.clone(),
-            data: spec.data.clone(),
-            spec: spec.for_programs(),
-            unit: trial.spec.unit,
             units,
-            metric: spec.searcher.metric.clone(),
-            smaller_is_better: spec.searcher.smaller_is_better,
-            scheduling_unit: spec.scheduling_unit,
-            records_per_epoch: spec.records_per_epoch,
-            validation_period: spec.min_validation_period,
-            checkpoint_period: spec.min_checkpoint_period,
-            checkpoint_policy: spec.checkpoint_policy,
-            perform_initial_validation: spec.perform_initial_validation,
-            aggregation_frequency: spec.optimizations.aggregation_frequency,
-            average_aggregated_gradients: spec.optimizations.average_aggregated_gradients,
-            gradient_compression: spec.optimizations.gradient_compression,
-            mixed_precision: spec.optimizations.mixed_precision,
-            storage: StorageConfig {
-                url: self.paths.root.clone(),
-                endpoint: spec.checkpoint_storage.endpoint.clone(),
-                trial_path: self.paths.trial(trial.spec.index),
-            },
             resume_from,
+            root: self.paths.root.clone(),
+            endpoint: self.valid.spec.checkpoint_storage.endpoint.clone(),
             report_endpoint: ReportEndpoint {
-                url: report_server::reports_url(&self.server_url, trial.spec.index),
-                token_file: PathBuf::from(token_file).display().to_string(),
+                url: report_server::reports_url(&self.server_url, trial.index),
+                token_file: token_file.display().to_string(),
                 ca: None,
             },
-            gang: None,
+            gang,
             context: None,
-            inference: None,
-        }
+        })
     }
 }

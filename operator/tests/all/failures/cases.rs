@@ -211,7 +211,7 @@ pub(super) fn refused_pods() -> Vec<Case> {
             .message("2 Insufficient slots"),
         Case::new("unseen", Script::Status(json!({})), NotStarted, "Unschedulable")
             .spec(two_pods.clone())
-            .message("not looked at by a scheduler yet"),
+            .message("no scheduler has processed it yet"),
         Case::new("quota", exit(1), NotStarted, "QuotaExceeded")
             .spec(slots)
             .action(quota)

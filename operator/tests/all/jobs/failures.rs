@@ -24,7 +24,7 @@ struct Case {
     /// Class and reason of the first failed attempt.
     end: Option<(AttemptEnd, &'static str)>,
     /// Part of the job's message.
-    says: &'static str,
+    expected: &'static str,
 }
 
 fn cases() -> Vec<Case> {
@@ -38,9 +38,9 @@ fn cases() -> Vec<Case> {
         phase: Phase::Completed,
         restarts: u32::from(end == UserError),
         end: Some((end, reason)),
-        says: "",
+        expected: "",
     };
-    let failed = |case: Case, says| Case { phase: Phase::Failed, says, ..case };
+    let failed = |case: Case, expected| Case { phase: Phase::Failed, expected, ..case };
     let of_status = |more: Value| {
         let mut status = ended(137);
         status.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -117,7 +117,7 @@ fn process_failures_are_classified_and_reported() {
             assert_eq!(first, case.end, "{name}: {failed:#?}");
             assert_eq!(failed.restarts, case.restarts, "{name}: {failed:#?}");
             let message = failed.message.clone().unwrap_or_default();
-            assert!(message.contains(case.says), "{name}: {message}");
+            assert!(message.contains(case.expected), "{name}: {message}");
             if case.phase == Phase::Failed {
                 let condition = find(&failed.conditions, "Failed").unwrap();
                 assert_eq!(

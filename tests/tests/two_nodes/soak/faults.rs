@@ -21,9 +21,9 @@ pub(super) enum FaultKind {
     /// A node loses its network; its processes continue.
     NodeCutOff,
     /// The API server is killed and started again later.
-    ApiAway,
+    ApiUnavailable,
     /// The S3 server is killed and started again later.
-    StoreAway,
+    StoreUnavailable,
     /// One replica of the operator or all are killed, or their pods deleted.
     OperatorKilled,
     /// Connections to the report server are rejected.
@@ -37,8 +37,8 @@ impl FaultKind {
         Self::PodDeleted,
         Self::NodeStopped,
         Self::NodeCutOff,
-        Self::ApiAway,
-        Self::StoreAway,
+        Self::ApiUnavailable,
+        Self::StoreUnavailable,
         Self::OperatorKilled,
         Self::ReportsRefused,
         Self::ValuesChanged,
@@ -49,8 +49,8 @@ impl FaultKind {
             Self::PodDeleted => "pod deleted",
             Self::NodeStopped => "node stopped",
             Self::NodeCutOff => "node cut off",
-            Self::ApiAway => "API server away",
-            Self::StoreAway => "store away",
+            Self::ApiUnavailable => "API server unavailable",
+            Self::StoreUnavailable => "S3 server unavailable",
             Self::OperatorKilled => "operator killed",
             Self::ReportsRefused => "reports refused",
             Self::ValuesChanged => "chart values changed",
@@ -164,14 +164,14 @@ impl<F: Fn() -> bool> Injector<'_, F> {
                 let cut = || cluster.disconnect_node(node);
                 self.outage(kind, &format!("node-{node}"), cut, || cluster.reconnect_node(node))
             }
-            FaultKind::ApiAway => {
+            FaultKind::ApiUnavailable => {
                 let stop = || {
                     cluster.stop_api();
                     Ok(())
                 };
                 self.outage(kind, "", stop, || cluster.start_api())
             }
-            FaultKind::StoreAway => {
+            FaultKind::StoreUnavailable => {
                 let stop = || {
                     cluster.stop_s3();
                     Ok(())
@@ -212,7 +212,7 @@ impl<F: Fn() -> bool> Injector<'_, F> {
         self.log.print(&format!("{name} {what} for {:.0} s", length.as_secs_f64()));
         begin()?;
         let also = self.rng.below(4);
-        if kind != FaultKind::ApiAway && also < 2 {
+        if kind != FaultKind::ApiUnavailable && also < 2 {
             self.sleep(begun + length / 2);
             if also == 0 { self.delete_pod() } else { self.kill_operator() }?;
         }

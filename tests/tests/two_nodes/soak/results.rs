@@ -94,18 +94,27 @@ impl Attempt {
 
     /// Returns the kinds of faults that can end an attempt in this way; `None` if no fault can.
     fn causes(&self) -> Option<&'static [FaultKind]> {
-        use FaultKind::{ApiAway, NodeCutOff, NodeStopped, PodDeleted, ReportsRefused, StoreAway};
+        use FaultKind::{
+            ApiUnavailable, NodeCutOff, NodeStopped, PodDeleted, ReportsRefused, StoreUnavailable,
+        };
         match (self.text("end"), self.text("reason")) {
             ("Preempted", _) | (_, "PodDeleted") => {
-                Some(&[PodDeleted, NodeStopped, NodeCutOff, ApiAway])
+                Some(&[PodDeleted, NodeStopped, NodeCutOff, ApiUnavailable])
             }
-            (_, "NodeLost" | "DeletionByTaintManager") => Some(&[NodeStopped, NodeCutOff, ApiAway]),
-            ("Infrastructure", "PeerFailed" | "PodFailed" | "InfrastructureError") => {
-                Some(&[PodDeleted, NodeStopped, NodeCutOff, ApiAway, StoreAway, ReportsRefused])
+            (_, "NodeLost" | "DeletionByTaintManager") => {
+                Some(&[NodeStopped, NodeCutOff, ApiUnavailable])
             }
+            ("Infrastructure", "PeerFailed" | "PodFailed" | "InfrastructureError") => Some(&[
+                PodDeleted,
+                NodeStopped,
+                NodeCutOff,
+                ApiUnavailable,
+                StoreUnavailable,
+                ReportsRefused,
+            ]),
             // The kubelet of a node that returns quickly finds containers without processes.
             ("Infrastructure", "ContainerLost") => Some(&[NodeStopped]),
-            ("NotStarted", _) => Some(&[NodeStopped, NodeCutOff, ApiAway]),
+            ("NotStarted", _) => Some(&[NodeStopped, NodeCutOff, ApiUnavailable]),
             _ => None,
         }
     }

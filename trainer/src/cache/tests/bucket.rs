@@ -6,7 +6,7 @@ use super::*;
 
 /// The other segments are in flight when the first is found damaged.
 #[test]
-fn failed_download_leaves_the_staging_folder_empty() {
+fn failed_download_leaves_the_staging_directory_empty() {
     let context = standalone(None);
     let rt = context.io().runtime().clone();
     let [bucket, here] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -30,7 +30,7 @@ fn failed_download_leaves_the_staging_folder_empty() {
     dir.prepare_staging().unwrap();
     let quota = quota::CacheQuota::new(here.path(), None, &dir).unwrap();
     let error = bucket_sets.download(&dir, &quota).unwrap_err().to_string();
-    assert!(error.contains("in the bucket"), "{error}");
+    assert!(error.contains(".seg is damaged: its SHA-256 is"), "{error}");
     std::thread::sleep(std::time::Duration::from_secs(1));
     assert_eq!(std::fs::read_dir(dir.staging_dir()).unwrap().count(), 0);
 }

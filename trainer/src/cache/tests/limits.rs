@@ -42,7 +42,7 @@ fn files_of_killed_processes_are_deleted() {
     let _builder = dir.lock_for_building(|| Ok(())).unwrap();
     open(&DataCache::new(root.path()), "b", 10, &builds).unwrap();
     assert_eq!([gone.exists(), staging_dir.exists(), building.exists()], [false, false, true]);
-    assert!(!version.join("gone-1-.training.build").exists(), "lock file for a removed folder");
+    assert!(!version.join("gone-1-.training.build").exists(), "lock file for a removed directory");
 }
 
 #[test]

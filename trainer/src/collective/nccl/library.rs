@@ -117,7 +117,7 @@ impl Library {
             LIBRARY_NAMES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok());
         let names = LIBRARY_NAMES.join(" or ");
         let missing =
-            format!("cannot load {names}; install NCCL or add its folder to LD_LIBRARY_PATH");
+            format!("cannot load {names}; install NCCL or add its directory to LD_LIBRARY_PATH");
         let library: &'static _ = Box::leak(Box::new(opened.ok_or(missing)?));
         // SAFETY: the function types match nccl.h.
         unsafe {

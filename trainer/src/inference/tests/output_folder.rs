@@ -1,4 +1,4 @@
-//! Tests of output folders: overlap with the input, and reuse after changes.
+//! Tests of output directories: overlap with the input, and reuse after changes.
 
 use stoker_api::inference::CheckpointChoice;
 
@@ -16,7 +16,7 @@ fn output_below_the_input_is_excluded() {
     let mut job = TestJob::new(&[("a.jsonl", &text)]);
     let output = job.folder.path().join("in/predictions/x");
     job.task.output.url = Some(output.display().to_string());
-    // An interrupted run leaves parts in the folder; the next one must not read them.
+    // An interrupted run leaves parts in the directory; the next one must not read them.
     plan::plan(&job.context(0, 1, 0)).unwrap();
     work::work::<Echo>(&job.context(0, 1, 0)).unwrap();
     job.run().unwrap();
@@ -31,7 +31,7 @@ fn output_below_the_input_is_excluded() {
 }
 
 #[test]
-fn ambiguous_output_in_the_input_folder_is_refused() {
+fn ambiguous_output_in_the_input_directory_is_refused() {
     let check = |pattern: &str, format: RowFormat, expected: Result<(), &str>| {
         let mut job = TestJob::new(&[("a.csv", "name,size\nx,1\n")]);
         job.task.input.url.push_str(pattern);
@@ -61,10 +61,10 @@ fn finished_output_of_changed_input_is_refused() {
     std::fs::write(input.join("a.jsonl"), text.replace("6}", "9}")).unwrap();
     check_error(again(), refused, "its input a.jsonl has changed; start over with --fresh");
     std::fs::write(input.join("a.jsonl"), text.clone() + "\n").unwrap();
-    check_error(again(), refused, "there was a.jsonl with");
+    check_error(again(), refused, "expected a.jsonl with");
     std::fs::write(input.join("a.jsonl"), &text).unwrap();
     std::fs::write(input.join("b.jsonl"), "").unwrap();
-    check_error(again(), refused, "there was nothing, and is b.jsonl with 0 bytes");
+    check_error(again(), refused, "expected nothing, found b.jsonl with 0 bytes");
     std::fs::remove_file(input.join("b.jsonl")).unwrap();
     again().unwrap();
 }

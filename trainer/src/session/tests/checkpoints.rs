@@ -28,7 +28,7 @@ fn checkpoints_are_downloaded_and_deleted() {
     let text = std::fs::read_to_string(to.path().join("x/deep/er/b.txt")).unwrap();
     assert_eq!((text.as_str(), to.path().join("x/a.txt").exists()), ("two", false));
     session.download(session.checkpoint(&first), to.path().join("y")).unwrap();
-    // A download is a valid checkpoint folder and can be downloaded from.
+    // A download is a valid checkpoint directory and can be downloaded from.
     let again = CheckpointSource::folder(to.path().join("y"));
     session.download(again, to.path().join("z")).unwrap();
     assert_eq!(std::fs::read_to_string(to.path().join("z/a.txt")).unwrap(), "one");
@@ -42,12 +42,13 @@ fn checkpoints_are_downloaded_and_deleted() {
     let error = session.store_path(Upload::at(3), manifest).unwrap_err().to_string();
     assert!(error.ends_with("manifest.json is a reserved file name"), "{error}");
     let error = session.upload(to.path().join("none"), Upload::at(3)).unwrap_err().to_string();
-    assert!(error.starts_with("cannot read folder ") && error.contains("No such file"), "{error}");
+    let is_missing = error.contains("No such file");
+    assert!(error.starts_with("cannot read directory ") && is_missing, "{error}");
     assert_eq!(session.info().latest_checkpoint.as_deref(), Some("000000000002-0"));
 }
 
 #[test]
-fn program_without_folder_runs_without_checkpoints() {
+fn program_without_directory_runs_without_checkpoints() {
     let context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
     let session = context.session();
     assert_eq!(session.restore_path(|_, _| Ok(())).unwrap(), None);
@@ -90,7 +91,7 @@ fn ranks_upload_shards_of_one_checkpoint() {
     assert_eq!(names, ["ranks/0.bin", "ranks/1.bin", "ranks/2.bin", "same.txt"]);
     assert_eq!(json!(fetched[2].metadata), json!({"of0": 0, "of1": 1, "of2": 2, "world": 3}));
     drop(contexts);
-    // After a restart, all ranks of a machine read from one folder.
+    // After a restart, all ranks of a machine read from one directory.
     let contexts = gang(folder.path(), 3);
     let restored = each(&contexts, |context| {
         let rank = context.distributed().rank();
@@ -139,7 +140,7 @@ fn conflicting_shards_fail_on_all_ranks() {
     let errors = upload(2, &|_| "same".into(), 1);
     let codes: Vec<_> = errors.iter().map(|error| exit_code(&**error)).collect();
     assert_eq!(codes, [ExitCode::PeerFailed, ExitCode::UserError, ExitCode::PeerFailed]);
-    assert!(errors[2].to_string().starts_with("rank 1: cannot read folder "), "{}", errors[2]);
+    assert!(errors[2].to_string().starts_with("rank 1: cannot read directory "), "{}", errors[2]);
     let left = std::fs::read_dir(folder.path().join("trial/checkpoints"));
     let has_file = |entry: &std::fs::DirEntry| entry.path().join("x").exists();
     assert_eq!(left.map_or(0, |left| left.flatten().filter(has_file).count()), 0);

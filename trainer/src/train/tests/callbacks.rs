@@ -139,7 +139,7 @@ fn check(
             of_ranks(folder, size, batches, |context| train(context, ends, &callbacks))
         };
         let folder = brief_folder();
-        let straight = run(folder.path(), FailurePoint::Not).into_iter().map(Result::unwrap);
+        let straight = run(folder.path(), FailurePoint::None).into_iter().map(Result::unwrap);
         let straight: Vec<_> = straight.collect();
         let rows_straight = rows(folder.path());
         for seen in &straight {
@@ -149,10 +149,10 @@ fn check(
         for batch in 1..rates.len() as u64 {
             let what = format!("{what} on {size}, stopped after {batch}");
             let folder = brief_folder();
-            let left = run(folder.path(), FailurePoint::Leaves(batch));
-            let rest = run(folder.path(), FailurePoint::Not);
+            let left = run(folder.path(), FailurePoint::Preempted(batch));
+            let rest = run(folder.path(), FailurePoint::None);
             for ((left, rest), straight) in left.into_iter().zip(rest).zip(&straight) {
-                // After the last batch, a gang receives the signal too late.
+                // A gang stops up to one batch late. After the last batch, it has completed.
                 let Err(mut seen) = left else { continue };
                 let rest = rest.unwrap();
                 let is_late = (seen.heights.len() as u64).checked_sub(batch).unwrap();
@@ -197,9 +197,10 @@ fn plateau_reduction_resumes_exactly() {
         let reduce = ReduceOnPlateau::new("val_loss").factor(0.5).patience(2).cooldown(1);
         vec![reduce.min_scale(0.125).boxed()]
     };
-    // The height falls by 1.25, 1 and 1.25 in the first epochs and stays at 1.5 from the third.
-    // Then two epochs wait and the scale is reduced. One epoch cools down and counts already,
-    // another one waits, and so on, down to 1/8.
+    // The validation loss improves in epochs 0 to 2, and then stays at 1.5. Epochs 3 and 4 exhaust
+    // the patience, so the scale is halved for epoch 5. The cooldown ends in epoch 5, which already
+    // counts as an epoch without improvement. Epoch 6 is the second, so the scale is halved again,
+    // and so on, down to 1/8.
     let scales = [1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.125];
     check("plateau", 36, reduce, &by_epoch(&scales));
 }

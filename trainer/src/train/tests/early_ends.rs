@@ -169,8 +169,8 @@ fn missing_searched_metric_fails_before_the_first_batch() {
     };
     check(
         "validation_los",
-        "there is no searched metric validation_los; of validation there are validation_accuracy, \
-         validation_loss",
+        "searched metric validation_los not found: validation reported validation_accuracy, \
+         validation_loss; report it or change searcher.metric",
     );
     check("validation_loss", "callback Fails: no");
 }

@@ -22,7 +22,7 @@ pub(super) struct Given {
 /// A sample and its weight.
 type Weighted = ((Vec<f32>, i64), f32);
 
-/// Returns all kinds, including those of `kinds.rs`.
+/// Returns all kinds, including those of `data_kinds`.
 pub(super) fn all() -> Vec<&'static str> {
     let mut all = data_kinds::KINDS.to_vec();
     all.extend(OTHERS);
@@ -83,7 +83,7 @@ impl Source<Given> for Noisy {
     }
 }
 
-/// Batches of 16, with the same sample weights as elsewhere.
+/// Batches of 16, with the same sample weights as in the other weighted kinds.
 struct Sixteens;
 
 impl Sequence<Given> for Sixteens {
@@ -108,7 +108,7 @@ fn labels() -> [Tensor<1, Int>; 2] {
     [of(3), of(2)]
 }
 
-/// Builds the set once for all trainings in this folder, and adds a line to `built` each time.
+/// Opens the cached set in this directory. Each build adds a line to the file `built`.
 fn cached(folder: &Path) -> Result<Data<Given>> {
     let cache = DataCache::new(folder.join("sets"));
     let set = cache.open("samples", "v1", Split::Training, || {
@@ -239,10 +239,10 @@ pub(super) fn rank(
     Ok(context.fit(Tiny::new(context.device()), adam, step, fit)?.model.bits())
 }
 
-/// A source whose batches sample from burn's random stream.
-struct Drawn;
+/// A source whose batches contain noise from burn's random stream.
+struct RandomNoise;
 
-impl Source<Pair> for Drawn {
+impl Source<Pair> for RandomNoise {
     fn samples(&self) -> usize {
         SAMPLES as usize
     }
@@ -260,7 +260,7 @@ fn loop_batches_sample_from_the_step_seed() {
     let train = |folder: &Path, stop_at: u64| {
         let context = alone(Some(folder), 6).context().unwrap();
         let stop = StopAt(stop_at, context.stop.clone()).boxed();
-        let fit = Fit::new(Data::new(Drawn).workers(0)).batch_size(16).callbacks(vec![stop]);
+        let fit = Fit::new(Data::new(RandomNoise).workers(0)).batch_size(16).callbacks(vec![stop]);
         let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
         let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit)?;
         crate::record::snapshot(&fitted.model).into_bytes()

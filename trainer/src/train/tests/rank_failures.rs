@@ -27,15 +27,15 @@ type RowContents = (u64, String, u64, Vec<(String, u64)>);
 /// How a rank ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum FailurePoint {
-    /// At the end of the length.
-    Not,
-    /// With an error after this batch; the previous checkpoint is complete by then.
-    Dies(u64),
+    /// At the end of the granted length.
+    None,
+    /// With an error after this batch, once the previous checkpoint is complete.
+    Fails(u64),
     /// Preempted after this batch, as by a signal.
-    Leaves(u64),
+    Preempted(u64),
 }
 
-/// FailurePoint a rank after a batch.
+/// Callback that ends a rank after a batch.
 pub(super) struct RankFailure {
     pub(super) ends: FailurePoint,
     pub(super) folder: PathBuf,
@@ -45,11 +45,11 @@ pub(super) struct RankFailure {
 impl Callback for RankFailure {
     fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
         match self.ends {
-            FailurePoint::Dies(at) if at == control.batches() => {
-                until_whole(&self.folder, last_saved(at));
-                Err("it dies".into())
+            FailurePoint::Fails(at) if at == control.batches() => {
+                wait_for_checkpoint(&self.folder, last_saved(at));
+                Err("the rank fails".into())
             }
-            FailurePoint::Leaves(at) if at == control.batches() => {
+            FailurePoint::Preempted(at) if at == control.batches() => {
                 self.stop.set();
                 Ok(())
             }
@@ -61,7 +61,7 @@ impl Callback for RankFailure {
 impl RankFailure {
     /// Returns the callback for this rank if rank `of` ends like this.
     pub(super) fn of(context: &Context, ends: FailurePoint, of: usize) -> Box<dyn Callback> {
-        let ends = if context.distributed().rank() == of { ends } else { FailurePoint::Not };
+        let ends = if context.distributed().rank() == of { ends } else { FailurePoint::None };
         let folder = PathBuf::from(&context.config.storage.url);
         Self { ends, folder, stop: context.stop.clone() }.boxed()
     }
@@ -73,18 +73,18 @@ pub(super) fn last_saved(batch: u64) -> u64 {
 }
 
 /// Waits until the checkpoint at this batch is complete.
-fn until_whole(folder: &Path, batch: u64) {
+fn wait_for_checkpoint(folder: &Path, batch: u64) {
     let start = Instant::now();
     let prefix = format!("{batch:012}-");
     let is_complete = |path: PathBuf| {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         name.starts_with(&prefix) && path.join("manifest.json").exists()
     };
-    let is_whole = || {
+    let has_checkpoint = || {
         let entries = std::fs::read_dir(folder.join("trial/checkpoints"));
         entries.into_iter().flatten().any(|entry| is_complete(entry.unwrap().path()))
     };
-    while batch > 0 && !is_whole() {
+    while batch > 0 && !has_checkpoint() {
         assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint of batch {batch}");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -140,7 +140,7 @@ pub(super) fn check_failure_points<T: PartialEq + Send + Debug>(
 ) -> (T, usize) {
     let straight = brief_folder();
     let (ranks, started) =
-        attempt(straight.path(), size, false, |context| train(context, FailurePoint::Not, 0));
+        attempt(straight.path(), size, false, |context| train(context, FailurePoint::None, 0));
     let mut trained: Vec<T> = ranks.into_iter().map(Result::unwrap).collect();
     assert!(trained.iter().all(|rank| *rank == trained[0]), "{what} on {size}: ranks differ");
     let rows_straight = rows_that_count(straight.path(), &[started]);
@@ -152,20 +152,20 @@ pub(super) fn check_failure_points<T: PartialEq + Send + Debug>(
         let of = batch as usize % size;
         // A killed process leaves the rows that it has stored, up to any batch before its end.
         let (died, first) = attempt(folder.path(), size, batch % 2 == 1, |context| {
-            train(context, FailurePoint::Dies(batch), of)
+            train(context, FailurePoint::Fails(batch), of)
         });
         assert!(died.iter().all(Result::is_err), "{what}");
         let error = died[of].as_ref().unwrap_err().to_string();
-        assert_eq!(error, "callback RankFailure: it dies", "{what}");
+        assert_eq!(error, "callback RankFailure: the rank fails", "{what}");
         let (left, second) = attempt(folder.path(), size, false, |context| {
-            train(context, FailurePoint::Leaves(batch), of)
+            train(context, FailurePoint::Preempted(batch), of)
         });
         for left in left {
             let error = left.unwrap_err();
             assert_eq!(exit_code(&*error), ExitCode::Preempted, "{what}: {error}");
         }
         let (ranks, third) =
-            attempt(folder.path(), size, false, |context| train(context, FailurePoint::Not, 0));
+            attempt(folder.path(), size, false, |context| train(context, FailurePoint::None, 0));
         assert_eq!((first.1, second.1), (0, last_saved(batch)), "{what}");
         // A gang receives a signal with its next exchange: at a save, or with the next gradients.
         let is_late = third.1.checked_sub(batch).unwrap();

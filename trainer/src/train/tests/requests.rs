@@ -83,21 +83,21 @@ fn raised_errors_end_training() {
         }
     }
     let _stream = lock_random_stream();
-    let check = |place: &'static str, workers| {
+    let check = |position: &'static str, workers| {
         let context = alone(None, 4).context().unwrap();
         let at = move |here| {
-            if here == place {
-                raise(InvalidHyperparameters(place.into()))
+            if here == position {
+                raise(InvalidHyperparameters(position.into()))
             }
         };
-        let data = |map_place| {
+        let data = |map_position| {
             let map = move |pair| {
-                at(map_place);
+                at(map_position);
                 Ok(pair)
             };
             Data::arrays(samples()).unwrap().map(map).workers(workers)
         };
-        let callbacks = if place == "in a callback" { vec![Raises.boxed()] } else { vec![] };
+        let callbacks = if position == "in a callback" { vec![Raises.boxed()] } else { vec![] };
         let fit = Fit::new(data("in the data"))
             .validation(data("in validation's data"))
             .batch_size(16)
@@ -109,18 +109,18 @@ fn raised_errors_end_training() {
             step(model, pair)
         };
         let error = context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap_err();
-        assert_eq!(exit_code(&*error), ExitCode::InvalidHyperparameters, "{place}: {error}");
+        assert_eq!(exit_code(&*error), ExitCode::InvalidHyperparameters, "{position}: {error}");
         assert!(
-            error.to_string().ends_with(&format!("invalid hyperparameters: {place}")),
+            error.to_string().ends_with(&format!("invalid hyperparameters: {position}")),
             "{error}"
         );
     };
-    for place in ["in the first step", "in a step", "in a callback"] {
-        check(place, 0);
+    for position in ["in the first step", "in a step", "in a callback"] {
+        check(position, 0);
     }
-    for place in ["in the data", "in validation's data"] {
-        check(place, 0);
-        check(place, 2);
+    for position in ["in the data", "in validation's data"] {
+        check(position, 0);
+        check(position, 2);
     }
 }
 

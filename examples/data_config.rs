@@ -11,7 +11,7 @@ use stoker_trainer::{Context, Result};
 /// Location of a data set's files: the experiment's `data`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Place {
+pub(crate) struct DataConfig {
     /// A path, or a URL with the scheme file, http, https, s3, gs or az.
     #[serde(default)]
     root: Option<String>,
@@ -27,18 +27,18 @@ const IN_THE_IMAGE: &str = "/usr/local/share/stoker/data";
 const REMEDY: &str = "run scripts/fetch-data, or for pods scripts/build-images --data, or set \
                       data.root in the experiment to the directory or URL of the files";
 
-impl Place {
+impl DataConfig {
     /// Returns the location that the experiment specifies. The default is the directory `name` in
     /// the cache, or in the image if only the image has this directory.
     pub(crate) fn new(context: &Context, name: &str) -> Result<Self> {
-        let mut place: Self = context.data()?;
-        if place.root.is_none() {
+        let mut data: Self = context.data()?;
+        if data.root.is_none() {
             let cached = Cache::standard()?.folder().join(name);
-            let brought = Path::new(IN_THE_IMAGE).join(name);
-            let folder = if brought.exists() && !cached.exists() { brought } else { cached };
-            place.root = Some(folder.to_string_lossy().into_owned());
+            let in_image = Path::new(IN_THE_IMAGE).join(name);
+            let folder = if in_image.exists() && !cached.exists() { in_image } else { cached };
+            data.root = Some(folder.to_string_lossy().into_owned());
         }
-        Ok(place)
+        Ok(data)
     }
 
     /// Returns the local path of the first of `names` that exists. Remote files are downloaded.

@@ -1,5 +1,6 @@
 //! The Experiment resource: a search over trials, as users write it.
 
+mod length;
 mod resources;
 #[cfg(feature = "crd")]
 pub(crate) mod schema;
@@ -11,8 +12,13 @@ use serde_json::Value;
 
 use crate::pod::PodTemplate;
 
+pub use length::{Length, Unit};
 pub use resources::Resources;
-pub use search::{GridSearch, Length, RandomSearch, Searcher, SingleSearch, Unit};
+pub use search::{
+    AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, GridSearch,
+    HyperbandSearch, RandomSearch, SEARCH_METHODS, SamplerSpec, SearchMode, Searcher, SingleSearch,
+    SyncHalvingSearch, TpeSampler, TpeSearch,
+};
 pub use status::{BestTrial, ExperimentStatus, Phase, StorageRecord};
 
 /// Specification of an experiment: program, search space, search method and training length.

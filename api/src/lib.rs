@@ -16,7 +16,8 @@
 //!
 //! 1. [`experiment`]: the experiment as users write it.
 //! 2. [`hyperparameters`]: the search space and its syntax.
-//! 3. [`trial`]: the record of one trial: sampled hyperparameters, grants and facts.
+//! 3. [`trial`]: the record of one trial: sampled hyperparameters, grants and facts;
+//!    [`decisions`]: the recorded decisions of a search.
 //! 4. [`inference`]: batch inference jobs.
 //! 5. [`contract`]: the protocol between trainer and runner: configuration, reports and directives.
 //! 6. [`exit`]: the meaning of a trainer's exit code for its attempt.
@@ -30,6 +31,7 @@ pub mod condition;
 pub mod contract;
 #[cfg(feature = "crd")]
 pub mod crd;
+pub mod decisions;
 pub mod exit;
 pub mod experiment;
 pub mod hyperparameters;

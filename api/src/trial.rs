@@ -2,13 +2,14 @@
 //!
 //! Facts and grants are append-only. A *fact* is an event of the trial, such as a result. Facts of
 //! different trials are unordered. A *grant* assigns a fact its position in the order of the whole
-//! experiment. It also contains the training length that the trial may reach after this fact. A
-//! search is a fold over the facts in this order.
+//! experiment, and records what the search decided on it. Other grants are effects of decisions on
+//! other trials' facts. A grant also contains the training length that the trial may reach.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::condition::Condition;
+use crate::decisions::StepRecord;
 use crate::experiment::{Phase, Unit};
 use crate::time::Timestamp;
 
@@ -48,7 +49,13 @@ use crate::time::Timestamp;
             "rule": "self.experiment == oldSelf.experiment && self.index == oldSelf.index && \
                 self.requestId == oldSelf.requestId && self.seed == oldSelf.seed && \
                 self.hyperparameters == oldSelf.hyperparameters && \
-                self.unit == oldSelf.unit && self.units == oldSelf.units",
+                self.unit == oldSelf.unit && self.units == oldSelf.units && \
+                has(self.order) == has(oldSelf.order) && \
+                (!has(self.order) || self.order == oldSelf.order) && \
+                has(self.group) == has(oldSelf.group) && \
+                (!has(self.group) || self.group == oldSelf.group) && \
+                has(self.randomWords) == has(oldSelf.randomWords) && \
+                (!has(self.randomWords) || self.randomWords == oldSelf.randomWords)",
             "message": "the sampled values of a trial are immutable; create a new experiment"
         },
         {
@@ -75,6 +82,15 @@ pub struct TrialSpec {
     pub unit: Unit,
     /// Training length granted from the start, in `unit`.
     pub units: u64,
+    /// Position of the turn that created the trial. Unset in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<u64>,
+    /// Bracket of the trial, from 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub group: u32,
+    /// Number of 32-bit words taken from the experiment's random stream up to and with this trial.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub random_words: Option<u64>,
     /// Ordered facts, each with the training length it grants. Append-only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
@@ -118,24 +134,34 @@ impl DesiredTrialState {
     }
 }
 
-/// The position of a fact in the order of the whole experiment, and the training length it grants.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+/// A turn of the search that concerns this trial: the position of one of its facts and the steps
+/// that the search decided on it, or the effect of another trial's turn.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[cfg_attr(
     feature = "crd",
     schemars(extend("x-kubernetes-validations" = [{
-        "rule": "self == oldSelf",
+        "rule": "self.units == oldSelf.units && has(self.fact) == has(oldSelf.fact) && \
+            (!has(self.fact) || self.fact == oldSelf.fact) && \
+            has(self.steps) == has(oldSelf.steps) && \
+            (!has(self.steps) || self.steps.size() == oldSelf.steps.size())",
         "message": "a grant is immutable"
     }]))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Grant {
-    /// Position of the fact: unique in the experiment, from 0 without gaps.
+    /// Position of the turn in the order of the experiment; unique, with gaps.
     pub order: u64,
-    /// Index of the fact in `status.facts`.
-    pub fact: u32,
+    /// Index of the fact in `status.facts`, if the turn is about a fact of this trial.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fact: Option<u32>,
     /// Training length granted to this trial, in the trial's unit. Never less than before.
     pub units: u64,
+    /// What the search decided: on the fact, or, without a fact, about this trial. Unset in records
+    /// of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 2048)))]
+    pub steps: Option<Vec<StepRecord>>,
 }
 
 /// Observed status of a trial.
@@ -222,6 +248,9 @@ pub struct ResultFact {
     /// Value of the metric as a decimal string; `NaN` ranks last.
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
     pub metric: String,
+    /// Time at which the result was recorded. Unset in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Timestamp>,
 }
 
 /// The end of a trial.
@@ -231,6 +260,9 @@ pub struct ResultFact {
 pub struct ClosedFact {
     /// Cause of the end.
     pub cause: CloseCause,
+    /// Time at which the end was recorded. Unset in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Timestamp>,
 }
 
 /// Cause of the end of a trial.
@@ -336,4 +368,8 @@ pub struct CheckpointRecord {
 
 fn is_false(value: &bool) -> bool {
     !value
+}
+
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }

@@ -6,13 +6,17 @@ mod inference;
 mod overrides;
 mod pods;
 mod rules;
+mod searches;
 
 use std::fmt;
 
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::experiment::{ExperimentSpec, Unit};
+use crate::experiment::{
+    AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, ExperimentSpec,
+    HyperbandSearch, SyncHalvingSearch, TpeSearch, Unit,
+};
 use crate::hyperparameters::Space;
 use crate::inference::InferenceJobSpec;
 
@@ -56,7 +60,7 @@ pub struct ValidExperiment {
 }
 
 /// Search method.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Method {
     /// One trial.
     Single,
@@ -72,6 +76,30 @@ pub enum Method {
         /// Maximum number of concurrent trials; 0 means no limit.
         max_concurrent: u32,
     },
+    /// One bracket of asynchronous halving.
+    AsyncHalving(AsyncHalvingSearch),
+    /// Several brackets of asynchronous halving.
+    AdaptiveAsha(AdaptiveAshaSearch),
+    /// One synchronous bracket.
+    SyncHalving {
+        /// The search.
+        search: SyncHalvingSearch,
+        /// Its budget, in the unit of the experiment.
+        budget: u64,
+    },
+    /// Several synchronous brackets that share a budget.
+    Adaptive {
+        /// The search.
+        search: AdaptiveSearch,
+        /// Its budget, in the unit of the experiment.
+        budget: u64,
+    },
+    /// Several synchronous brackets that share a number of trials.
+    AdaptiveSimple(AdaptiveSimpleSearch),
+    /// Brackets of Hyperband.
+    Hyperband(HyperbandSearch),
+    /// Trials whose hyperparameters a tree-structured Parzen estimator samples.
+    Tpe(TpeSearch),
 }
 
 /// Validates an experiment against all rules, including those of its schema.

@@ -2,15 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
 use stoker_api::contract::{CONTRACT_VERSION, Report, ReportEvent};
 use stoker_api::experiment::Unit;
 use stoker_api::hyperparameters::{DoubleRange, IntRange, Parameter, Space};
-use stoker_api::trial::{CloseCause, TrialStatus};
+use stoker_api::trial::TrialStatus;
 use stoker_api::validate::Method;
 
-use crate::search::method::{SearchMethod, Step};
-use crate::search::rng::Random;
 use crate::search::{Draw, SearchConfig};
 use crate::trial::{SearchedMetric, TrialRecord};
 
@@ -24,7 +21,9 @@ pub(crate) fn config(method: Method) -> SearchConfig {
         ("net".to_owned(), Space::Group(net)),
     ]);
     SearchConfig {
+        experiment: "mnist".to_owned(),
         method,
+        sampler: None,
         smaller_is_better: true,
         unit: Unit::Epochs,
         units_max: 9,
@@ -65,46 +64,5 @@ pub(crate) fn checkpointed(name: &str, metric: Option<&str>) -> ReportEvent {
         manifest_sha256: format!("hash of {name}"),
         bytes: 1,
         metric: metric.map(str::to_owned),
-    }
-}
-
-/// Once two trials have a result, promotes the better one and stops the other, as a comparing
-/// search method does.
-#[derive(Debug, Default)]
-pub(crate) struct BetterOfTwo {
-    losses: BTreeMap<u32, f64>,
-}
-
-impl SearchMethod for BetterOfTwo {
-    fn start(&mut self) -> Vec<Step> {
-        vec![Step::Create { units: 3 }; 2]
-    }
-
-    fn on_result(&mut self, trial: u32, units: u64, loss: f64) -> Vec<Step> {
-        if units == 9 {
-            return vec![Step::Stop { trial }];
-        }
-        self.losses.insert(trial, loss);
-        let (Some(first), Some(second)) = (self.losses.get(&0), self.losses.get(&1)) else {
-            return Vec::new();
-        };
-        let better = u32::from(second < first);
-        vec![Step::Continue { trial: better, units: 9 }, Step::Stop { trial: 1 - better }]
-    }
-
-    fn on_closed(&mut self, _trial: u32, _cause: CloseCause) -> Vec<Step> {
-        Vec::new()
-    }
-
-    fn draw(&mut self, _random: &mut Random) -> Option<Value> {
-        Some(serde_json::json!({}))
-    }
-
-    fn num_expected(&self) -> u64 {
-        2
-    }
-
-    fn lengths(&self) -> Vec<(u64, u64)> {
-        vec![(3, 1), (9, 1)]
     }
 }

@@ -2,8 +2,8 @@
 //! checkpoints are kept.
 //!
 //! ```text
-//!   recorded facts -> search: Event -> Action: Create, Continue, Stop, Shutdown
-//!                  -> experiment: grants, creates, stops, status
+//!   recorded facts -> search: Event -> Step: create, continue, pause, stop, finish
+//!                  -> experiment: writes, desired states, status
 //!   one record     -> trial: start, wait, close; report -> record; record -> directive
 //! ```
 //!
@@ -13,10 +13,10 @@
 //!
 //! # Reading order
 //!
-//! 1. [`search`]: trials of a search, as events and actions.
+//! 1. [`search`]: search methods, as events and steps.
 //! 2. [`trial`]: record of one trial: attempts, restarts, reports, directives.
 //! 3. [`gang`]: pods of one trial: how they exit, and what follows.
-//! 4. [`experiment`]: fold of recorded facts into a search, and what follows from it.
+//! 4. [`experiment`]: the search in step with its record, and what follows from it.
 //! 5. [`inference`]: processes and pods of an inference job.
 //! 6. [`retention`]: which checkpoints are kept.
 //! 7. [`preview`]: simulation of a search.
@@ -24,10 +24,11 @@
 //!
 //! # Invariants
 //!
-//! - **Every created trial is closed exactly once**, and `Shutdown` follows the last close.
+//! - **Every created trial is closed exactly once**, and no search goes on for ever.
+//! - **Decisions are recorded.** A search that is rebuilt from its record equals the live one.
 //! - **Repeats are harmless.** Handling an event twice, or recording a report twice, has no further
 //!   effect.
-//! - **A plan may be cut anywhere.** After any prefix of a plan was applied, planning again returns
+//! - **Writes may be cut anywhere.** After any prefix of a turn's writes, a rebuilt search returns
 //!   the rest.
 
 pub mod search;

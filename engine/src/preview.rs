@@ -5,7 +5,9 @@ use serde_json::Value;
 use stoker_api::trial::CloseCause;
 use stoker_api::validate::Method;
 
-use crate::search::{Action, Draw, Event, Search, SearchConfig};
+use crate::search::state::{SearchState, Turn};
+use crate::search::turn::Event;
+use crate::search::{Draw, SearchConfig};
 
 /// Number of trials by length, and sampled hyperparameters of the first trials.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -44,55 +46,56 @@ impl Preview {
     }
 }
 
-/// Simulates a search, and samples its first `samples` trials.
+/// Counts the trials of a search, and samples its first `samples` trials.
 pub fn preview(config: &SearchConfig, samples: u32) -> Preview {
-    let mut search = Search::new(limit_concurrency(config, samples));
-    let counts = search.lengths().into_iter().filter(|(_, trials)| *trials > 0);
-    let lengths = counts.map(|(units, trials)| LengthCount { units, trials }).collect();
-    let samples_max = samples as usize;
-    let mut samples = Vec::new();
-    if samples_max > 0 {
-        samples.extend(search.start().into_iter().filter_map(sample));
-    }
+    let lengths = SearchState::of(config).forecast().into_iter();
+    let lengths = lengths.map(|(units, trials)| LengthCount { units, trials }).collect();
+    let mut search = SearchState::of(&limit_concurrency(config, samples));
+    let mut draws = vec![];
+    let mut next = Some(Event::Began).filter(|_| samples > 0);
     let mut trial = 0;
-    while samples.len() < samples_max && (trial as usize) < samples.len() {
-        let event = Event::Closed { trial, cause: CloseCause::Completed };
-        samples.extend(search.handle(event).into_iter().filter_map(sample));
+    while let Some(event) = next {
+        draws.extend(search.advance(event).into_iter().flat_map(|turn: Turn| turn.created));
+        let is_next = draws.len() < samples as usize && trial < draws.len();
+        next =
+            is_next.then_some(Event::Closed { trial: trial as u32, cause: CloseCause::Completed });
         trial += 1;
     }
-    samples.truncate(samples_max);
-    Preview { lengths, samples }
+    draws.truncate(samples as usize);
+    Preview { lengths, samples: draws.into_iter().map(sample).collect() }
 }
 
-/// Limits concurrency to the number of samples, so that no other trials are sampled. Sampled values
+/// Limits concurrency to the number of samples, so that not all trials are sampled. Sampled values
 /// do not depend on concurrency.
 fn limit_concurrency(config: &SearchConfig, samples: u32) -> SearchConfig {
-    let limited = |max_concurrent| match max_concurrent {
+    let mut limited = config.clone();
+    let concurrency = match &mut limited.method {
+        Method::Single => return limited,
+        Method::Random { max_concurrent, .. } | Method::Grid { max_concurrent } => max_concurrent,
+        Method::AsyncHalving(search) => &mut search.max_concurrent_trials,
+        Method::AdaptiveAsha(search) => &mut search.max_concurrent_trials,
+        Method::SyncHalving { search, .. } => &mut search.max_concurrent_trials,
+        Method::Adaptive { search, .. } => &mut search.max_concurrent_trials,
+        Method::AdaptiveSimple(search) => &mut search.max_concurrent_trials,
+        Method::Hyperband(search) => &mut search.max_concurrent_trials,
+        Method::Tpe(search) => &mut search.max_concurrent_trials,
+    };
+    *concurrency = match *concurrency {
         0 => samples.max(1),
         max => samples.clamp(1, max),
     };
-    let method = match config.method {
-        Method::Single => Method::Single,
-        Method::Random { max_trials, max_concurrent } => {
-            Method::Random { max_trials, max_concurrent: limited(max_concurrent) }
-        }
-        Method::Grid { max_concurrent } => Method::Grid { max_concurrent: limited(max_concurrent) },
-    };
-    SearchConfig { method, ..config.clone() }
+    limited
 }
 
-fn sample(action: Action) -> Option<Sample> {
-    match action {
-        Action::Create(Draw { index, seed, hyperparameters, .. }) => {
-            Some(Sample { index, seed, hyperparameters })
-        }
-        Action::Continue { .. } | Action::Stop { .. } | Action::Shutdown { .. } => None,
-    }
+fn sample(draw: Draw) -> Sample {
+    let Draw { index, seed, hyperparameters, .. } = draw;
+    Sample { index, seed, hyperparameters }
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stoker_api::experiment::AsyncHalvingSearch;
 
     use super::*;
     use crate::fixture::config;
@@ -105,44 +108,53 @@ mod tests {
         assert_eq!(sampled, indices);
     }
 
+    fn asha(max_trials: u32) -> Method {
+        Method::AsyncHalving(AsyncHalvingSearch {
+            max_trials,
+            num_rungs: 3,
+            divisor: 3,
+            max_concurrent_trials: 16,
+            stop_once: false,
+        })
+    }
+
     #[test]
     fn preview_counts_all_trials_and_samples_the_first() {
         let random = Method::Random { max_trials: 5, max_concurrent: 2 };
-        check(random, 3, json!([{ "units": 9, "trials": 5 }]), &[0, 1, 2]);
-        check(random, 9, json!([{ "units": 9, "trials": 5 }]), &[0, 1, 2, 3, 4]);
+        check(random.clone(), 3, json!([{ "units": 9, "trials": 5 }]), &[0, 1, 2]);
+        check(random.clone(), 9, json!([{ "units": 9, "trials": 5 }]), &[0, 1, 2, 3, 4]);
         check(random, 0, json!([{ "units": 9, "trials": 5 }]), &[]);
         check(Method::Single, 9, json!([{ "units": 9, "trials": 1 }]), &[0]);
         let grid = Method::Grid { max_concurrent: 0 };
         check(grid, 2, json!([{ "units": 9, "trials": 6 }]), &[0, 1]);
+        let lengths = json!([
+            { "units": 1, "trials": 54 }, { "units": 3, "trials": 18 }, { "units": 9, "trials": 9 },
+        ]);
+        check(asha(81), 3, lengths, &[0, 1, 2]);
     }
 
     #[test]
-    fn only_shown_trials_are_sampled() {
-        let check = |method, samples, expected| {
-            let mut search = Search::new(limit_concurrency(&config(method), samples));
-            assert_eq!(search.start().len(), expected, "{method:?} {samples}");
-        };
-        check(Method::Random { max_trials: u32::MAX, max_concurrent: 0 }, 5, 5);
-        check(Method::Random { max_trials: u32::MAX, max_concurrent: 3 }, 5, 3);
-        check(Method::Grid { max_concurrent: 0 }, 5, 5);
-        check(Method::Grid { max_concurrent: 0 }, 0, 1);
+    fn samples_do_not_depend_on_concurrency() {
+        let many = Method::Random { max_trials: u32::MAX, max_concurrent: 0 };
+        assert_eq!(preview(&config(many), 5).samples.len(), 5);
         let random = |max_concurrent| Method::Random { max_trials: 9, max_concurrent };
         let all = preview(&config(random(0)), 9);
         assert_eq!(preview(&config(random(0)), 4).samples, all.samples[..4]);
         assert_eq!(preview(&config(random(2)), 9), all);
+        assert_eq!(preview(&config(asha(9)), 9).samples, all.samples);
     }
 
     #[test]
     fn json_fields_match_the_documentation() {
         let config = config(Method::Grid { max_concurrent: 1 });
-        let started = Search::new(config.clone()).start();
-        let Some(Action::Create(Draw { seed, .. })) = started.first() else { panic!("no trial") };
+        let preview = preview(&config, 1);
+        let seed = preview.samples[0].seed;
         let lengths = r#"{"lengths":[{"units":9,"trials":6}]"#;
         let values = r#"{"depth":3,"net":{"rate":1}}"#;
         let expected = format!(
             r#"{lengths},"samples":[{{"index":0,"seed":{seed},"hyperparameters":{values}}}]}}"#
         );
-        assert_eq!(serde_json::to_string(&preview(&config, 1)).unwrap(), expected);
+        assert_eq!(serde_json::to_string(&preview).unwrap(), expected);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use stoker_api::contract::{CheckpointRef, Directive};
 use stoker_api::experiment::Phase;
 use stoker_api::names::parse_checkpoint_name;
+use stoker_api::time::Timestamp;
 use stoker_api::trial::{
     Attempt, AttemptEnd, CloseCause, ClosedFact, Fact, ResultFact, TrialSpec, TrialStatus,
 };
@@ -126,6 +127,15 @@ pub fn result_at(record: &TrialRecord, units: u64) -> Option<&ResultFact> {
         Fact::Result(fact) if fact.units == units => Some(fact),
         Fact::Result(_) | Fact::Closed(_) => None,
     })
+}
+
+/// Returns when the latest result was recorded; the epoch if there is none.
+pub fn last_result_at(record: &TrialRecord) -> Timestamp {
+    let latest = record.status.facts.iter().rev().find_map(|fact| match fact {
+        Fact::Result(result) => Some(result.at),
+        Fact::Closed(_) => None,
+    });
+    latest.flatten().unwrap_or_default()
 }
 
 /// Returns the number of the live attempt, if any.
@@ -249,7 +259,7 @@ pub fn close(record: &mut TrialRecord, cause: CloseCause, message: Option<String
     if closed(record).is_some() {
         return;
     }
-    record.status.facts.push(Fact::Closed(ClosedFact { cause }));
+    record.status.facts.push(Fact::Closed(ClosedFact { cause, at: None }));
     record.status.phase = match cause {
         CloseCause::Completed | CloseCause::StoppedEarly => Phase::Completed,
         CloseCause::InvalidHyperparameters | CloseCause::Failed => Phase::Failed,
@@ -257,6 +267,17 @@ pub fn close(record: &mut TrialRecord, cause: CloseCause, message: Option<String
     };
     record.status.message = message;
     budget::bound_message(&mut record.status.message);
+}
+
+/// Sets the time of facts that a change has added. `num_before` is their number before the change.
+pub fn stamp_facts(record: &mut TrialRecord, num_before: usize, now: Timestamp) {
+    for fact in record.status.facts.iter_mut().skip(num_before) {
+        let at = match fact {
+            Fact::Result(result) => &mut result.at,
+            Fact::Closed(closed) => &mut closed.at,
+        };
+        at.get_or_insert(now);
+    }
 }
 
 /// Returns the directive for the trainer of an attempt.

@@ -21,12 +21,13 @@ use crate::error::{Error, request};
 
 /// Lists whose entries have an identity, with the field that holds it. Entries of other lists are
 /// compared by position: facts are only appended, and a job's workers are numbered by position.
-const LIST_KEYS: [(&str, &str); 5] = [
+const LIST_KEYS: [(&str, &str); 6] = [
     ("attempts", "number"),
     ("checkpoints", "name"),
     ("conditions", "type"),
     ("ends", "attempt"),
     ("grants", "order"),
+    ("log", "order"),
 ];
 
 /// The part of an object that a write changes.

@@ -118,3 +118,15 @@ pub fn describe_output(output: &Output) -> String {
         String::from_utf8_lossy(&output.stderr)
     )
 }
+
+/// Returns a trial's facts without their times, which differ between runs.
+pub fn facts_without_times(facts: &serde_json::Value) -> serde_json::Value {
+    let mut facts = facts.clone();
+    for fact in facts.as_array_mut().into_iter().flatten() {
+        let fields = fact.as_object_mut().into_iter().flat_map(|fact| fact.values_mut());
+        for fact in fields.filter_map(serde_json::Value::as_object_mut) {
+            fact.remove("at");
+        }
+    }
+    facts
+}

@@ -13,6 +13,7 @@ mod language;
 mod learner;
 mod links;
 mod local_run;
+mod promotion;
 mod proxy;
 mod readers;
 mod reproducibility;

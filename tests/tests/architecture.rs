@@ -76,19 +76,11 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// Maximum number of characters in a line, also in comments, strings and macros.
 const COLUMNS_MAX: usize = 100;
 
-/// Files that may exceed these limits, each with the reason.
-const LIMITS_EXEMPT: &[(&str, &str)] = &[
-    ("engine/src/experiment/refusal.rs", "the rewrite of the search engine replaces this file"),
-    ("engine/src/experiment/steer.rs", "the rewrite of the search engine replaces this file"),
-    ("operator/src/experiment/apply.rs", "the rewrite of the search engine replaces this file"),
-];
-
 /// Applies `violations` to the text of each file, and fails with all of its errors.
 #[track_caller]
 fn check_sources(violations: impl Fn(&str) -> Vec<(usize, String)>) {
-    let is_exempt = |name: &str| LIMITS_EXEMPT.iter().any(|(file, _)| *file == name);
     let mut errors = vec![];
-    for (name, text) in sources().into_iter().filter(|(name, _)| !is_exempt(name)) {
+    for (name, text) in sources() {
         let violations = violations(&text).into_iter();
         errors.extend(violations.map(|(line, error)| format!("{name}:{line}: {error}")));
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use stoker_tests::{describe_output, has_data, stoker};
+use stoker_tests::{describe_output, facts_without_times, has_data, stoker};
 
 use crate::learner::checkpoints;
 use crate::local_run::{last_line, run};
@@ -62,7 +62,7 @@ pub(crate) fn trials(root: &Path) -> BTreeMap<u64, Value> {
             continue;
         }
         let trial: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-        let facts: Vec<_> = trial["status"]["facts"].as_array().unwrap().clone();
+        let facts = facts_without_times(&trial["status"]["facts"]);
         let spec = &trial["spec"];
         let kept = serde_json::json!({
             "draw": [spec["requestId"], spec["seed"], spec["hyperparameters"]],

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde_json::{Value, json};
 use stoker_test_cluster::{Cluster, wait_until};
-use stoker_tests::{describe_output, program, repository};
+use stoker_tests::{describe_output, facts_without_times, program, repository};
 
 /// Namespace of the experiments. It requires pod security `restricted`.
 const NAMESPACE: &str = "ml";
@@ -156,7 +156,7 @@ fn stoker_on(cluster: &Cluster, arguments: &[&str]) -> String {
 /// Returns the latest metrics and the facts of a trial.
 fn outcome(cluster: &Cluster, trial: &str) -> (Value, Value) {
     let status = get(cluster, "trial", trial)["status"].clone();
-    (status["metrics"].clone(), status["facts"].clone())
+    (status["metrics"].clone(), facts_without_times(&status["facts"]))
 }
 
 /// Returns the file names and hashes of a trial's latest checkpoint.

@@ -1,16 +1,33 @@
-//! Search methods and training lengths.
+//! Search methods.
 
 use serde::{Deserialize, Serialize};
 
-/// Search method and the metric that ranks trials. Exactly one of `single`, `random` and `grid`
-/// must be set.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+use super::length::Length;
+
+/// Names of the search methods. Exactly one of them must be set.
+pub const SEARCH_METHODS: [&str; 10] = [
+    "single",
+    "random",
+    "grid",
+    "asyncHalving",
+    "adaptiveAsha",
+    "syncHalving",
+    "adaptive",
+    "adaptiveSimple",
+    "hyperband",
+    "tpe",
+];
+
+/// Search method and the metric that ranks trials. Exactly one search method must be set.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[cfg_attr(
     feature = "crd",
     schemars(extend("x-kubernetes-validations" = [{
-        "rule": "[has(self.single), has(self.random), has(self.grid)].exists_one(x, x)",
-        "message": "exactly one of single, random and grid must be set"
+        "rule": "[has(self.single), has(self.random), has(self.grid), has(self.asyncHalving), \
+            has(self.adaptiveAsha), has(self.syncHalving), has(self.adaptive), \
+            has(self.adaptiveSimple), has(self.hyperband), has(self.tpe)].exists_one(x, x)",
+        "message": "exactly one search method must be set"
     }]))
 )]
 #[serde(rename_all = "camelCase")]
@@ -32,6 +49,54 @@ pub struct Searcher {
     /// Runs one trial for each point of a grid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grid: Option<GridSearch>,
+    /// Asynchronous successive halving (ASHA): continues the best trials of each rung.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub async_halving: Option<AsyncHalvingSearch>,
+    /// Several brackets of asynchronous halving with different numbers of rungs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adaptive_asha: Option<AdaptiveAshaSearch>,
+    /// Synchronous successive halving with a budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sync_halving: Option<SyncHalvingSearch>,
+    /// Several brackets of synchronous halving that share a budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adaptive: Option<AdaptiveSearch>,
+    /// Several brackets of synchronous halving that share a number of trials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adaptive_simple: Option<AdaptiveSimpleSearch>,
+    /// Brackets of synchronous halving with the sizes of the Hyperband paper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hyperband: Option<HyperbandSearch>,
+    /// Runs trials with hyperparameters sampled near those of good trials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpe: Option<TpeSearch>,
+    /// Samples hyperparameters in another way than at random. Not for `grid` and `tpe`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampler: Option<SamplerSpec>,
+    /// Seconds for which a paused trial keeps its GPUs while no other trial waits for them. If it
+    /// is continued within this time, it does not have to restart. Default: 60.
+    #[serde(default = "default_release_seconds")]
+    pub release_seconds: u32,
+}
+
+impl Searcher {
+    /// Returns the search methods that are set.
+    pub fn methods_set(&self) -> Vec<&'static str> {
+        let is_set = [
+            self.single.is_some(),
+            self.random.is_some(),
+            self.grid.is_some(),
+            self.async_halving.is_some(),
+            self.adaptive_asha.is_some(),
+            self.sync_halving.is_some(),
+            self.adaptive.is_some(),
+            self.adaptive_simple.is_some(),
+            self.hyperband.is_some(),
+            self.tpe.is_some(),
+        ];
+        let methods = SEARCH_METHODS.into_iter().zip(is_set);
+        methods.filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
+    }
 }
 
 /// A search with one trial. Hyperparameters with a range are sampled once.
@@ -64,62 +129,204 @@ pub struct GridSearch {
     pub max_concurrent_trials: u32,
 }
 
-/// A training length. Exactly one field must be set.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[cfg_attr(
-    feature = "crd",
-    schemars(extend("x-kubernetes-validations" = [{
-        "rule": "[has(self.records), has(self.batches), has(self.epochs)].exists_one(x, x)",
-        "message": "exactly one of records, batches and epochs must be set"
-    }]))
-)]
-#[serde(rename_all = "camelCase")]
-pub struct Length {
-    /// Length in training samples, rounded down to whole global batches; at least 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
-    pub records: Option<u64>,
-    /// Length in global batches; at least 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
-    pub batches: Option<u64>,
-    /// Length in epochs: passes over the training data, or multiples of `recordsPerEpoch` if that
-    /// is set; at least 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
-    pub epochs: Option<u64>,
-}
-
-/// Unit of a training length.
+/// Asynchronous successive halving. The rungs have the lengths `maxLength / divisor^k`, rounded
+/// down.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub enum Unit {
-    /// Training samples.
-    Records,
-    /// Global batches.
-    Batches,
-    /// Passes over the training data, or multiples of `recordsPerEpoch`.
-    Epochs,
+pub struct AsyncHalvingSearch {
+    /// Total number of trials, from 1 to 100,000.
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub max_trials: u32,
+    /// Number of rungs, at least 1. The shortest rung must have at least one unit.
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub num_rungs: u32,
+    /// One of this many trials continues at each rung; at least 2. Default: 4.
+    #[serde(default = "default_divisor")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 2)))]
+    pub divisor: u32,
+    /// Maximum number of trials that train concurrently; 0 means as many as keep all rungs busy.
+    /// Default: 16.
+    #[serde(default = "default_max_concurrent_trials")]
+    pub max_concurrent_trials: u32,
+    /// Whether a trial is stopped for good at the first rung where it is not among the best. By
+    /// default it is paused, and continues if it later is. Default: false.
+    #[serde(default)]
+    pub stop_once: bool,
 }
 
-impl Length {
-    /// Creates a length of `units` in `unit`.
-    pub fn new(unit: Unit, units: u64) -> Self {
-        let of = |this| (unit == this).then_some(units);
-        Self { records: of(Unit::Records), batches: of(Unit::Batches), epochs: of(Unit::Epochs) }
-    }
+/// Number of brackets of an adaptive search.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum SearchMode {
+    /// One bracket for each number of rungs: stops the fewest trials early.
+    Conservative,
+    /// Brackets for the larger half of the numbers of rungs.
+    #[default]
+    Standard,
+    /// One bracket with all rungs: stops the most trials early.
+    Aggressive,
+}
 
-    /// Returns the unit and the number of units; `None` unless exactly one field is set.
-    pub fn get(&self) -> Option<(Unit, u64)> {
-        match (self.records, self.batches, self.epochs) {
-            (Some(units), None, None) => Some((Unit::Records, units)),
-            (None, Some(units), None) => Some((Unit::Batches, units)),
-            (None, None, Some(units)) => Some((Unit::Epochs, units)),
-            _ => None,
-        }
-    }
+/// Adaptive ASHA: brackets of asynchronous halving.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AdaptiveAshaSearch {
+    /// Total number of trials, from 1 to 100,000.
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub max_trials: u32,
+    /// Number of brackets. Default: standard.
+    #[serde(default)]
+    pub mode: SearchMode,
+    /// Maximum number of rungs of a bracket, at least 1. Default: 5.
+    #[serde(default = "default_max_rungs")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub max_rungs: u32,
+    /// Numbers of rungs of the brackets, instead of `mode` and `maxRungs`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 16)))]
+    pub bracket_rungs: Vec<u32>,
+    /// One of this many trials continues at each rung; at least 2. Default: 4.
+    #[serde(default = "default_divisor")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 2)))]
+    pub divisor: u32,
+    /// Maximum number of trials of all brackets that train concurrently; 0 means as many as keep
+    /// all brackets busy. Default: 16.
+    #[serde(default = "default_max_concurrent_trials")]
+    pub max_concurrent_trials: u32,
+    /// Same as in `asyncHalving`. Default: false.
+    #[serde(default)]
+    pub stop_once: bool,
+}
+
+/// Synchronous successive halving.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SyncHalvingSearch {
+    /// Number of rungs, at least 1. The shortest rung must have at least one unit.
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub num_rungs: u32,
+    /// Approximate training length of all trials together, in the unit of `maxLength`.
+    pub budget: Length,
+    /// One of this many trials continues at each rung; at least 2. Default: 4.
+    #[serde(default = "default_divisor")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 2)))]
+    pub divisor: u32,
+    /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
+    #[serde(default = "default_max_concurrent_trials")]
+    pub max_concurrent_trials: u32,
+}
+
+/// Brackets of synchronous halving with a budget.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AdaptiveSearch {
+    /// Approximate training length of all trials together, in the unit of `maxLength`.
+    pub budget: Length,
+    /// Number of brackets. Default: standard.
+    #[serde(default)]
+    pub mode: SearchMode,
+    /// Maximum number of rungs of a bracket, at least 1. Default: 5.
+    #[serde(default = "default_max_rungs")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub max_rungs: u32,
+    /// Numbers of rungs of the brackets, instead of `mode` and `maxRungs`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 16)))]
+    pub bracket_rungs: Vec<u32>,
+    /// One of this many trials continues at each rung; at least 2. Default: 4.
+    #[serde(default = "default_divisor")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 2)))]
+    pub divisor: u32,
+    /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
+    #[serde(default = "default_max_concurrent_trials")]
+    pub max_concurrent_trials: u32,
+}
+
+/// Brackets of synchronous halving with a number of trials.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AdaptiveSimpleSearch {
+    /// Total number of trials, from 1 to 100,000.
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub max_trials: u32,
+    /// Number of brackets. Default: standard.
+    #[serde(default)]
+    pub mode: SearchMode,
+    /// Maximum number of rungs of a bracket, at least 1. Default: 5.
+    #[serde(default = "default_max_rungs")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub max_rungs: u32,
+    /// Numbers of rungs of the brackets, instead of `mode` and `maxRungs`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 16)))]
+    pub bracket_rungs: Vec<u32>,
+    /// One of this many trials continues at each rung; at least 2. Default: 4.
+    #[serde(default = "default_divisor")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 2)))]
+    pub divisor: u32,
+    /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
+    #[serde(default = "default_max_concurrent_trials")]
+    pub max_concurrent_trials: u32,
+}
+
+/// Hyperband: brackets from the most trials with the shortest rungs to the fewest with the longest.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct HyperbandSearch {
+    /// Number of brackets, the one with the most trials first; 0 means all. Default: 0.
+    #[serde(default)]
+    pub num_brackets: u32,
+    /// One of this many trials continues at each rung; at least 2. Default: 4.
+    #[serde(default = "default_divisor")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 2)))]
+    pub divisor: u32,
+    /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
+    #[serde(default = "default_max_concurrent_trials")]
+    pub max_concurrent_trials: u32,
+}
+
+/// A search by a tree-structured Parzen estimator (TPE): after ten random trials, hyperparameters
+/// are sampled near those of the best trials.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct TpeSearch {
+    /// Total number of trials, from 1 to 100,000.
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub max_trials: u32,
+    /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
+    #[serde(default = "default_max_concurrent_trials")]
+    pub max_concurrent_trials: u32,
+    /// Whether dependencies between hyperparameters are learned. Default: false.
+    #[serde(default)]
+    pub multivariate: bool,
+}
+
+/// A way to sample hyperparameters. Exactly one field must be set.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SamplerSpec {
+    /// Samples near the hyperparameters of good trials, compared at the greatest length that ten
+    /// trials have reached.
+    pub tpe: TpeSampler,
+}
+
+/// Settings of a tree-structured Parzen estimator.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct TpeSampler {
+    /// Whether dependencies between hyperparameters are learned. Default: false.
+    #[serde(default)]
+    pub multivariate: bool,
 }
 
 fn default_true() -> bool {
@@ -128,4 +335,16 @@ fn default_true() -> bool {
 
 fn default_max_concurrent_trials() -> u32 {
     16
+}
+
+fn default_divisor() -> u32 {
+    4
+}
+
+fn default_max_rungs() -> u32 {
+    5
+}
+
+fn default_release_seconds() -> u32 {
+    60
 }

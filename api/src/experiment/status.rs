@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
+use crate::decisions::LogEntry;
 use crate::time::Timestamp;
 
 /// Status of an experiment, derived from its trials. Its size does not depend on the number of
@@ -41,6 +42,10 @@ pub struct ExperimentStatus {
     /// Storage of the experiment's files. The operator records it before it creates the first pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageRecord>,
+    /// Turns of the search whose event is not a fact of a trial. Append-only.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 1024)))]
+    pub log: Vec<LogEntry>,
     /// Generation of the spec that this status describes.
     pub observed_generation: i64,
     /// Conditions of the experiment: `Valid`, `Running`, `Refused`, `Completed`, `Failed` and

@@ -6,8 +6,11 @@ use serde_json::{Value, json};
 
 use super::{
     FieldError, Method, NAME_BYTES_MAX, SEED_END, TRIALS_MAX, ValidExperiment, item, member,
+    searches,
 };
-use crate::experiment::{Entrypoint, EnvVar, ExperimentSpec, Length, SAVE_MAX, Searcher, Unit};
+use crate::experiment::{
+    Entrypoint, EnvVar, ExperimentSpec, Length, SAVE_MAX, SEARCH_METHODS, Searcher, Unit,
+};
 use crate::hyperparameters::{Space, TRIAL_BYTES_MAX};
 use crate::names::ENV_SETTABLE;
 
@@ -24,7 +27,7 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
         errors.push(FieldError::new("spec.data", &spec.data, "must be an object"));
     }
     let method = check_searcher(&spec.searcher, &mut errors);
-    if let (Some(space), Some(Method::Grid { .. })) = (&space, method) {
+    if let (Some(space), Some(Method::Grid { .. })) = (&space, &method) {
         check_grid(space, &mut errors);
     }
     let length = check_length("spec.searcher.maxLength", &spec.searcher.max_length, &mut errors);
@@ -97,32 +100,13 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
         let rule = "must name the validation metric that ranks trials";
         errors.push(FieldError::new("spec.searcher.metric", &json!(searcher.metric), rule));
     }
-    match (searcher.single, searcher.random, searcher.grid) {
-        (Some(_), None, None) => Some(Method::Single),
-        (None, Some(random), None) => {
-            if random.max_trials == 0 {
-                let path = "spec.searcher.random.maxTrials";
-                errors.push(FieldError::new(path, &json!(0), "must be at least 1"));
-            } else if random.max_trials > TRIALS_MAX {
-                let path = "spec.searcher.random.maxTrials";
-                let rule = format!("must be at most {TRIALS_MAX}; lower it, or split the search");
-                errors.push(FieldError::new(path, &json!(random.max_trials), &rule));
-            }
-            let max_concurrent = random.max_concurrent_trials;
-            Some(Method::Random { max_trials: random.max_trials, max_concurrent })
-        }
-        (None, None, Some(grid)) => {
-            Some(Method::Grid { max_concurrent: grid.max_concurrent_trials })
-        }
-        (single, random, grid) => {
-            let set = [("single", single.is_some()), ("random", random.is_some())];
-            let set = set.into_iter().chain([("grid", grid.is_some())]);
-            let set: Vec<_> = set.filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
-            let rule = "exactly one of single, random and grid must be set";
-            errors.push(union_error("spec.searcher", &set, rule));
-            None
-        }
+    let set = searcher.methods_set();
+    if set.len() != 1 {
+        let rule = format!("exactly one of {} must be set", SEARCH_METHODS.join(", "));
+        errors.push(union_error("spec.searcher", &set, &rule));
+        return None;
     }
+    searches::method(searcher, errors)
 }
 
 /// Returns the error of a union that does not have exactly one variant.
@@ -163,7 +147,11 @@ fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
 }
 
 /// Checks a length and returns its unit and number of units.
-fn check_length(path: &str, length: &Length, errors: &mut Vec<FieldError>) -> Option<(Unit, u64)> {
+pub(super) fn check_length(
+    path: &str,
+    length: &Length,
+    errors: &mut Vec<FieldError>,
+) -> Option<(Unit, u64)> {
     let fields =
         [("records", length.records), ("batches", length.batches), ("epochs", length.epochs)];
     for (name, units) in fields {

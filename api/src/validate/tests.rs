@@ -34,6 +34,67 @@ fn check(pointer: &str, value: Value, path: &str, words: &str) {
 }
 
 #[test]
+fn each_search_rule_names_its_field() {
+    let check = |method: &str, fields: Value, field: &str, words: &str| {
+        let mut searcher = json!({ "metric": "loss", "maxLength": { "epochs": 27 } });
+        searcher[method] = fields;
+        check("searcher", searcher, &format!("spec.searcher.{field}"), words);
+    };
+    let asha = |field: &str, value: Value| {
+        let mut fields = json!({ "maxTrials": 9, "numRungs": 3, "divisor": 3 });
+        fields[field] = value;
+        fields
+    };
+    check("asyncHalving", asha("maxTrials", json!(0)), "asyncHalving.maxTrials", "at least 1");
+    check("asyncHalving", asha("maxTrials", json!(100_001)), "asyncHalving.maxTrials", "100000");
+    check("asyncHalving", asha("numRungs", json!(0)), "asyncHalving.numRungs", "at least 1");
+    check("asyncHalving", asha("numRungs", json!(5)), "asyncHalving.numRungs", "at most 4");
+    check("asyncHalving", asha("divisor", json!(1)), "asyncHalving.divisor", "at least 2");
+    let adaptive = |field: &str, value: Value| {
+        let mut fields = json!({ "maxTrials": 9 });
+        fields[field] = value;
+        fields
+    };
+    check("adaptiveAsha", adaptive("maxRungs", json!(17)), "adaptiveAsha.maxRungs", "1 to 16");
+    let rungs = json!([2, 4]);
+    check(
+        "adaptiveAsha",
+        adaptive("bracketRungs", rungs),
+        "adaptiveAsha.bracketRungs[1]",
+        "at most 3",
+    );
+    check("adaptiveSimple", adaptive("divisor", json!(0)), "adaptiveSimple.divisor", "at least 2");
+    let budget = |budget: Value| json!({ "numRungs": 2, "budget": budget });
+    check(
+        "syncHalving",
+        budget(json!({ "batches": 99 })),
+        "syncHalving.budget",
+        "unit of searcher.maxLength",
+    );
+    check(
+        "syncHalving",
+        budget(json!({ "epochs": 26 })),
+        "syncHalving.budget",
+        "at least searcher.maxLength",
+    );
+    check("adaptive", json!({ "budget": { "epochs": 0 } }), "adaptive.budget.epochs", "at least 1");
+    check("hyperband", json!({ "divisor": 1 }), "hyperband.divisor", "at least 2");
+    check("tpe", json!({ "maxTrials": 0 }), "tpe.maxTrials", "at least 1");
+}
+
+#[test]
+fn sampler_fits_every_method_but_grid_and_tpe() {
+    let mut spec = good();
+    spec["searcher"]["sampler"] = json!({ "tpe": {} });
+    assert!(run("x", spec.clone()).is_ok());
+    let searcher = spec["searcher"].as_object_mut().unwrap();
+    searcher.remove("random");
+    searcher.insert("tpe".to_owned(), json!({ "maxTrials": 4 }));
+    let errors = run("x", spec).unwrap_err();
+    assert_eq!(errors[0].path, "spec.searcher.sampler");
+}
+
+#[test]
 fn each_pod_rule_names_its_field() {
     let resources = "spec.resources";
     check("resources", json!({"slotsPerTrial": 1025}), "spec.resources.slotsPerTrial", "1024");

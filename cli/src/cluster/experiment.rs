@@ -145,14 +145,12 @@ fn desired(state: DesiredState) -> String {
 }
 
 fn search(searcher: &Searcher) -> String {
-    let kind = match (searcher.random, searcher.grid) {
-        (Some(random), _) => format!("random, {} trials", random.max_trials),
-        (_, Some(_)) => "grid".to_owned(),
-        _ => "single".to_owned(),
-    };
-    let concurrent = searcher.random.map(|random| random.max_concurrent_trials);
-    let concurrent = concurrent.or(searcher.grid.map(|grid| grid.max_concurrent_trials));
-    let concurrent = concurrent.filter(|num| *num > 0).map(|num| format!(", {num} concurrent"));
+    let method = searcher.methods_set().first().copied().unwrap_or_default();
+    let settings = json!(searcher)[method].clone();
+    let number = |name: &str| settings[name].as_u64().filter(|number| *number > 0);
+    let trials = number("maxTrials").map(|num| format!(", {num} trials"));
+    let concurrent = number("maxConcurrentTrials").map(|num| format!(", {num} concurrent"));
+    let kind = format!("{method}{}", trials.unwrap_or_default());
     let length = searcher.max_length.get().map(|(unit, units)| {
         let unit = match unit {
             Unit::Records => "records",

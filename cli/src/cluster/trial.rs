@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
+use stoker_api::decisions::StepRecord;
 use stoker_api::experiment::Experiment;
 use stoker_api::names::LABEL_TRIAL;
 use stoker_api::time::Timestamp;
@@ -123,7 +124,7 @@ fn render(trial: &Trial, experiment: Option<&Experiment>, now: Timestamp) -> Str
     fields.add("Last metrics", metrics.collect::<Vec<_>>().join("\n"));
     fields.add("Best metric", best_metric(&status, experiment));
     fields.to_string()
-        + &grants(spec.units, &spec.grants, &status)
+        + &grants(spec.index, spec.units, &spec.grants, &status)
         + &attempts(&status.attempts, now)
         + &checkpoints(&status.checkpoints)
         + &experiment::conditions(&status.conditions, now)
@@ -137,19 +138,32 @@ fn best_metric(status: &TrialStatus, experiment: Option<&Experiment>) -> String 
     }
 }
 
-/// Formats the granted lengths and the facts that caused them.
-fn grants(units: u64, grants: &[Grant], status: &TrialStatus) -> String {
+/// Formats the granted lengths, the facts that caused them, and what the search decided.
+fn grants(index: u32, units: u64, grants: &[Grant], status: &TrialStatus) -> String {
     let mut rows = vec![vec!["-".to_owned(), units.to_string(), "the start".to_owned()]];
+    rows[0].push("trains".to_owned());
     rows.extend(grants.iter().map(|grant| {
-        let fact = usize::try_from(grant.fact).ok().and_then(|fact| status.facts.get(fact));
+        let fact = grant.fact.and_then(|fact| status.facts.get(fact as usize));
         let why = match fact {
             Some(Fact::Result(result)) => format!("{} at {}", result.metric, result.units),
             Some(Fact::Closed(closed)) => format!("closed: {:?}", closed.cause),
-            None => "unknown fact".to_owned(),
+            None => "a turn of another trial".to_owned(),
         };
-        vec![grant.order.to_string(), grant.units.to_string(), why]
+        vec![grant.order.to_string(), grant.units.to_string(), why, decision(index, grant)]
     }));
-    text::section("Grants", &["ORDER", "UNITS", "AFTER"], &rows)
+    text::section("Grants", &["ORDER", "UNITS", "AFTER", "DECISION"], &rows)
+}
+
+/// Returns what a turn decided about a trial.
+fn decision(index: u32, grant: &Grant) -> String {
+    let decided = grant.steps.iter().flatten().find_map(|step| match step {
+        StepRecord::Continue(step) if step.trial == index => Some("continues"),
+        StepRecord::PromoteClosed(step) if step.trial == index => Some("counts as promoted"),
+        StepRecord::Pause(step) if step.trial == index => Some("pauses"),
+        StepRecord::Stop(step) if step.trial == index => Some("stops"),
+        _ => None,
+    });
+    decided.unwrap_or("-").to_owned()
 }
 
 fn attempts(attempts: &[Attempt], now: Timestamp) -> String {
@@ -311,9 +325,9 @@ Last metrics:     accuracy=0.9
 Best metric:      0.4
 
 Grants:
-  ORDER  UNITS  AFTER
-  -      100    the start
-  5      400    0.5 at 100
+  ORDER  UNITS  AFTER       DECISION
+  -      100    the start   trains
+  5      400    0.5 at 100  -
 
 Attempts:
   ATTEMPT  STARTED               TOOK  END        REASON     FROM            MESSAGE

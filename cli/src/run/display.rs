@@ -89,7 +89,6 @@ impl View {
                 .is_none_or(|computed_at| computed_at.elapsed() > PROGRESS_INTERVAL)
             {
                 bars.progress_computed_at = Some(Instant::now());
-                state.reckon_progress();
             }
             bars.draw(state, ranking);
         }
@@ -156,7 +155,7 @@ impl Bars {
             state.name(),
             status.trials_closed,
             state.trials.len(),
-            100.0 * state.progress
+            100.0 * state.progress()
         ));
         while self.lines.len() < texts.len() {
             let style = ProgressStyle::with_template("{msg}");

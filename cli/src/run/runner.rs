@@ -148,7 +148,8 @@ impl<'a> Runner<'a> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.shared.state().settle()?;
         loop {
-            self.start_ready_trials(view)?;
+            self.shared.state().retry();
+            self.start_ready_trials(view);
             self.kill_overdue_trials();
             self.prune(view).await;
             self.show(view);
@@ -158,7 +159,7 @@ impl<'a> Runner<'a> {
             tokio::select! {
                 biased;
                 () = signals.next() => self.interrupt(view),
-                Some(outcome) = self.outcomes.recv() => self.record_outcome(outcome, view)?,
+                Some(outcome) = self.outcomes.recv() => self.record_outcome(outcome, view),
                 Some(note) = self.notes.recv() => view.print_message(&note),
                 () = self.shared.changed() => {}
                 _ = ticks.tick() => {}
@@ -180,23 +181,35 @@ impl<'a> Runner<'a> {
         view.update(&mut self.shared.state(), &ranking);
     }
 
-    fn start_ready_trials(&mut self, view: &View) -> Result<(), Failure> {
-        let next = self.shared.state().next();
+    /// Starts trials while there is room. If a trial waits for room, trials that have nothing to
+    /// train end their attempts.
+    fn start_ready_trials(&mut self, view: &View) {
+        let (startable, places) = {
+            let state = self.shared.state();
+            (state.startable(), state.places())
+        };
         let now = Instant::now();
-        for (index, next) in next {
-            let taken = (self.running.len() as u32 + 1) * self.slots_per_trial();
-            if taken > self.slots {
+        let mut is_room_wanted = false;
+        for index in startable {
+            let is_waiting = self.back_off.get(&index).is_some_and(|until| *until > now);
+            if is_waiting || self.running.contains_key(&index) {
+                continue;
+            }
+            let num_running = self.running.len() as u32;
+            let has_slots = (num_running + 1) * self.slots_per_trial() <= self.slots;
+            if !has_slots || places.is_some_and(|places| num_running >= places) {
+                is_room_wanted = true;
                 break;
             }
-            let is_ready = self.back_off.get(&index).is_none_or(|until| *until <= now);
+            let next = self.shared.state().next(index);
             if let NextStep::Start { attempt, resume_from, units } = next
-                && is_ready
-                && !self.running.contains_key(&index)
+                && let Err(error) = self.start(index, attempt, resume_from, units, view)
             {
-                self.start(index, attempt, resume_from, units, view)?;
+                self.shared.state().fail(error);
+                return;
             }
         }
-        Ok(())
+        self.shared.state().release(is_room_wanted);
     }
 
     fn slots_per_trial(&self) -> u32 {
@@ -264,7 +277,7 @@ impl<'a> Runner<'a> {
             Err(error) => {
                 self.devices.release(index);
                 let (end, message) = (AttemptEnd::Infrastructure, "cannot start a process");
-                self.shared.state().end(index, end, Some(format!("{message}: {error}")))?;
+                self.shared.state().end(index, end, Some(format!("{message}: {error}")));
                 self.wait_before_restart(index, view);
             }
         }
@@ -272,10 +285,10 @@ impl<'a> Runner<'a> {
     }
 
     /// Records the end of an attempt.
-    fn record_outcome(&mut self, outcome: TrainerOutcome, view: &View) -> Result<(), Failure> {
+    fn record_outcome(&mut self, outcome: TrainerOutcome, view: &View) {
         let TrainerOutcome { trial: index, attempt, end, message, log_error } = outcome;
         if self.running.get(&index).is_none_or(|running| running.attempt != attempt) {
-            return Ok(());
+            return;
         }
         self.running.remove(&index);
         self.devices.release(index);
@@ -285,10 +298,9 @@ impl<'a> Runner<'a> {
                 "trial {index}: cannot store the last lines of the log: {error}"
             ));
         }
-        self.shared.state().end(index, end, message)?;
+        self.shared.state().end(index, end, message);
         self.wait_before_restart(index, view);
         self.record_copier.request_copy(index);
-        Ok(())
     }
 
     fn wait_before_restart(&mut self, index: u32, view: &View) {
@@ -317,18 +329,23 @@ impl<'a> Runner<'a> {
             return;
         }
         let spec = &self.valid.spec;
-        let smaller_is_better = spec.searcher.smaller_is_better;
-        let prunable = self.shared.state().superfluous(&spec.checkpoint_storage, smaller_is_better);
+        let prunable = self.shared.state().superfluous(&spec.checkpoint_storage);
         if prunable.is_empty() {
             return;
         }
         let (shared, storage, paths) =
             (self.shared.clone(), self.storage.clone(), self.paths.clone());
         self.pruning = Some(tokio::spawn(async move {
+            let mut result = Ok(());
             for (index, names) in prunable {
-                outcome::delete(&shared, &storage, &paths, index, &names).await?;
+                if result.is_ok() {
+                    result = outcome::delete(&shared, &storage, &paths, index, &names).await;
+                }
+                if result.is_err() {
+                    shared.state().keep_prunable(index);
+                }
             }
-            Ok(())
+            result
         }));
     }
 

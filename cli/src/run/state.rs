@@ -1,45 +1,56 @@
-//! What the runner knows: the record, and what follows from it.
+//! The runner's knowledge: the record, and the search in step with it.
 //!
-//! Everything is decided by the engine; here its decisions are written down before anybody acts on
-//! them.
+//! Memory never runs ahead of the record: a change takes effect after its write has succeeded. If a
+//! write fails, trainers continue to their granted lengths, and the record is read again and the
+//! write is repeated after a while.
+
+mod attempts;
+mod checkpoints;
+mod queue;
+mod reports;
+mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stoker_api::contract::{Directive, Report, ReportEvent};
-use stoker_api::experiment::{CheckpointStorage, Experiment, ExperimentStatus};
-use stoker_api::trial::AttemptEnd;
+use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus};
+use stoker_api::trial::{AttemptEnd, TrialSpec};
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::experiment::plan;
-use stoker_engine::retention;
-use stoker_engine::search::{Draw, SearchConfig};
+use stoker_engine::experiment::{Ledger, Record, Summary, Write, set_phase};
+use stoker_engine::search::SearchConfig;
+use stoker_engine::search::book::TrialState;
 use stoker_engine::trial::{
-    self, BackOff, BackOffLimits, NextStep, ReportEffect, RestartLimits, SearchedMetric,
-    TargetState, TrialRecord,
+    self, BackOffLimits, NextStep, RestartLimits, TargetState, TrialRecord,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
+use self::queue::Queue;
+use self::trouble::Trouble;
 use super::record::RecordDir;
 use crate::cluster::text::now;
 use crate::failure::Failure;
 
-/// Rounds of planning after which something is wrong: a plan that was carried out leaves nothing to
-/// do.
-const ROUNDS_MAX: u32 = 1000;
-
-/// Something to tell the user about a trial.
+/// News about a trial for the user.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Happening {
-    /// An attempt was started; checkpoints were refused, with what is wrong with them.
+    /// An attempt has started. Maps refused checkpoints to the reason.
     Started { attempt: u32, from: Option<String>, refused: BTreeMap<String, String> },
     /// A validation has finished.
     Validated { batches: u64, metrics: BTreeMap<String, String> },
     /// A checkpoint exists.
     Checkpointed { batches: u64, name: String },
-    /// An attempt ended.
+    /// An attempt has ended.
     Ended { attempt: u32, end: AttemptEnd, message: Option<String> },
 }
 
-/// The record in memory, and what it was last planned to be.
+/// End of an attempt that is not recorded yet.
+#[derive(Clone, Debug)]
+struct UnrecordedEnd {
+    trial: u32,
+    end: AttemptEnd,
+    message: Option<String>,
+}
+
+/// The record in memory, and its search.
 #[derive(Debug)]
 pub(crate) struct State {
     /// The experiment's object.
@@ -48,24 +59,28 @@ pub(crate) struct State {
     pub(crate) trials: BTreeMap<u32, TrialRecord>,
     /// Whether the user asked to stop for now.
     pub(crate) is_pausing: bool,
-    /// What is done of the search, from 0 to 1.
-    pub(crate) progress: f64,
-    /// What has not been shown yet, in order.
+    /// News that were not shown yet, in order.
     pub(crate) happenings: Vec<(u32, Happening)>,
-    /// Where to tell the user what fits no trial.
+    /// Receives messages for the user.
     pub(crate) notes: Option<UnboundedSender<String>>,
-    /// What was told last.
+    /// The latest message.
     noted: Option<String>,
     folder: RecordDir,
-    search: SearchConfig,
+    ledger: Ledger,
+    summary: Summary,
+    queue: Queue,
     limits: RestartLimits,
     metric: String,
-    unwanted: BTreeSet<u32>,
+    release_seconds: u32,
+    /// Trials whose checkpoints have changed since the last deletion.
+    prunable: BTreeSet<u32>,
     tokens: BTreeMap<u32, BTreeMap<String, u32>>,
+    unrecorded: Vec<UnrecordedEnd>,
+    trouble: Option<Trouble>,
 }
 
 impl State {
-    /// The state that a record tells. Attempts that were alive when their runner died are ended:
+    /// Returns the state of a record. Ends the attempts that were alive when their runner died:
     /// their processes died with it.
     pub(crate) fn new(
         experiment: Experiment,
@@ -74,260 +89,244 @@ impl State {
         seed: u32,
         folder: RecordDir,
     ) -> Result<Self, Failure> {
+        let config = SearchConfig::new(valid, seed);
+        let (ledger, missing) = rebuild(&config, &experiment, &trials, &folder)?;
         let mut state = Self {
             experiment,
-            trials,
             is_pausing: false,
-            progress: 0.0,
-            happenings: Vec::new(),
+            happenings: vec![],
             notes: None,
             noted: None,
             folder,
-            search: SearchConfig::new(valid, seed),
+            summary: Summary::new(&config, trials.values()),
+            queue: Queue::default(),
+            prunable: trials.keys().copied().collect(),
+            trials,
+            ledger,
             limits: RestartLimits::new(valid.spec.max_restarts, BackOffLimits::LOCAL),
             metric: valid.spec.searcher.metric.clone(),
-            unwanted: BTreeSet::new(),
+            release_seconds: valid.spec.searcher.release_seconds,
             tokens: BTreeMap::new(),
+            unrecorded: vec![],
+            trouble: None,
         };
         state.end_orphans()?;
+        state.execute(missing)?;
+        state.queue.touch_all(state.trials.keys());
         Ok(state)
     }
 
     fn end_orphans(&mut self) -> Result<(), Failure> {
-        for record in self.trials.values_mut() {
-            if trial::live_attempt(record).is_some() {
-                let message = "the runner ended without warning, and this attempt with it";
-                // It counts for nothing: it never fails a trial, however often.
-                let end = AttemptEnd::RunnerLost;
-                trial::end_attempt(record, end, Some(message.to_owned()), &self.limits);
-                self.folder.save_trial(record)?;
+        let is_orphan = |record: &&TrialRecord| trial::live_attempt(record).is_some();
+        let orphans: Vec<u32> =
+            self.trials.values().filter(is_orphan).map(|record| record.spec.index).collect();
+        for index in orphans {
+            let message = "the runner ended without warning, and this attempt with it";
+            // Such an end never fails a trial, however often it occurs.
+            self.record_end(index, AttemptEnd::RunnerLost, Some(message.to_owned()))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the experiment's status.
+    pub(crate) fn status(&self) -> ExperimentStatus {
+        self.experiment.status.clone().unwrap_or_default()
+    }
+
+    /// Returns the experiment's name.
+    pub(crate) fn name(&self) -> &str {
+        self.experiment.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// Returns the part of the search that is done, from 0 to 1.
+    pub(crate) fn progress(&self) -> f64 {
+        self.summary.progress(&self.ledger, self.status().phase)
+    }
+
+    /// Lets the search take in everything that is recorded, and records what follows.
+    ///
+    /// # Errors
+    ///
+    /// The record could not be written. [`retry`](Self::retry) repeats the write.
+    pub(crate) fn settle(&mut self) -> Result<(), Failure> {
+        self.recover()?;
+        let settled = self.record_ends().and_then(|()| self.decide());
+        settled.map_err(|error| self.fail(error))
+    }
+
+    fn record_ends(&mut self) -> Result<(), Failure> {
+        while let Some(UnrecordedEnd { trial, end, message }) = self.unrecorded.first().cloned() {
+            self.record_end(trial, end, message)?;
+            self.unrecorded.remove(0);
+        }
+        Ok(())
+    }
+
+    fn decide(&mut self) -> Result<(), Failure> {
+        let writes = self.ledger.begin(env!("CARGO_PKG_VERSION"), now());
+        self.execute(writes)?;
+        self.create_missing()?;
+        while let Some(touched) = self.queue.take_touched() {
+            let records = touched.iter().filter_map(|index| self.trials.get(index));
+            for fact in self.ledger.pending(records) {
+                let writes = self.ledger.advance(&fact);
+                self.execute(writes)?;
+                self.create_missing()?;
+            }
+            for index in touched {
+                self.close_if_due(index)?;
+                self.enqueue(index);
+            }
+        }
+        self.save_status()
+    }
+
+    fn execute(&mut self, writes: Vec<Write>) -> Result<(), Failure> {
+        for write in writes {
+            match write {
+                Write::Log(entry) => {
+                    let mut experiment = self.experiment.clone();
+                    experiment.status.get_or_insert_default().log.push(entry);
+                    self.folder.save_experiment(&experiment)?;
+                    self.experiment = experiment;
+                }
+                Write::Grant { trial, grant } => {
+                    let Some(mut record) = self.trials.get(&trial).cloned() else { continue };
+                    record.spec.grants.push(grant);
+                    self.save(record)?;
+                }
             }
         }
         Ok(())
     }
 
-    /// The experiment's status.
-    pub(crate) fn status(&self) -> ExperimentStatus {
-        self.experiment.status.clone().unwrap_or_default()
+    fn create_missing(&mut self) -> Result<(), Failure> {
+        let missing: Vec<TrialSpec> = self.ledger.missing().cloned().collect();
+        for spec in missing {
+            let index = spec.index;
+            self.save(TrialRecord { spec, status: Default::default() })?;
+            self.ledger.created(index);
+        }
+        Ok(())
     }
 
-    /// The experiment's name.
-    pub(crate) fn name(&self) -> &str {
-        self.experiment.metadata.name.as_deref().unwrap_or_default()
+    fn close_if_due(&mut self, index: u32) -> Result<(), Failure> {
+        let Some(record) = self.trials.get(&index) else { return Ok(()) };
+        let NextStep::Close { cause } = trial::next(record, self.target(index)) else {
+            return Ok(());
+        };
+        let mut record = record.clone();
+        let num_facts = record.status.facts.len();
+        trial::close(&mut record, cause, None);
+        trial::stamp_facts(&mut record, num_facts, now());
+        self.save(record)
     }
 
-    /// Plans and writes the plan down, until nothing is left to write.
-    pub(crate) fn settle(&mut self) -> Result<(), Failure> {
-        for _ in 0..ROUNDS_MAX {
+    fn save_status(&mut self) -> Result<(), Failure> {
+        let log = self.experiment.status.as_ref().map(|status| status.log.clone());
+        let status = self.summary.status(&self.ledger, false, |index| self.trials.get(&index));
+        let mut status = ExperimentStatus { log: log.unwrap_or_default(), ..status };
+        if self.is_pausing {
             let trials: Vec<&TrialRecord> = self.trials.values().collect();
-            let plan = plan(&self.search, &trials, self.status().trials_created, false);
-            self.unwanted = plan.stop.iter().copied().collect();
-            self.progress = plan.progress;
-            let is_settled = plan.grants.is_empty() && plan.create.is_empty();
-            let granted: BTreeSet<u32> = plan.grants.iter().map(|it| it.0).collect();
-            for (index, grant) in plan.grants {
-                if let Some(record) = self.trials.get_mut(&index) {
-                    record.spec.grants.push(grant);
-                }
-            }
-            for index in granted {
-                self.save(index)?;
-            }
-            for draw in plan.create {
-                self.create(draw)?;
-            }
-            let closed_some = self.close_unwanted()?;
-            if self.status() != plan.status {
-                self.experiment.status = Some(plan.status);
-                self.folder.save_experiment(&self.experiment)?;
-            }
-            if is_settled && !closed_some {
-                return Ok(());
-            }
+            set_phase(&mut status, &trials, DesiredState::Paused);
         }
-        Err(Failure::System(format!("the search still has more to do after {ROUNDS_MAX} plans")))
-    }
-
-    /// Reckons anew what is done of the search: between two plans, trials train on.
-    pub(crate) fn reckon_progress(&mut self) {
-        let trials: Vec<&TrialRecord> = self.trials.values().collect();
-        let plan = plan(&self.search, &trials, self.status().trials_created, false);
-        self.progress = plan.progress;
-    }
-
-    fn create(&mut self, draw: Draw) -> Result<(), Failure> {
-        let spec = draw.into_spec(self.name(), self.search.unit);
-        let index = spec.index;
-        self.trials.insert(index, TrialRecord { spec, status: Default::default() });
-        self.save(index)
-    }
-
-    fn close_unwanted(&mut self) -> Result<bool, Failure> {
-        let mut closed = Vec::new();
-        for (&index, record) in &mut self.trials {
-            let wanted = wanted(&self.unwanted, self.is_pausing, index);
-            if let NextStep::Close { cause } = trial::next(record, wanted) {
-                trial::close(record, cause, None);
-                closed.push(index);
-            }
+        if self.experiment.status.as_ref() == Some(&status) {
+            return Ok(());
         }
-        closed.iter().try_for_each(|index| self.save(*index))?;
-        Ok(!closed.is_empty())
+        let mut experiment = self.experiment.clone();
+        experiment.status = Some(status);
+        self.folder.save_experiment(&experiment)?;
+        self.experiment = experiment;
+        Ok(())
     }
 
-    /// What to do with each trial, by index.
-    pub(crate) fn next(&self) -> Vec<(u32, NextStep)> {
-        let next = |(index, record): (&u32, &TrialRecord)| {
-            (*index, trial::next(record, wanted(&self.unwanted, self.is_pausing, *index)))
-        };
-        self.trials.iter().map(next).collect()
+    /// Writes a new or changed trial, then replaces it in memory.
+    fn save(&mut self, record: TrialRecord) -> Result<(), Failure> {
+        self.folder.save_trial(&record)?;
+        self.replace(record);
+        Ok(())
     }
 
-    /// Whether the trial's running attempt has been told to end.
+    fn replace(&mut self, record: TrialRecord) {
+        let index = record.spec.index;
+        self.summary.update(self.ledger.config(), &record);
+        self.trials.insert(index, record);
+        self.queue.touch(index);
+    }
+
+    /// Returns what is wanted of a trial now.
+    fn target(&self, index: u32) -> TargetState {
+        match self.ledger.state(index) {
+            Some(TrialState::Stopped) => TargetState::Stop,
+            _ if self.is_pausing || self.queue.is_released(index) => TargetState::Pause,
+            _ => TargetState::Run,
+        }
+    }
+
+    /// Returns whether the trial's running attempt was told to end.
     pub(crate) fn is_to_end(&self, index: u32) -> bool {
-        self.unwanted.contains(&index) || self.is_pausing
+        self.target(index) != TargetState::Run
     }
 
-    /// Records that an attempt begins and that `token` is its.
-    pub(crate) fn begin(&mut self, index: u32, attempt: u32, token: &str) -> Result<(), Failure> {
-        if let Some(record) = self.trials.get_mut(&index) {
-            trial::begin_attempt(record, attempt);
-            if let Some(attempt) = record.status.attempts.last_mut() {
-                attempt.started_at = Some(now());
+    /// Returns the maximum number of concurrent gangs; `None` means no limit.
+    pub(crate) fn places(&self) -> Option<u32> {
+        self.ledger.places()
+    }
+
+    /// Returns the trials that may start an attempt, in the order in which they start.
+    pub(crate) fn startable(&self) -> Vec<u32> {
+        if self.is_pausing || self.trouble.is_some() { vec![] } else { self.queue.startable() }
+    }
+
+    /// Returns how a trial continues.
+    pub(crate) fn next(&self, index: u32) -> NextStep {
+        let record = self.trials.get(&index);
+        record.map_or(NextStep::Done, |record| trial::next(record, self.target(index)))
+    }
+
+    /// Releases trials that have nothing to train: at once if another trial waits for room.
+    pub(crate) fn release(&mut self, is_room_wanted: bool) {
+        let now = now();
+        for index in self.queue.idle() {
+            let Some(record) = self.trials.get(&index) else { continue };
+            let until = trial::last_result_at(record).plus(self.release_seconds.into());
+            if is_room_wanted || until <= now {
+                self.queue.release(index);
             }
         }
-        self.tokens.entry(index).or_default().insert(token.to_owned(), attempt);
-        self.save(index)
     }
 
-    /// Records how the live attempt ended.
-    pub(crate) fn end(
-        &mut self,
-        index: u32,
-        end: AttemptEnd,
-        message: Option<String>,
-    ) -> Result<(), Failure> {
-        let Some(record) = self.trials.get_mut(&index) else { return Ok(()) };
-        let Some(attempt) = trial::live_attempt(record) else { return Ok(()) };
-        // What the program said of its own end is better than the last lines of its log.
-        let said = record.status.attempts.last().and_then(|it| it.message.clone());
-        let message = if end == AttemptEnd::Completed { said } else { said.or(message) };
-        trial::end_attempt(record, end, message.clone(), &self.limits);
-        if let Some(attempt) = record.status.attempts.last_mut() {
-            attempt.ended_at = Some(now());
+    /// Updates the queues of a trial that has changed.
+    fn enqueue(&mut self, index: u32) {
+        if let Some(record) = self.trials.get(&index) {
+            self.queue.update(&self.ledger, record);
         }
-        self.save(index)?;
-        self.happenings.push((index, Happening::Ended { attempt, end, message }));
-        self.settle()
     }
 
-    /// Returns the wait before the trial's next attempt, if there is one.
-    pub(crate) fn back_off(&self, index: u32) -> Option<BackOff> {
-        let record = self.trials.get(&index).filter(|record| trial::closed(record).is_none())?;
-        trial::back_off(record, now(), &self.limits.back_off)
-    }
-
-    /// Whether `token` belongs to an attempt of this trial, and to which.
-    pub(crate) fn attempt_of(&self, index: u32, token: &str) -> Option<u32> {
-        self.tokens.get(&index)?.get(token).copied()
-    }
-
-    /// Whether an attempt was replaced or has ended, or its trial has.
-    pub(crate) fn is_over(&self, index: u32, attempt: u32) -> bool {
-        let is_over =
-            |record| trial::directive(record, attempt, TargetState::Run) == Directive::Fenced;
-        self.trials.get(&index).is_none_or(is_over)
-    }
-
-    /// Records a report and says what its trainer is to do. Nothing is changed if it cannot be
-    /// written, or cannot be true: that is [`Failure::Input`].
-    pub(crate) fn report(&mut self, index: u32, report: &Report) -> Result<Directive, Failure> {
-        let Some(record) = self.trials.get_mut(&index) else { return Ok(Directive::Fenced) };
-        let before = record.clone();
-        let searched =
-            SearchedMetric { name: &self.metric, smaller_is_better: self.search.smaller_is_better };
-        let recorded = trial::record_report(record, report, &searched);
-        if let ReportEffect::Refused { why } = recorded {
-            self.note(format!("trial {index}: a report is refused: {why}"));
-            return Err(Failure::Input(why));
-        }
-        let record = record.clone();
-        // Progress alone decides nothing and is not worth a write.
-        let is_durable = !matches!(report.event, ReportEvent::Progress { .. });
-        if recorded == ReportEffect::New && is_durable {
-            if let Err(error) = self.save(index) {
-                self.trials.insert(index, before);
-                self.note(format!("trial {index}: a report could not be recorded: {error}"));
-                return Err(error);
-            }
-            self.tell(index, report);
-            if record.status.facts != before.status.facts {
-                self.settle()?;
-            }
-        }
-        let wanted = wanted(&self.unwanted, self.is_pausing, index);
-        let record = self.trials.get(&index).unwrap_or(&record);
-        Ok(trial::directive(record, report.attempt, wanted))
-    }
-
-    fn tell(&mut self, index: u32, report: &Report) {
-        let happening = match &report.event {
-            ReportEvent::Started { resumed_from, refused, .. } => Happening::Started {
-                attempt: report.attempt,
-                from: resumed_from.clone(),
-                refused: refused.clone(),
-            },
-            ReportEvent::Validated { metrics, .. } => {
-                Happening::Validated { batches: report.batches, metrics: metrics.clone() }
-            }
-            ReportEvent::Checkpointed { name, .. } => {
-                Happening::Checkpointed { batches: report.batches, name: name.clone() }
-            }
-            ReportEvent::Progress { .. } | ReportEvent::Exiting { .. } => return,
-        };
-        self.happenings.push((index, happening));
-    }
-
-    /// Checkpoints that may go while the search runs, by trial.
-    pub(crate) fn superfluous(
-        &self,
-        policy: &CheckpointStorage,
-        smaller_is_better: bool,
-    ) -> Vec<(u32, BTreeSet<String>)> {
-        let of = |(index, record): (&u32, &TrialRecord)| {
-            let checkpoints = &record.status.checkpoints;
-            let gone = retention::prunable(policy, smaller_is_better, checkpoints);
-            (*index, gone.into_iter().collect())
-        };
-        let all = self.trials.iter().map(of);
-        all.filter(|(_, gone): &(u32, BTreeSet<String>)| !gone.is_empty()).collect()
-    }
-
-    /// Takes checkpoints that were deleted out of the record.
-    pub(crate) fn forget(&mut self, index: u32, names: &BTreeSet<String>) -> Result<(), Failure> {
-        if let Some(record) = self.trials.get_mut(&index) {
-            record.status.checkpoints.retain(|it| !names.contains(&it.name));
-        }
-        self.save(index)
-    }
-
-    /// Tells the user, once as long as it is the same.
+    /// Sends a message to the user, unless it equals the latest one.
     fn note(&mut self, text: String) {
         if self.noted.as_ref() != Some(&text) {
             self.noted = Some(text.clone());
-            let _ = self.notes.as_ref().map(|it| it.send(text));
+            let _ = self.notes.as_ref().map(|notes| notes.send(text));
         }
-    }
-
-    fn save(&self, index: u32) -> Result<(), Failure> {
-        self.trials.get(&index).map_or(Ok(()), |record| self.folder.save_trial(record))
     }
 }
 
-fn wanted(unwanted: &BTreeSet<u32>, is_pausing: bool, index: u32) -> TargetState {
-    match (unwanted.contains(&index), is_pausing) {
-        (true, _) => TargetState::Stop,
-        (false, true) => TargetState::Pause,
-        (false, false) => TargetState::Run,
-    }
+/// Rebuilds the search from a record.
+fn rebuild(
+    config: &SearchConfig,
+    experiment: &Experiment,
+    trials: &BTreeMap<u32, TrialRecord>,
+    folder: &RecordDir,
+) -> Result<(Ledger, Vec<Write>), Failure> {
+    let status = experiment.status.clone().unwrap_or_default();
+    let by_index = trials.iter().map(|(index, record)| (*index, record)).collect();
+    let record =
+        Record { log: &status.log, trials: &by_index, trials_created: status.trials_created };
+    Ledger::rebuild(config, record).map_err(|error| {
+        Failure::Input(format!(
+            "cannot read the record in {}: {error}; restore the file, or use --fresh to start over",
+            folder.path().display()
+        ))
+    })
 }

@@ -196,7 +196,12 @@ pub(crate) fn check(output: &Output, code: i32, contains: &str) {
 pub(crate) fn deterministic_fields(trials: &[Value]) -> Vec<Value> {
     let of = |trial: &Value| {
         let (spec, status) = (&trial["spec"], &trial["status"]);
-        json!([spec["seed"], spec["requestId"], spec["hyperparameters"], status["facts"]])
+        let mut facts = status["facts"].clone();
+        for fact in facts.as_array_mut().into_iter().flatten() {
+            let fields = fact.as_object_mut().into_iter().flat_map(|fact| fact.values_mut());
+            fields.filter_map(Value::as_object_mut).for_each(|fact| drop(fact.remove("at")));
+        }
+        json!([spec["seed"], spec["requestId"], spec["hyperparameters"], facts])
     };
     trials.iter().map(of).collect()
 }

@@ -239,7 +239,7 @@ fn stopped_run_resumes() {
     let output = child.wait_with_output().unwrap();
     fixture.release();
     check(&output, 3, "stopped; run the same command again, without --fresh, to resume");
-    assert_eq!(last_line(&output)["phase"], "Running");
+    assert_eq!(last_line(&output)["phase"], "Paused");
     assert!(!fixture.is_any_trainer_alive());
     let was_preempted = |trial: &Value| trial["status"]["attempts"][0]["end"] == "Preempted";
     assert!(fixture.trials().iter().any(was_preempted));

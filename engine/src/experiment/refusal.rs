@@ -10,8 +10,8 @@ use stoker_api::trial::Attempt;
 use super::TrialRecord;
 use crate::trial::closed;
 
-/// Reason of an attempt whose pods the API server refuses as malformed. They follow from the experiment's spec, which
-/// cannot change.
+/// Reason of an attempt whose pods the API server refuses as malformed. They follow from the
+/// experiment's spec, which cannot change.
 pub const POD_INVALID: &str = "PodInvalid";
 /// Reason for a trial that the API server refuses as malformed.
 pub const TRIAL_INVALID: &str = "TrialInvalid";
@@ -22,20 +22,21 @@ const REFUSALS: [&str; 5] =
 /// A write that the API server refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The reason in one word.
+    /// Reason in one word.
     pub reason: String,
-    /// The server's words.
+    /// Message of the API server.
     pub message: String,
 }
 
 impl Refusal {
-    /// Whether the server will refuse every other try too.
+    /// Returns whether a retry would be refused too.
     pub fn is_final(&self) -> bool {
         [POD_INVALID, TRIAL_INVALID].contains(&self.reason.as_str())
     }
 }
 
-/// Returns the refusal that stops one of these trials: a final one first, then that of the lowest index.
+/// Returns the refusal that stops one of these trials: a final one first, then that of the lowest
+/// index.
 pub fn refusal<R: Borrow<TrialRecord>>(trials: &[R]) -> Option<Refusal> {
     let refusals = trials.iter().map(Borrow::borrow).filter_map(|record: &TrialRecord| {
         let attempt = refused(record)?;
@@ -51,11 +52,11 @@ pub fn refusal<R: Borrow<TrialRecord>>(trials: &[R]) -> Option<Refusal> {
     refusals.min_by_key(|(can_pass, index, _)| (*can_pass, *index)).map(|(_, _, refusal)| refusal)
 }
 
-/// The refused attempt by which a trial waits or failed.
+/// Returns the refused attempt because of which a trial waits or has failed.
 fn refused(record: &TrialRecord) -> Option<&Attempt> {
     let mut attempts = record.status.attempts.iter().rev();
     let mut last = attempts.next()?;
-    // The server has not answered yet about the pods of this attempt.
+    // The API server has not answered yet about the pods of this attempt.
     if last.end.is_none() && !last.has_pods {
         last = attempts.next()?;
     }
@@ -63,7 +64,7 @@ fn refused(record: &TrialRecord) -> Option<&Attempt> {
     (last.end.is_some() && REFUSALS.contains(&reason)).then_some(last)
 }
 
-/// Sets the condition `Refused` and the message of an experiment. A final refusal fails the experiment.
+/// Sets the condition `Refused` and the message of an experiment.
 pub fn set_refusal(
     status: &mut ExperimentStatus,
     refusal: Option<&Refusal>,
@@ -112,7 +113,8 @@ mod tests {
     use crate::fixture::plain_record;
     use crate::trial::close;
 
-    /// Attempts are reasons of ended ones, `*` for one with pods, `?` for one without, and `.` for a closed trial.
+    /// Attempts are reasons of ended ones, `*` for one with pods, `?` for one without, and `.` for
+    /// a closed trial.
     fn record(index: u32, text: &str) -> TrialRecord {
         let mut record = plain_record(index);
         for (number, word) in (0..).zip(text.split_whitespace().filter(|word| *word != ".")) {
@@ -133,12 +135,12 @@ mod tests {
     }
 
     #[test]
-    fn an_experiment_reports_the_first_refusal() {
+    fn experiment_reports_the_first_refusal() {
         let check = |trials: &[&str], expected: Option<(&str, &str)>| {
             let records: Vec<_> =
                 (0..).zip(trials).map(|(index, text)| record(index, text)).collect();
             let found = refusal(&records);
-            let found = found.as_ref().map(|it| (it.reason.as_str(), it.message.as_str()));
+            let found = found.as_ref().map(|found| (found.reason.as_str(), found.message.as_str()));
             assert_eq!(found, expected, "{trials:?}");
         };
         check(&["", "*", "Unschedulable"], None);
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_reported_until_it_passes() {
+    fn refusal_is_reported_until_it_passes() {
         let mut status = ExperimentStatus { phase: Phase::Running, ..ExperimentStatus::default() };
         set_refusal(&mut status, None, 1, Timestamp(1));
         assert_eq!(status.conditions, []);

@@ -1,4 +1,4 @@
-//! What a user's wish means for an experiment's trials, and what people are told.
+//! Desired states of an experiment's trials, and its conditions.
 
 use std::borrow::Borrow;
 use std::cmp::Reverse;
@@ -9,70 +9,143 @@ use stoker_api::experiment::{DesiredState, ExperimentStatus, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{DesiredTrialState, TrialStatus};
 
-use super::{ExperimentPlan, TrialRecord, plan};
-use crate::search::SearchConfig;
-use crate::trial::{closed, live_attempt};
+use super::{Ledger, TrialRecord};
+use crate::search::book::TrialState;
+use crate::trial::{closed, last_result_at, live_attempt};
 
 /// Reason of an experiment of which no trial says why it is pending.
 const PENDING: &str = "Pending";
+/// Reasons of trials that wait for room.
+const WAITING_FOR_ROOM: [&str; 2] = ["WaitingForAdmission", "Unschedulable"];
 
-/// A plan that follows a user's wish.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Steering {
-    /// What is to be done; without `stop`, which is in `wanted`.
-    pub plan: ExperimentPlan,
-    /// Trials of which something else is wanted than before, by index.
-    pub wanted: Vec<(u32, DesiredTrialState)>,
+/// What the user wants, and the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Desired state of the experiment.
+    pub state: DesiredState,
+    /// Seconds for which a trial with nothing to train keeps its GPUs while no other needs them.
+    pub release_seconds: u32,
+    /// Current time.
+    pub now: Timestamp,
 }
 
-/// Plans an experiment whose user wants `state` of it: see [`plan`].
+/// Desired states of trials.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    /// Trials whose desired state changes, by index.
+    pub wanted: Vec<(u32, DesiredTrialState)>,
+    /// Number of new trials that may run; the others are created with the desired state `pause`.
+    pub num_free: u32,
+    /// Seconds until the GPUs of a trial are released.
+    pub wake_seconds: Option<u64>,
+}
+
+/// Returns what is wanted of each trial.
 ///
-/// What is wanted of a trial only ever becomes graver, but that a pause may end.
-pub fn steer<R: Borrow<TrialRecord>>(
-    config: &SearchConfig,
-    trials: &[R],
-    trials_created: u32,
-    state: DesiredState,
-) -> Steering {
-    let is_over = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
-    let mut plan = plan(config, trials, trials_created, is_over);
-    let records = || trials.iter().map(Borrow::borrow);
-    let live = || records().filter(|trial| live_attempt(trial).is_some());
-    let num_running = live().filter(|trial| trial.status.phase == Phase::Running).count() as u32;
-    if state == DesiredState::Paused {
-        plan.status.trials_created -= plan.create.len() as u32;
-        plan.create.clear();
-        if !plan.status.phase.is_terminal() && live().next().is_none() {
-            plan.status.phase = Phase::Paused;
+/// The desired state only ever becomes graver, except that a pause may end. At most as many trials
+/// as the search has places run at a time. Those that have trained resume before others start, in
+/// the order in which the search continued or created them. A trial with nothing to train releases
+/// its GPUs at once if another one waits for room, otherwise after `release_seconds`.
+pub fn wishes<R: Borrow<TrialRecord>>(ledger: &Ledger, trials: &[R], request: Request) -> Wishes {
+    let open: Vec<&TrialRecord> =
+        trials.iter().map(Borrow::borrow).filter(|trial| closed(trial).is_none()).collect();
+    let state_of = |trial: &TrialRecord| ledger.state(trial.spec.index);
+    let is_active =
+        |trial: &TrialRecord| state_of(trial).is_none_or(|state| state == TrialState::Active);
+    let is_live = |trial: &TrialRecord| live_attempt(trial).is_some();
+    let places = ledger.places().unwrap_or(u32::MAX);
+    let mut num_free =
+        places.saturating_sub(open.iter().filter(|trial| is_live(trial)).count() as u32);
+    let mut waiting: Vec<&TrialRecord> =
+        open.iter().filter(|trial| is_active(trial) && !is_live(trial)).copied().collect();
+    // A trial that may already start keeps its place.
+    waiting
+        .sort_by_key(|trial| (!trial.spec.desired_state.is_run(), start_position(ledger, trial)));
+    let num_starting = waiting.len().min(num_free as usize);
+    num_free -= num_starting as u32;
+    let starting: Vec<u32> = waiting[..num_starting].iter().map(|trial| trial.spec.index).collect();
+    let is_room_wanted = waiting.len() > num_starting
+        || ledger.missing().len() > num_free as usize
+        || open.iter().any(|trial| {
+            let reason = trial.status.reason.as_deref().unwrap_or_default();
+            is_active(trial) && WAITING_FOR_ROOM.contains(&reason)
+        });
+    if request.state != DesiredState::Active {
+        num_free = 0;
+    }
+    let mut wishes = Wishes { num_free, ..Wishes::default() };
+    for trial in open {
+        let index = trial.spec.index;
+        let before = trial.spec.desired_state;
+        let target = match (request.state, state_of(trial)) {
+            (DesiredState::Killed, _) => DesiredTrialState::Kill,
+            (DesiredState::Cancelled, _) | (_, Some(TrialState::Stopped)) => {
+                DesiredTrialState::Stop
+            }
+            (DesiredState::Paused, _) => DesiredTrialState::Pause,
+            (DesiredState::Active, _) if is_active(trial) => {
+                match is_live(trial) || starting.contains(&index) {
+                    true => DesiredTrialState::Run,
+                    false => DesiredTrialState::Pause,
+                }
+            }
+            (DesiredState::Active, _) if !is_live(trial) => DesiredTrialState::Pause,
+            (DesiredState::Active, _) => {
+                let until = release_at(trial, request, is_room_wanted);
+                match until.seconds_since(request.now) {
+                    0 => DesiredTrialState::Pause,
+                    seconds => {
+                        let earliest = wishes.wake_seconds.unwrap_or(seconds).min(seconds);
+                        wishes.wake_seconds = Some(earliest);
+                        before
+                    }
+                }
+            }
+        };
+        let is_resumed = (before, target) == (DesiredTrialState::Pause, DesiredTrialState::Run);
+        if target > before || is_resumed {
+            wishes.wanted.push((index, target));
         }
     }
-    if plan.status.phase == Phase::Pending {
-        let (reason, message) = cause(records());
-        (plan.status.reason, plan.status.message) = (Some(reason), message);
-    }
-    plan.status.trials_running = num_running;
-    plan.status.progress_percent = (plan.progress.clamp(0.0, 1.0) * 100.0) as u32;
-    let wanted = |record: &TrialRecord| {
-        let stops = plan.stop.contains(&record.spec.index);
-        let target = match state {
-            DesiredState::Killed => DesiredTrialState::Kill,
-            _ if stops => DesiredTrialState::Stop,
-            DesiredState::Paused => DesiredTrialState::Pause,
-            DesiredState::Active | DesiredState::Cancelled => DesiredTrialState::Run,
-        };
-        let now = record.spec.desired_state;
-        let changes =
-            target > now || (now, target) == (DesiredTrialState::Pause, DesiredTrialState::Run);
-        changes.then_some((record.spec.index, target))
-    };
-    let open = records().filter(|it| closed(it).is_none());
-    let mut wanted: Vec<_> = open.filter_map(wanted).collect();
-    wanted.sort_unstable_by_key(|it| it.0);
-    Steering { plan, wanted }
+    wishes.wanted.sort_unstable_by_key(|(index, _)| *index);
+    wishes
 }
 
-/// Returns the open trials to kill, if the user wants the experiment killed. A kill depends on no decision of the
-/// search.
+/// Returns the position of a trial among those that wait for room: trials that have trained before
+/// others, then in the order in which the search continued or created them.
+pub fn start_position(ledger: &Ledger, trial: &TrialRecord) -> (Reverse<bool>, u64, u32) {
+    let index = trial.spec.index;
+    let has_trained = !trial.status.checkpoints.is_empty() || !trial.status.facts.is_empty();
+    (Reverse(has_trained), ledger.granted_in(index), index)
+}
+
+/// Returns when a trial with nothing to train releases its GPUs.
+fn release_at(trial: &TrialRecord, request: Request, is_room_wanted: bool) -> Timestamp {
+    match is_room_wanted {
+        true => request.now,
+        false => last_result_at(trial).plus(request.release_seconds.into()),
+    }
+}
+
+/// Completes the phase of an experiment: whether it is paused, and why it is pending.
+pub fn set_phase<R: Borrow<TrialRecord>>(
+    status: &mut ExperimentStatus,
+    trials: &[R],
+    state: DesiredState,
+) {
+    let records = || trials.iter().map(Borrow::borrow);
+    let is_live = records().any(|trial| live_attempt(trial).is_some());
+    if state == DesiredState::Paused && !status.phase.is_terminal() && !is_live {
+        status.phase = Phase::Paused;
+    }
+    if status.phase == Phase::Pending {
+        let (reason, message) = cause(records());
+        (status.reason, status.message) = (Some(reason), message);
+    }
+}
+
+/// Returns the open trials to kill, if the user wants the experiment killed. A kill depends on no
+/// decision of the search.
 pub fn kills<R: Borrow<TrialRecord>>(
     trials: &[R],
     state: DesiredState,
@@ -116,6 +189,7 @@ pub fn conditions(
 ) -> ExperimentStatus {
     let phase = status.phase;
     status.conditions.clone_from(&before.conditions);
+    status.log.clone_from(&before.log);
     status.cleaned_up = before.cleaned_up;
     status.trials_cleaned = before.trials_cleaned;
     status.ended_at = before.ended_at.or(phase.is_terminal().then_some(now));
@@ -154,127 +228,4 @@ pub fn conditions(
 }
 
 #[cfg(test)]
-mod tests {
-    use stoker_api::trial::{Attempt, CloseCause};
-    use stoker_api::validate::Method;
-
-    use super::*;
-    use crate::fixture::{config, plain_record};
-    use crate::trial::close;
-
-    const NONE: &[TrialRecord] = &[];
-
-    fn random_config(max_trials: u32, max_concurrent: u32) -> SearchConfig {
-        config(Method::Random { max_trials, max_concurrent })
-    }
-
-    /// Trials are `run`, `pause`, `stop` or `kill` as wanted before, with `*` where an attempt is
-    /// alive and `.` where they are closed.
-    #[track_caller]
-    fn check(trials: &str, state: DesiredState, wanted: &str, phase: Phase) {
-        let record = |(index, text): (u32, &str)| {
-            let mut record = plain_record(index);
-            record.spec.desired_state = match text.trim_end_matches(['*', '.']) {
-                "run" => DesiredTrialState::Run,
-                "pause" => DesiredTrialState::Pause,
-                "stop" => DesiredTrialState::Stop,
-                other => panic!("{other}"),
-            };
-            if text.ends_with('*') {
-                record.status.phase = Phase::Running;
-                record.status.attempts.push(Attempt::default());
-            }
-            if text.ends_with('.') {
-                close(&mut record, CloseCause::Cancelled, None);
-            }
-            record
-        };
-        let records: Vec<_> = (0..).zip(trials.split_whitespace()).map(record).collect();
-        let num = records.len() as u32;
-        let steering = steer(&random_config(num, num), &records, num, state);
-        let found: Vec<_> =
-            steering.wanted.iter().map(|(trial, it)| format!("{trial}:{it:?}")).collect();
-        let found = (found.join(" "), steering.plan.status.phase);
-        assert_eq!(found, (wanted.to_owned(), phase), "{trials} {state:?}");
-    }
-
-    #[test]
-    fn a_wish_reaches_every_open_trial_and_only_grows_graver() {
-        check("run* run", DesiredState::Active, "", Phase::Running);
-        check("run* run", DesiredState::Paused, "0:Pause 1:Pause", Phase::Running);
-        check("pause pause", DesiredState::Paused, "", Phase::Paused);
-        check("pause pause* stop*", DesiredState::Active, "0:Run 1:Run", Phase::Running);
-        check("run* pause run.", DesiredState::Cancelled, "0:Stop 1:Stop", Phase::Running);
-        check("stop* run", DesiredState::Killed, "0:Kill 1:Kill", Phase::Running);
-        check("stop. run.", DesiredState::Cancelled, "", Phase::Cancelled);
-    }
-
-    /// Trials are `running`, `ended`, or the reason why they are pending.
-    #[track_caller]
-    fn check_phase(trials: &str, expected: &str) {
-        let record = |(index, text): (u32, &str)| {
-            let mut record = plain_record(index);
-            match text {
-                "running" => {
-                    record.status.phase = Phase::Running;
-                    record.status.attempts.push(Attempt::default());
-                }
-                "ended" => close(&mut record, CloseCause::Completed, None),
-                reason => {
-                    // Gated pods are of an attempt that is alive.
-                    record.status.attempts.push(Attempt::default());
-                    record.status.reason = Some(reason.to_owned());
-                    record.status.message = Some(format!("message {index}"));
-                }
-            }
-            record
-        };
-        let records: Vec<_> = (0..).zip(trials.split_whitespace()).map(record).collect();
-        let num = records.len() as u32 + 1;
-        let plan = steer(&random_config(num, num), &records, num, DesiredState::Active).plan;
-        let status = conditions(&ExperimentStatus::default(), plan.status, 1, Timestamp(5));
-        let running = condition::find(&status.conditions, "Running").unwrap();
-        let message = status.message.clone().unwrap_or_default();
-        let found = format!("{:?} {} {message}", status.phase, status.trials_running);
-        assert_eq!(found.trim_end(), expected, "{trials}");
-        let reason = status.reason.as_deref().unwrap_or("TrialsRun");
-        assert_eq!((running.reason.as_str(), running.message.as_str()), (reason, &*message));
-        let is_running = running.status == ConditionStatus::True;
-        assert_eq!(is_running, status.phase == Phase::Running, "{trials}");
-    }
-
-    #[test]
-    fn an_experiment_runs_while_a_trial_runs() {
-        check_phase("running Gated", "Running 1");
-        check_phase("Gated", "Pending 0 1 of 1 pending trials: trial 0: message 0");
-        check_phase("ended Gated", "Pending 0 1 of 1 pending trials: trial 1: message 1");
-        check_phase("Quota Gated Gated", "Pending 0 2 of 3 pending trials: trial 1: message 1");
-        check_phase("Quota Gated", "Pending 0 1 of 2 pending trials: trial 0: message 0");
-    }
-
-    #[test]
-    fn a_paused_experiment_makes_no_trials() {
-        let config = random_config(3, 2);
-        let steering = steer(&config, NONE, 0, DesiredState::Paused);
-        assert!(steering.plan.create.is_empty());
-        let status = &steering.plan.status;
-        assert_eq!((status.trials_created, status.phase), (0, Phase::Paused));
-        let steering = steer(&config, NONE, 0, DesiredState::Active);
-        assert_eq!((steering.plan.create.len(), steering.plan.status.trials_created), (2, 2));
-    }
-
-    #[test]
-    fn an_end_is_told_once_and_stays() {
-        let before = ExperimentStatus::default();
-        let ended = ExperimentStatus { phase: Phase::Failed, ..ExperimentStatus::default() };
-        let first = conditions(&before, ended.clone(), 1, Timestamp(5));
-        let again = conditions(&first, ended, 1, Timestamp(9));
-        assert_eq!(first, again);
-        let holds = |type_: &str| {
-            condition::find(&first.conditions, type_).map(|it| it.status == ConditionStatus::True)
-        };
-        assert_eq!(holds("Failed"), Some(true));
-        assert_eq!(holds("Completed"), Some(false));
-        assert_eq!(first.ended_at, Some(Timestamp(5)));
-    }
-}
+mod tests;

@@ -1,162 +1,89 @@
-//! Tests of the fold: grants, creates, stops, status.
+//! Tests of the summary: counts, phase, progress, best trial.
 
-use stoker_api::trial::{AttemptEnd, ClosedFact, ResultFact};
+use stoker_api::experiment::{BestTrial, ExperimentStatus, Phase};
+use stoker_api::time::Timestamp;
+use stoker_api::trial::{AttemptEnd, CloseCause, ClosedFact, Fact, ResultFact};
 use stoker_api::validate::Method;
 
 use super::*;
-use crate::fixture::{
-    BetterOfTwo, LOSS, checkpointed, config, plain_record, record, report, validated,
-};
+use crate::fixture::{LOSS, checkpointed, config, plain_record, report, validated};
+use crate::search::SearchConfig;
 use crate::trial::{BackOffLimits, RestartLimits, begin_attempt, end_attempt, record_report};
 
 const RANDOM: Method = Method::Random { max_trials: 4, max_concurrent: 2 };
 
 fn result(units: u64, metric: &str) -> Fact {
-    Fact::Result(ResultFact { units, metric: metric.to_owned() })
+    Fact::Result(ResultFact { units, metric: metric.to_owned(), at: None })
 }
 
 fn end(cause: CloseCause) -> Fact {
-    Fact::Closed(ClosedFact { cause })
+    Fact::Closed(ClosedFact { cause, at: None })
 }
 
-const NONE: &[TrialRecord] = &[];
-
-/// Trials by index with their facts; grants are as yet unrecorded.
-fn records(facts: &[(u32, &[Fact])]) -> Vec<TrialRecord> {
-    let record = |&(index, facts): &(u32, &[Fact])| {
+/// Returns running trials with these facts, by index.
+fn records(facts: &[&[Fact]]) -> Vec<TrialRecord> {
+    let record = |(index, facts): (u32, &&[Fact])| {
         let mut record = plain_record(index);
         record.status.phase = Phase::Running;
         record.status.facts = facts.to_vec();
         record
     };
-    facts.iter().map(record).collect()
+    (0..).zip(facts).map(record).collect()
 }
 
-/// A plan in words: `1@3=9` grants trial 1's fact the place 3 and the length 9, `+2` creates a
-/// trial, `-0` stops one.
-fn written(plan: &ExperimentPlan) -> String {
-    let grants = plan.grants.iter().map(|(trial, it)| format!("{trial}@{}={}", it.order, it.units));
-    let creates = plan.create.iter().map(|it| format!("+{}", it.index));
-    let stops = plan.stop.iter().map(|it| format!("-{it}"));
-    let status = &plan.status;
-    let end = format!("{:?} {}/{}", status.phase, status.trials_closed, status.trials_created);
-    grants.chain(creates).chain(stops).chain([end]).collect::<Vec<_>>().join(" ")
-}
-
-/// `created` is what the status says; `cancelled` whether somebody asked.
-fn check(facts: &[(u32, &[Fact])], created: u32, cancelled: bool, expected: &str) {
-    let plan = plan(&config(RANDOM), &records(facts), created, cancelled);
-    assert_eq!(written(&plan), expected, "{facts:?}");
+/// Returns the status after the search has taken in all facts of a record by an earlier version.
+fn status(
+    config: &SearchConfig,
+    trials: &[TrialRecord],
+    created: u32,
+    is_cancelled: bool,
+) -> ExperimentStatus {
+    let by_index = trials.iter().map(|trial| (trial.spec.index, trial)).collect();
+    let record = Record { log: &[], trials: &by_index, trials_created: created };
+    let (mut ledger, _) = Ledger::rebuild(config, record).unwrap();
+    ledger.begin("test", Timestamp(0));
+    for fact in ledger.pending(trials) {
+        ledger.advance(&fact);
+    }
+    let summary = Summary::new(config, trials);
+    summary.status(&ledger, is_cancelled, |index| {
+        trials.iter().find(|trial| trial.spec.index == index)
+    })
 }
 
 use CloseCause::{Cancelled, Completed, Failed};
 
 #[test]
-fn a_plan_creates_what_is_missing_and_places_new_facts() {
-    check(&[], 0, false, "+0 +1 Pending 0/2");
-    check(&[(0, &[])], 0, false, "+1 Running 0/2");
-    check(&[(0, &[]), (1, &[])], 0, false, "Running 0/2");
-    check(&[(0, &[]), (1, &[result(9, "1")])], 2, false, "1@0=9 -1 Running 0/2");
-    let one_ends = [result(9, "1"), end(Completed)];
-    check(&[(0, &[]), (1, &one_ends)], 2, false, "1@0=9 1@1=9 +2 Running 1/3");
-    check(&[(0, &one_ends), (1, &[end(Failed)])], 2, false, "0@0=9 0@1=9 1@2=9 +2 +3 Running 2/4");
-}
-
-#[test]
-fn an_experiment_ends_when_all_trials_have() {
-    let ended = |cause| [end(cause)];
-    let (done, failed, gone) = (ended(Completed), ended(Failed), ended(Cancelled));
-    let all = |a: &[Fact], b: &[Fact], expected: &str| {
-        let facts: [(u32, &[Fact]); 4] = [(0, a), (1, a), (2, a), (3, b)];
-        let plan = plan(&config(RANDOM), &records(&facts), 4, false);
-        let words = written(&plan);
-        let (_, status) = words.rsplit_once("=9 ").unwrap_or(("", &words));
-        assert_eq!(status, expected);
-        let progress = plan.progress;
-        assert!(!plan.status.phase.is_terminal() || progress == 1.0, "{progress}");
+fn phase_follows_from_all_trials() {
+    let check = |first: CloseCause, last: Option<CloseCause>, is_cancelled, expected: Phase| {
+        let (first, last): (Vec<Fact>, Vec<Fact>) =
+            (vec![end(first)], last.into_iter().map(end).collect());
+        let trials = records(&[&first, &first, &first, &last]);
+        let status = status(&config(RANDOM), &trials, 4, is_cancelled);
+        assert_eq!(status.phase, expected, "{first:?} {last:?}");
+        let num_closed = 3 + last.len() as u32;
+        assert_eq!((status.trials_closed, status.trials_created), (num_closed, 4));
+        assert!(!expected.is_terminal() || status.progress_percent == 100, "{status:?}");
     };
-    all(&done, &[], "Running 3/4");
-    all(&done, &done, "Completed 4/4");
-    all(&failed, &done, "Completed 4/4");
-    all(&failed, &failed, "Failed 4/4");
-    all(&gone, &gone, "Cancelled 4/4");
-    all(&done, &gone, "Completed 4/4");
+    check(Completed, None, false, Phase::Running);
+    check(Completed, Some(Completed), false, Phase::Completed);
+    check(Failed, Some(Completed), false, Phase::Completed);
+    check(Failed, Some(Failed), false, Phase::Failed);
+    check(Cancelled, Some(Cancelled), false, Phase::Cancelled);
+    check(Completed, Some(Cancelled), false, Phase::Completed);
+    check(Completed, Some(Cancelled), true, Phase::Cancelled);
+    check(Completed, Some(Completed), true, Phase::Completed);
+    check(Completed, None, true, Phase::Running);
 }
 
 #[test]
-fn cancelling_creates_nothing_and_stops_what_is_open() {
-    check(&[], 0, true, "Cancelled 0/0");
-    let done = [end(Completed)];
-    check(&[(0, &[]), (1, &done)], 2, true, "1@0=9 -0 Running 1/2");
-    check(&[(0, &[end(Cancelled)]), (1, &done)], 2, true, "0@0=9 1@1=9 Cancelled 2/2");
-    let all: [(u32, &[Fact]); 4] = [(0, &done), (1, &done), (2, &done), (3, &done)];
-    check(&all, 4, true, "0@0=9 1@1=9 2@2=9 3@3=9 Completed 4/4");
+fn search_that_was_cancelled_before_its_end_is_cancelled() {
+    let trials = records(&[&[end(Completed)], &[end(Completed)]]);
+    assert_eq!(status(&config(RANDOM), &trials, 2, true).phase, Phase::Cancelled);
+    assert_eq!(status(&config(RANDOM), &[], 0, true).phase, Phase::Cancelled);
 }
 
-#[test]
-fn a_deleted_trial_counts_as_closed_and_its_index_is_not_used_again() {
-    check(&[(1, &[])], 2, false, "+2 Running 1/3");
-    check(&[(1, &[])], 0, false, "+2 Running 1/3");
-    check(&[], 2, false, "+2 +3 Pending 2/4");
-    check(&[], 4, false, "Cancelled 4/4");
-    let done = [end(Completed)];
-    check(&[(0, &done), (3, &done)], 4, false, "0@0=9 3@1=9 Completed 4/4");
-}
-
-#[test]
-fn a_trial_beyond_what_the_search_now_wants_is_left_to_its_end() {
-    let random = Method::Random { max_trials: 1, max_concurrent: 1 };
-    let invalid = end(CloseCause::InvalidHyperparameters);
-    let replaced: [(u32, &[Fact]); 2] = [(0, &[invalid]), (1, &[])];
-    let before = plan(&config(random), &records(&replaced), 2, false);
-    assert_eq!(written(&before), "0@0=9 Running 1/2");
-    let after = plan(&config(random), &records(&replaced[1..]), 2, false);
-    assert_eq!(written(&after), "Running 1/2", "trial 0 was deleted, and trial 1 replaced it");
-}
-
-#[test]
-fn placed_facts_keep_their_places() {
-    let mut trials = records(&[(0, &[end(Completed)]), (1, &[end(Failed)])]);
-    trials[1].spec.grants.push(Grant { order: 4, fact: 0, units: 9 });
-    let plan = plan(&config(RANDOM), &trials, 2, false);
-    assert_eq!(written(&plan), "0@5=9 +2 +3 Running 2/4");
-}
-
-#[test]
-fn draws_are_the_same_whatever_happened_before_them() {
-    let first = plan(&config(Method::Random { max_trials: 4, max_concurrent: 0 }), NONE, 0, false);
-    let facts: [(u32, &[Fact]); 2] = [(0, &[end(Failed)]), (1, &[end(Completed)])];
-    let then = plan(&config(RANDOM), &records(&facts), 2, false);
-    assert_eq!(then.create, first.create[2..]);
-}
-
-#[test]
-fn a_trial_whose_length_another_ones_result_raised_gets_a_grant_of_its_own() {
-    let config = config(Method::Single);
-    let plan = |trials: &[TrialRecord]| {
-        let search = Search::with_method(&config, Box::new(BetterOfTwo::default()));
-        plan_with(search, &config, trials, 0, false)
-    };
-    let mut trials: Vec<_> = plan(&[]).create.iter().map(record).collect();
-    trials[0].status.facts.push(result(3, "0.1"));
-    let mut waiting = plan(&trials);
-    assert_eq!(written(&waiting), "0@0=3 Pending 0/2");
-    let (_, grant) = waiting.grants.remove(0);
-    trials[0].spec.grants.push(grant);
-    trials[1].status.facts.push(result(3, "0.2"));
-    let decided = plan(&trials);
-    assert_eq!(written(&decided), "1@1=3 0@2=9 -1 Pending 0/2");
-    // Each first part of the plan, and then the rest.
-    for (idx, (trial, grant)) in decided.grants.iter().enumerate() {
-        trials[*trial as usize].spec.grants.push(*grant);
-        assert_eq!(plan(&trials).grants, decided.grants[idx + 1..]);
-    }
-    assert_eq!(granted_units(&trials[0].spec), 9);
-    trials[0].status.facts.push(result(9, "0.05"));
-    assert_eq!(written(&plan(&trials)), "0@3=9 -0 -1 Pending 0/2");
-}
-
-/// Each trial's results; a trial that stopped early has validations instead.
+/// Each trial has one result, or none. A trial that stopped early has validations instead.
 fn check_best(smaller: bool, results: &[&str], expected: Option<(u32, &str)>) {
     let mut trials = Vec::new();
     for (index, metric) in (0..).zip(results) {
@@ -168,12 +95,8 @@ fn check_best(smaller: bool, results: &[&str], expected: Option<(u32, &str)>) {
                     let report = report(0, batches, validated(metric, None));
                     record_report(&mut record, &report, &LOSS);
                 }
-                end_attempt(
-                    &mut record,
-                    AttemptEnd::Completed,
-                    None,
-                    &RestartLimits::new(0, BackOffLimits::CLUSTER),
-                );
+                let limits = RestartLimits::new(0, BackOffLimits::CLUSTER);
+                end_attempt(&mut record, AttemptEnd::Completed, None, &limits);
             }
             None if metric.is_empty() => {}
             None => record.status.facts.push(result(9, metric)),
@@ -181,13 +104,13 @@ fn check_best(smaller: bool, results: &[&str], expected: Option<(u32, &str)>) {
         trials.push(record);
     }
     let config = SearchConfig { smaller_is_better: smaller, ..config(RANDOM) };
-    let best = plan(&config, &trials, 0, false).status.best;
-    let found = best.as_ref().map(|it| (it.index, it.metric.as_str()));
+    let best = Summary::new(&config, &trials).best(|_| None);
+    let found = best.as_ref().map(|best| (best.index, best.metric.as_str()));
     assert_eq!(found, expected, "{results:?}");
 }
 
 #[test]
-fn the_best_trial_has_the_best_metric_and_then_the_lowest_index() {
+fn best_trial_has_the_best_metric_and_then_the_lowest_index() {
     check_best(true, &["", ""], None);
     check_best(true, &["0.5", "0.25", "0.25"], Some((1, "0.25")));
     check_best(false, &["0.5", "0.25", "10"], Some((2, "10")));
@@ -198,7 +121,7 @@ fn the_best_trial_has_the_best_metric_and_then_the_lowest_index() {
 }
 
 #[test]
-fn a_search_whose_only_trial_stopped_early_is_completed_with_a_best_trial() {
+fn search_whose_only_trial_stopped_early_is_completed_with_a_best_trial() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     for (batches, loss) in [(1, "0.5"), (2, "0.25"), (3, "0.75")] {
@@ -206,18 +129,14 @@ fn a_search_whose_only_trial_stopped_early_is_completed_with_a_best_trial() {
     }
     let saved = checkpointed("000000000002-0", Some("0.25"));
     record_report(&mut record, &report(0, 2, saved), &LOSS);
-    end_attempt(
-        &mut record,
-        AttemptEnd::Completed,
-        None,
-        &RestartLimits::new(0, BackOffLimits::CLUSTER),
-    );
+    let limits = RestartLimits::new(0, BackOffLimits::CLUSTER);
+    end_attempt(&mut record, AttemptEnd::Completed, None, &limits);
     let check = |record: &TrialRecord, checkpoint: Option<&str>| {
-        let plan = plan(&config(Method::Single), std::slice::from_ref(record), 1, false);
-        assert_eq!(written(&plan), "0@0=9 Completed 1/1");
+        let status = status(&config(Method::Single), std::slice::from_ref(record), 1, false);
+        assert_eq!(status.phase, Phase::Completed);
         let checkpoint = checkpoint.map(str::to_owned);
         let best = BestTrial { index: 0, metric: "0.25".to_owned(), checkpoint };
-        assert_eq!((plan.status.best, plan.status.message, plan.progress), (Some(best), None, 1.0));
+        assert_eq!((status.best, status.message), (Some(best), None));
     };
     check(&record, Some("000000000002-0"));
     record.status.checkpoints.clear();
@@ -225,21 +144,18 @@ fn a_search_whose_only_trial_stopped_early_is_completed_with_a_best_trial() {
 }
 
 #[test]
-fn an_experiment_whose_only_trial_never_validated_has_failed() {
+fn experiment_whose_only_trial_never_validated_has_failed() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
-    end_attempt(
-        &mut record,
-        AttemptEnd::Completed,
-        None,
-        &RestartLimits::new(0, BackOffLimits::CLUSTER),
-    );
-    let plan = plan(&config(Method::Single), &[record], 1, false);
-    assert_eq!((written(&plan).as_str(), plan.status.best), ("0@0=9 Failed 1/1", None));
+    let limits = RestartLimits::new(0, BackOffLimits::CLUSTER);
+    end_attempt(&mut record, AttemptEnd::Completed, None, &limits);
+    let status = status(&config(Method::Single), &[record], 1, false);
+    let message = "none of 1 trials could be trained to an end".to_owned();
+    assert_eq!((status.phase, status.best, status.message), (Phase::Failed, None, Some(message)));
 }
 
 #[test]
-fn the_best_trial_names_the_newest_checkpoint_with_its_metric() {
+fn best_trial_names_the_newest_checkpoint_with_its_metric() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     for (batches, metric) in [(1, Some("0.5")), (2, Some("0.50")), (3, Some("0.7")), (4, None)] {
@@ -248,15 +164,34 @@ fn the_best_trial_names_the_newest_checkpoint_with_its_metric() {
     }
     for (metric, expected) in [("0.5", Some("000000000002-0")), ("0.6", None)] {
         record.status.facts = vec![result(9, metric)];
-        let best = plan(&config(RANDOM), std::slice::from_ref(&record), 0, false).status.best;
+        let summary = Summary::new(&config(RANDOM), std::slice::from_ref(&record));
+        let best = summary.best(|_| Some(&record));
         assert_eq!(best.unwrap().checkpoint.as_deref(), expected, "{metric}");
     }
 }
 
 #[test]
-fn progress_counts_closed_trials_and_what_open_ones_have_trained() {
-    let mut trials = records(&[(0, &[end(Failed)]), (1, &[]), (2, &[])]);
+fn progress_counts_ended_trials_and_the_trained_part_of_open_ones() {
+    let mut trials = records(&[&[end(Failed)], &[], &[]]);
     trials[1].status.batches = 50;
     trials[1].status.batches_total = 100;
-    assert_eq!(plan(&config(RANDOM), &trials, 3, false).progress, 1.5 / 4.0);
+    assert_eq!(status(&config(RANDOM), &trials, 3, false).progress_percent, 37);
+    trials[1].status.facts.push(result(3, "0.5"));
+    trials[1].status.batches = 0;
+    assert_eq!(status(&config(RANDOM), &trials, 3, false).progress_percent, 33);
+}
+
+#[test]
+fn summary_that_is_updated_equals_a_new_one() {
+    let config = config(RANDOM);
+    let before = records(&[&[], &[result(9, "0.5")], &[end(Failed)]]);
+    let after = records(&[&[result(9, "0.5")], &[result(9, "0.5"), end(Completed)]]);
+    let mut summary = Summary::new(&config, &before);
+    after.iter().for_each(|trial| summary.update(&config, trial));
+    summary.remove(2);
+    let mut fresh = Summary::new(&config, &after);
+    // A count that has fallen to zero stays in the map.
+    fresh.update(&config, &before[2]);
+    fresh.remove(2);
+    assert_eq!(summary, fresh);
 }

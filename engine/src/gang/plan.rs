@@ -15,7 +15,7 @@ use super::{ObservedPod, PodOutcome, PodPhase, Timeouts, conditions, pod_outcome
 use crate::trial::{
     BackOff, NextStep, RestartLimits, SearchedMetric, TargetState, TrialRecord, back_off,
     begin_attempt, close, closed, end_attempt, granted_units, live_attempt, next, record_report,
-    result_at,
+    result_at, stamp_facts,
 };
 
 /// Seconds that a pod has to exit by itself after it is deleted.
@@ -34,6 +34,8 @@ pub struct GangView<'a> {
     pub num_pods: u32,
     /// Whether a new attempt may begin: see [`admission`](super::admission).
     pub is_admitted: bool,
+    /// Whether the user paused the experiment. Otherwise a pause is the search's.
+    pub is_paused_by_user: bool,
     /// Metric by which trials are compared.
     pub searched: SearchedMetric<'a>,
     /// Timeouts.
@@ -93,6 +95,7 @@ pub fn plan(view: &GangView<'_>) -> GangPlan {
         planner.plan.record.status.phase = open_phase(view, &planner.plan.record);
     }
     conditions::set(view, &mut planner.plan.record, planner.pending_reason.as_ref());
+    stamp_facts(&mut planner.plan.record, view.record.status.facts.len(), view.now);
     let status = &mut planner.plan.record.status;
     if status.ended_at.is_none() && status.phase.is_terminal() {
         status.ended_at = Some(view.now);
@@ -106,6 +109,7 @@ pub fn plan(view: &GangView<'_>) -> GangPlan {
 fn open_phase(view: &GangView<'_>, record: &TrialRecord) -> Phase {
     let Some(attempt) = live_attempt(record) else {
         return match record.spec.desired_state {
+            DesiredTrialState::Pause if waits_for_place(view, record) => Phase::Pending,
             DesiredTrialState::Pause => Phase::Paused,
             DesiredTrialState::Run | DesiredTrialState::Stop | DesiredTrialState::Kill => {
                 Phase::Pending
@@ -118,6 +122,12 @@ fn open_phase(view: &GangView<'_>, record: &TrialRecord) -> Phase {
         true => Phase::Running,
         false => Phase::Pending,
     }
+}
+
+/// Returns whether a trial has a length to train, and waits until another one of its search ends.
+fn waits_for_place(view: &GangView<'_>, record: &TrialRecord) -> bool {
+    let has_result = result_at(record, granted_units(&record.spec)).is_some();
+    record.spec.desired_state == DesiredTrialState::Pause && !view.is_paused_by_user && !has_result
 }
 
 /// Ends the live attempt because the API server refused its pods. `end` sets the class: a
@@ -321,6 +331,10 @@ impl Planner<'_> {
             NextStep::Idle if view.record.spec.desired_state.is_run() => {
                 let text = "the search has not decided yet how long the trial trains".to_owned();
                 self.pending_reason = Some(("WaitingForSearch", text));
+            }
+            NextStep::Idle if waits_for_place(view, &self.plan.record) => {
+                let text = "as many trials of the search train as it allows (maxConcurrentTrials)";
+                self.pending_reason = Some(("WaitingForPlace", text.to_owned()));
             }
             NextStep::Running | NextStep::Idle | NextStep::Done => {}
         }

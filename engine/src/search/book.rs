@@ -136,6 +136,18 @@ impl Book {
         self.is_finished
     }
 
+    /// Returns the paused trials of a bracket with this length, except some.
+    pub(super) fn paused_at(&self, group: u32, units: u64, except: &[u32]) -> Vec<u32> {
+        let except: BTreeSet<u32> = except.iter().copied().collect();
+        let is_meant = |(trial, entry): &(u32, &TrialEntry)| {
+            entry.group == group
+                && entry.state == TrialState::Paused
+                && entry.units == units
+                && !except.contains(trial)
+        };
+        (0..).zip(&self.trials).filter(is_meant).map(|(trial, _)| trial).collect()
+    }
+
     /// Returns `true` if an event changes this state. Repeated, late and foreign events do not.
     pub(super) fn accepts(&self, event: &Event) -> bool {
         let entry = event.trial().map(|trial| self.trials.get(trial as usize));
@@ -211,15 +223,8 @@ impl Book {
             Step::Pause { trial } => self.trials[*trial as usize].state = TrialState::Paused,
             Step::Stop { trial } => self.end(*trial, TrialState::Stopped),
             Step::StopPaused { group, units, except } => {
-                let except: BTreeSet<u32> = except.iter().copied().collect();
-                for trial in 0..self.next_index() {
-                    let entry = self.trial(trial);
-                    let is_meant = entry.group == *group
-                        && entry.state == TrialState::Paused
-                        && entry.units == *units;
-                    if is_meant && !except.contains(&trial) {
-                        self.end(trial, TrialState::Stopped);
-                    }
+                for trial in self.paused_at(*group, *units, except) {
+                    self.end(trial, TrialState::Stopped);
                 }
             }
             Step::Finish => self.is_finished = true,

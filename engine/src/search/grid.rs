@@ -41,7 +41,7 @@ impl Grid {
 fn collect_axes(space: &Space, axes: &mut Vec<Parameter>) {
     match space {
         Space::Parameter(parameter) => axes.push(parameter.clone()),
-        Space::Group(members) => members.values().for_each(|it| collect_axes(it, axes)),
+        Space::Group(members) => members.values().for_each(|member| collect_axes(member, axes)),
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_grid_with_more_points_than_can_be_counted_still_gives_them() {
         let int = IntRange { min: 0, max: i64::MAX, count: Some(1000) };
-        let group = (0..12).map(|it| (format!("{it:02}"), Space::Parameter(Parameter::Int(int))));
+        let group = (0..12).map(|idx| (format!("{idx:02}"), Space::Parameter(Parameter::Int(int))));
         let grid = Grid::new(Space::Group(group.collect()));
         assert_eq!(grid.num_points(), u64::MAX);
         assert!(grid.point(u64::MAX - 1).is_some());

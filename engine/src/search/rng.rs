@@ -153,14 +153,14 @@ mod tests {
     #[test]
     fn integers_reject_what_is_beyond_the_bound() {
         let tens = [6, 3, 7, 4, 6, 9, 2, 6, 7, 4, 3, 7, 7, 2, 5, 4, 1, 7, 5, 1];
-        check(42, |it| it.up_to(9), &tens);
+        check(42, |random| random.up_to(9), &tens);
         check(999, Random::seed, &[1303213504, 648491356, 118207333, 2129740257]);
         let first_two = 1608637542 << 32 | 3421126067;
-        check(42, |it| it.up_to(u64::MAX), &[first_two]);
+        check(42, |random| random.up_to(u64::MAX), &[first_two]);
     }
 
     #[test]
     fn a_choice_of_one_draws_nothing() {
-        check(42, |it| (it.up_to(0), it.bits32()), &[(0, 1608637542)]);
+        check(42, |random| (random.up_to(0), random.bits32()), &[(0, 1608637542)]);
     }
 }

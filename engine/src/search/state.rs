@@ -1,5 +1,7 @@
 //! A search in progress: method, sampler and trials.
 
+use std::collections::BTreeMap;
+
 use super::Draw;
 use super::book::Book;
 use super::methods::{AsyncHalving, FixedLength, Pbt, SearchMethod, SyncHalving, Tournament};
@@ -46,28 +48,52 @@ impl AnyMethod {
     }
 }
 
-/// An event with the steps that were decided on it.
+/// Events with the steps that were decided on them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
     /// Position in the log, unique and increasing.
     pub order: u64,
-    /// The event.
-    pub event: Event,
+    /// The events: one, or several deletions.
+    pub events: Vec<Event>,
     /// The decisions, in order.
     pub steps: Vec<Step>,
-    /// The trials of the `Create` steps, in order.
+    /// Trials that the steps changed, in order.
+    pub changes: Vec<Change>,
+    /// The trials of the `Create` steps that were drawn now, in order.
     pub created: Vec<Draw>,
-    /// 32-bit words taken from the random stream up to and with each of `created`.
+    /// 32-bit words taken from the random stream up to and with each `Create` step.
     pub random_words: Vec<u64>,
+}
+
+/// Change of a trial by a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// Index of the trial.
+    pub trial: u32,
+    /// Granted length after the step.
+    pub units: u64,
+    /// The step, about this trial alone.
+    pub step: Step,
 }
 
 /// Record of a trial that a turn created.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RecordedDraw {
-    /// Hyperparameters; `None` if the trial was deleted.
-    pub hyperparameters: Option<Value>,
-    /// 32-bit words taken from the experiment's random stream up to and with this trial.
-    pub random_words: u64,
+pub enum RecordedDraw {
+    /// The record of the trial exists.
+    Present {
+        /// Hyperparameters.
+        hyperparameters: Value,
+        /// 32-bit words taken from the experiment's random stream up to and with this trial.
+        random_words: u64,
+    },
+    /// The trial was deleted.
+    Deleted {
+        /// Same as in `Present`. Unset if nobody recorded the deletion: the trial is drawn once
+        /// more, for the position of the random stream.
+        random_words: Option<u64>,
+    },
+    /// The trial was never created. It is drawn now.
+    Missing,
 }
 
 /// The record of a search does not fit its method.
@@ -103,38 +129,80 @@ impl SearchState {
         &self.book
     }
 
-    /// Takes in an event and decides what follows. Returns `None` for repeated, late and foreign
-    /// events, which change nothing.
+    /// Returns the position of the next turn.
+    pub fn next_order(&self) -> u64 {
+        self.next_order
+    }
+
+    /// Reserves all positions below `order`, for turns that were recorded but decide nothing.
+    pub fn skip_to_order(&mut self, order: u64) {
+        self.next_order = self.next_order.max(order);
+    }
+
+    /// Returns the maximum number of active trials; `None` means no limit.
+    pub fn places(&self) -> Option<u32> {
+        self.method.as_dyn().places()
+    }
+
+    /// Returns the length with which the trials of a bracket begin.
+    pub fn first_units(&self, group: u32) -> u64 {
+        self.method.as_dyn().first_units(group)
+    }
+
+    /// Returns the number of trials by the length that they train to if none of them fails.
+    pub fn forecast(&self) -> BTreeMap<u64, u64> {
+        self.method.as_dyn().forecast()
+    }
+
+    /// Returns `true` if a turn follows from an event now.
+    pub fn accepts(&self, event: &Event) -> bool {
+        !self.book.is_finished() && self.book.accepts(event)
+    }
+
+    /// Same as [`advance_all`](Self::advance_all), for one event.
     pub fn advance(&mut self, event: Event) -> Option<Turn> {
-        if self.book.is_finished() || !self.book.accepts(&event) {
+        self.advance_all(vec![event])
+    }
+
+    /// Takes in events and decides what follows. Returns `None` for repeated, late and foreign
+    /// events, which change nothing.
+    pub fn advance_all(&mut self, mut events: Vec<Event>) -> Option<Turn> {
+        events.retain(|event| self.accepts(event));
+        if events.is_empty() {
             return None;
         }
         let order = self.next_order;
         self.next_order += 1;
-        self.observe(order, &event);
-        let (mut steps, mut created, mut random_words) = (vec![], vec![], vec![]);
+        events.iter().for_each(|event| self.observe(order, event));
+        let mut turn = Turn {
+            order,
+            events,
+            steps: vec![],
+            changes: vec![],
+            created: vec![],
+            random_words: vec![],
+        };
         while let Some(step) = self.decide() {
             let is_last = step == Step::Finish;
             if let Step::Create { units, source, hyperparameters, .. } = &step {
                 let given = hyperparameters.clone();
                 let Some(draw) = self.draw(*units, source.as_ref(), given) else { break };
                 self.sampler.record(Some(&draw.hyperparameters));
-                created.push(draw);
-                random_words.push(self.random.num_words());
+                turn.created.push(draw);
+                turn.random_words.push(self.random.num_words());
             }
-            self.method.as_dyn_mut().commit(&step, &self.book);
-            self.book.commit(&step);
-            steps.push(step);
+            self.commit(&step, &mut turn.changes);
+            turn.steps.push(step);
             if is_last {
                 break;
             }
         }
-        Some(Turn { order, event, steps, created, random_words })
+        Some(turn)
     }
 
-    /// Takes in a recorded turn, without deciding or drawing anything. The event is `None` if its
-    /// record was deleted, and only effects on other trials are left. `created` are the records of
-    /// the `Create` steps' trials, in order.
+    /// Takes in a recorded turn, without deciding anything. There are no events if their record was
+    /// deleted, and only effects on other trials are left. `created` are the records of the
+    /// `Create` steps' trials, in order; the returned turn contains those that were drawn now.
     ///
     /// # Errors
     ///
@@ -142,35 +210,114 @@ impl SearchState {
     pub fn replay(
         &mut self,
         order: u64,
-        event: Option<&Event>,
+        events: &[Event],
         steps: &[Step],
-        created: &[RecordedDraw],
-    ) -> Result<(), Unreadable> {
+        mut created: impl Iterator<Item = RecordedDraw>,
+    ) -> Result<Turn, Unreadable> {
         let unreadable = |reason| Err(Unreadable { order, reason });
         if order < self.next_order {
             return unreadable("its order is not above that of the turn before it");
         }
         self.next_order = order + 1;
         self.book.set_order(order);
-        if let Some(event) = event {
+        for event in events {
             if !self.book.accepts(event) {
                 return unreadable("its event is unknown, repeated or late");
             }
             self.observe(order, event);
         }
-        let mut created = created.iter();
+        let mut turn = Turn {
+            order,
+            events: events.to_vec(),
+            steps: steps.to_vec(),
+            changes: vec![],
+            created: vec![],
+            random_words: vec![],
+        };
         for step in steps {
-            if let Step::Create { .. } = step {
-                let Some(draw) = created.next() else {
-                    return unreadable("a trial that it created is missing");
-                };
-                self.random.skip_to(draw.random_words);
-                self.sampler.record(draw.hyperparameters.as_ref());
+            if let Step::Create { units, source, hyperparameters, .. } = step {
+                let given = hyperparameters.clone();
+                match created.next() {
+                    None => return unreadable("a trial that it created is missing"),
+                    Some(RecordedDraw::Present { hyperparameters, random_words }) => {
+                        self.random.skip_to(random_words);
+                        self.sampler.record(Some(&hyperparameters));
+                    }
+                    Some(RecordedDraw::Deleted { random_words: Some(random_words) }) => {
+                        self.random.skip_to(random_words);
+                        self.sampler.record(None);
+                    }
+                    Some(recorded) => {
+                        let Some(draw) = self.draw(*units, source.as_ref(), given) else {
+                            return unreadable("the space has fewer points than trials");
+                        };
+                        let is_missing = recorded == RecordedDraw::Missing;
+                        self.sampler.record(is_missing.then_some(&draw.hyperparameters));
+                        if is_missing {
+                            turn.created.push(draw);
+                        }
+                    }
+                }
+                turn.random_words.push(self.random.num_words());
             }
-            self.method.as_dyn_mut().commit(step, &self.book);
-            self.book.commit(step);
+            if let Some(reason) = self.refusal(step) {
+                return unreadable(reason);
+            }
+            self.commit(step, &mut turn.changes);
         }
-        Ok(())
+        Ok(turn)
+    }
+
+    /// Takes in the creation of a trial whose turn was deleted. Returns `false` if the step is not
+    /// possible.
+    pub fn adopt(&mut self, create: &Step, drawn: RecordedDraw) -> bool {
+        let order = self.next_order;
+        let is_adopted =
+            self.replay(order, &[], std::slice::from_ref(create), std::iter::once(drawn)).is_ok();
+        self.next_order = order;
+        is_adopted
+    }
+
+    /// Returns why a recorded step cannot be taken in.
+    fn refusal(&self, step: &Step) -> Option<&'static str> {
+        let is_unknown = |trial: u32| trial >= self.book.next_index();
+        match step {
+            Step::Continue { trial, .. }
+            | Step::PromoteClosed { trial, .. }
+            | Step::Pause { trial }
+            | Step::Stop { trial }
+                if is_unknown(*trial) =>
+            {
+                Some("a step is about a trial that does not exist")
+            }
+            Step::Create { group, .. } | Step::StopPaused { group, .. }
+                if *group >= self.method.as_dyn().num_groups() =>
+            {
+                Some("a step is about a bracket that does not exist")
+            }
+            _ => None,
+        }
+    }
+
+    fn commit(&mut self, step: &Step, changes: &mut Vec<Change>) {
+        self.method.as_dyn_mut().commit(step, &self.book);
+        let mut change = |trial: u32, units: u64, step: Step| {
+            changes.push(Change { trial, units, step });
+        };
+        match step {
+            Step::Continue { trial, units } | Step::PromoteClosed { trial, units } => {
+                change(*trial, *units, step.clone());
+            }
+            Step::Pause { trial } | Step::Stop { trial } => {
+                change(*trial, self.book.trial(*trial).units, step.clone());
+            }
+            Step::StopPaused { group, units, except } => {
+                let members = self.book.paused_at(*group, *units, except);
+                members.into_iter().for_each(|trial| change(trial, *units, Step::Stop { trial }));
+            }
+            Step::Create { .. } | Step::Finish => {}
+        }
+        self.book.commit(step);
     }
 
     fn observe(&mut self, order: u64, event: &Event) {

@@ -151,7 +151,7 @@ mod tests {
         record.spec.units = units(0);
         for number in 0..GRANTS_MAX {
             let (order, units) = (u64::from(u32::MAX) + u64::from(number), units(number + 1));
-            record.spec.grants.push(Grant { order, fact: number, units });
+            record.spec.grants.push(Grant { order, fact: Some(number), units, ..Grant::default() });
         }
         let mut num_results = 0;
         for attempt in 0..ATTEMPTS {

@@ -137,7 +137,7 @@ fn record_result(record: &mut TrialRecord, units: u64, metric: Option<&String>) 
     let metric = metric.filter(|metric| number::parse(metric).is_some()).cloned();
     let mut metric = metric.unwrap_or_else(|| number::format(f64::NAN));
     number::bound(&mut metric);
-    record.status.facts.push(Fact::Result(ResultFact { units, metric }));
+    record.status.facts.push(Fact::Result(ResultFact { units, metric, at: None }));
 }
 
 /// Updates the best metric. Ignores a metric that is not a number.

@@ -208,7 +208,7 @@ fn a_longer_grant_resumes_a_waiting_trial() {
     begin_attempt(&mut record, 0);
     record_report(&mut record, &report(0, 7, validated("0.5", Some(3))), &LOSS);
     assert_eq!(directive(&record, 0, TargetState::Run), Directive::Wait);
-    record.spec.grants.push(Grant { order: 0, fact: 0, units: 9 });
+    record.spec.grants.push(Grant { fact: Some(0), units: 9, ..Grant::default() });
     assert_eq!(directive(&record, 0, TargetState::Run), Directive::Continue { units: 9 });
     end_attempt(&mut record, Completed, None, &LIMITS);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Writes what was planned for an experiment. Every write collides with whoever was faster.
+//! Writes an experiment and its trials. A write fails if another client has changed the object.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,6 +13,9 @@ use stoker_api::condition::Condition;
 use stoker_api::experiment::{Experiment, ExperimentStatus};
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
+use stoker_engine::experiment::{Ledger, Record, Request, Unreadable, Write, wishes};
+use stoker_engine::search::SearchConfig;
+use stoker_engine::trial::TrialRecord;
 
 use super::is_owned;
 use crate::cache::{Cached as _, Key};
@@ -30,26 +33,78 @@ const WRITES_WIDTH: usize = 16;
 /// The trials of an experiment, by index.
 pub(super) fn trials_of(context: &Context, key: &Key, uid: &str) -> Vec<Arc<CachedTrial>> {
     let mut trials = context.trials.group(key);
-    // One that is being deleted is as good as gone: its index is not used again either way.
-    let stays = |it: &CachedTrial| it.trial.metadata.deletion_timestamp.is_none();
-    trials.retain(|it| is_owned(it, uid) && stays(it));
-    trials.sort_by_key(|it| it.record.spec.index);
+    // A trial that is being deleted counts as deleted.
+    let stays = |trial: &CachedTrial| trial.trial.metadata.deletion_timestamp.is_none();
+    trials.retain(|trial| is_owned(trial, uid) && stays(trial));
+    trials.sort_by_key(|trial| trial.record.spec.index);
     trials
 }
 
-/// Writes the trials of an experiment in one pass. An error stops what depends on the write and nothing else.
+/// Writes an experiment and its trials in one pass.
 pub(super) struct Writer<'a> {
     context: &'a Context,
-    /// Trials as this pass read or wrote them, by index. A newer version may have another spec, which a write would
-    /// undo.
+    /// The experiment as this pass read or wrote it.
+    pub(super) experiment: Experiment,
+    /// Trials as this pass read or wrote them, by index. A newer version may have another spec,
+    /// which a write would undo.
     trials: BTreeMap<u32, Arc<CachedTrial>>,
     pub(super) errors: Vec<Error>,
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(context: &'a Context, trials: &[Arc<CachedTrial>]) -> Self {
+    pub(super) fn new(
+        context: &'a Context,
+        experiment: &Experiment,
+        trials: &[Arc<CachedTrial>],
+    ) -> Self {
         let trials = trials.iter().map(|trial| (trial.record.spec.index, trial.clone())).collect();
-        Self { context, trials, errors: vec![] }
+        Self { context, experiment: experiment.clone(), trials, errors: vec![] }
+    }
+
+    /// Returns the records of the trials, by index.
+    pub(super) fn records(&self) -> Vec<&TrialRecord> {
+        self.trials.values().map(|trial| &trial.record).collect()
+    }
+
+    /// Returns the experiment's status.
+    pub(super) fn status(&self) -> ExperimentStatus {
+        self.experiment.status.clone().unwrap_or_default()
+    }
+
+    /// Rebuilds the search from the objects of this pass. Also returns the missing effects.
+    pub(super) fn rebuild(
+        &self,
+        config: &SearchConfig,
+    ) -> Result<(Ledger, Vec<Write>), Unreadable> {
+        let status = self.status();
+        let trials = self.trials.iter().map(|(index, trial)| (*index, &trial.record)).collect();
+        let record =
+            Record { log: &status.log, trials: &trials, trials_created: status.trials_created };
+        Ledger::rebuild(config, record)
+    }
+
+    /// Returns the trials that the search knows and that do not exist. The cache may lag behind,
+    /// so the API server is asked.
+    pub(super) async fn deleted(&mut self, ledger: &Ledger) -> Result<Vec<u32>, Error> {
+        let trials = self.trials.iter().map(|(index, trial)| (*index, &trial.record)).collect();
+        let mut deleted = vec![];
+        for index in ledger.deleted(&trials) {
+            let namespace = self.experiment.namespace().unwrap_or_default();
+            let name = format!("{}-{index}", self.experiment.name_any());
+            let api = self.context.trial_api(&namespace);
+            let found =
+                request(format!("read trial {namespace}/{name}"), api.get_opt(&name)).await?;
+            let uid = self.experiment.metadata.uid.as_deref().unwrap_or_default();
+            match found.map(CachedTrial::new).filter(|found| is_owned(found, uid)) {
+                Some(found) if found.trial.metadata.deletion_timestamp.is_none() => {
+                    self.context.trials.put(found);
+                    let operation = format!("read trial {namespace}/{name} from the cache");
+                    return Err(Error::Conflict { operation });
+                }
+                _ => deleted.push(index),
+            }
+        }
+        Ok(deleted)
     }
 
     /// Writes what is wanted of trials, several at a time.
@@ -72,40 +127,70 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Adds grants in their order. Each depends on the ones before it, so the first error ends the list. Returns
-    /// whether all of them are recorded.
-    pub(super) async fn grant(&mut self, grants: &[(u32, Grant)]) -> bool {
-        for of_trial in grants.chunk_by(|a, b| a.0 == b.0) {
-            let index = of_trial[0].0;
-            let Some(trial) = self.trials.get(&index) else { continue };
-            let mut spec = trial.record.spec.clone();
-            spec.grants.extend(of_trial.iter().map(|(_, grant)| *grant));
-            match write_spec(self.context, trial, spec).await {
-                Ok(trial) => drop(self.trials.insert(index, trial)),
-                Err(error) => {
-                    self.errors.push(error);
-                    return false;
-                }
-            }
+    /// Writes a turn: its home first, then its effects on other trials, several at a time.
+    pub(super) async fn turn(&mut self, mut writes: Vec<Write>) -> Result<(), Error> {
+        if writes.is_empty() {
+            return Ok(());
         }
-        true
+        match writes.remove(0) {
+            Write::Log(entry) => {
+                let mut status = self.status();
+                status.log.push(entry);
+                self.experiment = write_status(self.context, &self.experiment, status).await?;
+            }
+            Write::Grant { trial, grant } => self.effects(vec![(trial, grant)]).await?,
+        }
+        let effects = writes.into_iter().filter_map(|write| match write {
+            Write::Grant { trial, grant } => Some((trial, grant)),
+            Write::Log(_) => None,
+        });
+        self.effects(effects.collect()).await
     }
 
-    /// Creates trials in their order. A missing index below a created one counts as deleted, so the first error ends
-    /// the list. Returns how many trials were created, and that error.
-    pub(super) async fn create(
-        &self,
-        experiment: &Experiment,
-        specs: impl Iterator<Item = TrialSpec>,
-    ) -> (u32, Option<Error>) {
-        let mut created = 0;
-        for spec in specs {
-            if let Err(error) = create_trial(self.context, experiment, spec).await {
-                return (created, Some(error));
+    /// Adds grants to different trials.
+    pub(super) async fn effects(&mut self, grants: Vec<(u32, Grant)>) -> Result<(), Error> {
+        let context = self.context;
+        let writes = grants.into_iter().filter_map(|(index, grant)| {
+            let trial = self.trials.get(&index)?.clone();
+            let mut spec = trial.record.spec.clone();
+            spec.grants.push(grant);
+            Some(async move { (index, write_spec(context, &trial, spec).await) })
+        });
+        let writes: Vec<_> = writes.collect();
+        let mut written = futures::stream::iter(writes).buffer_unordered(WRITES_WIDTH);
+        let mut result = Ok(());
+        while let Some((index, outcome)) = written.next().await {
+            match outcome {
+                Ok(trial) => drop(self.trials.insert(index, trial)),
+                Err(error) => result = Err(error),
             }
-            created += 1;
         }
-        (created, None)
+        result
+    }
+
+    /// Creates the missing trials in their order. A missing index below a created one counts as
+    /// deleted, so the first error ends the list. Only `num_free` of them may run at once.
+    pub(super) async fn create(
+        &mut self,
+        ledger: &mut Ledger,
+        request: Request,
+    ) -> Result<(), Error> {
+        let missing: Vec<TrialSpec> = ledger.missing().cloned().collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut num_free = wishes(ledger, &self.records(), request).num_free;
+        for mut spec in missing {
+            if num_free == 0 {
+                spec.desired_state = DesiredTrialState::Pause;
+            }
+            num_free = num_free.saturating_sub(1);
+            let index = spec.index;
+            let created = create_trial(self.context, &self.experiment, spec).await?;
+            self.trials.insert(index, created);
+            ledger.created(index);
+        }
+        Ok(())
     }
 }
 
@@ -130,12 +215,12 @@ async fn write_spec(
     }
 }
 
-/// Creates a trial. One that exists already is taken in, unless it is another's.
+/// Creates a trial. Adopts an existing one, unless it belongs to another experiment.
 async fn create_trial(
     context: &Context,
     experiment: &Experiment,
     spec: TrialSpec,
-) -> Result<(), Error> {
+) -> Result<Arc<CachedTrial>, Error> {
     let namespace = experiment.namespace().unwrap_or_default();
     let name = format!("{}-{}", experiment.name_any(), spec.index);
     let mut trial = Trial::new(&name, spec);
@@ -147,10 +232,7 @@ async fn create_trial(
     context.metrics.writes.get_or_create(&Kind::TRIAL_CREATE).inc();
     let operation = format!("create trial {namespace}/{name}");
     match request(operation, api.create(&PostParams::default(), &trial)).await {
-        Ok(made) => {
-            cache_trial(context, made);
-            Ok(())
-        }
+        Ok(made) => Ok(cache_trial(context, made)),
         Err(Error::Exists { operation }) => {
             let found = request(format!("read trial {namespace}/{name}"), api.get(&name)).await?;
             let found = CachedTrial::new(found);
@@ -158,8 +240,7 @@ async fn create_trial(
             if !is_owned(&found, uid) {
                 return Err(Error::Exists { operation });
             }
-            context.trials.put(found);
-            Ok(())
+            Ok(cache_trial(context, found.trial.clone()))
         }
         Err(other) => Err(other),
     }
@@ -213,11 +294,11 @@ pub(crate) async fn mark_unreadable<K: kube::Resource<DynamicType = ()>>(
     let kind = K::kind(&()).to_lowercase();
     let raw: Api<DynamicObject> =
         Api::namespaced_with(context.client.clone(), &key.namespace, &resource);
-    // A merge replaces the list: what is there of it is read as it is, and stays.
+    // A merge patch replaces the whole list, so the other conditions are read first.
     let operation = format!("read {kind} {key}");
     let found: DynamicObject = request(operation, raw.get(&key.name)).await?;
     let mut conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    conditions.retain(|it| it["type"] != valid.type_.as_str());
+    conditions.retain(|condition| condition["type"] != valid.type_.as_str());
     conditions.push(json!(valid));
     let patch = json!({
         "metadata": { "resourceVersion": version },

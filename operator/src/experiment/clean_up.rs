@@ -58,7 +58,7 @@ pub(super) async fn clean_up(
     }
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let trials = apply::trials_of(context, key, uid);
-    kill_open_trials(context, &trials).await?;
+    kill_open_trials(context, experiment, &trials).await?;
     // Do not delete checkpoints while a pod may still write or read them.
     let is_alive = |pod: &Arc<CachedPod>| !pod.observed.is_terminal();
     let has_pods =
@@ -108,15 +108,20 @@ fn is_open(trial: &CachedTrial) -> bool {
 }
 
 /// Kills trials that were created while the experiment ended.
-async fn kill_open_trials(context: &Context, trials: &[Arc<CachedTrial>]) -> Result<(), Error> {
-    let runs =
-        |trial: &&Arc<CachedTrial>| is_open(trial) && trial.record.spec.desired_state.is_run();
+async fn kill_open_trials(
+    context: &Context,
+    experiment: &Experiment,
+    trials: &[Arc<CachedTrial>],
+) -> Result<(), Error> {
+    let runs = |trial: &&Arc<CachedTrial>| {
+        is_open(trial) && trial.record.spec.desired_state < DesiredTrialState::Stop
+    };
     let kills: Vec<_> = trials
         .iter()
         .filter(runs)
         .map(|trial| (trial.record.spec.index, DesiredTrialState::Kill))
         .collect();
-    let mut writer = apply::Writer::new(context, trials);
+    let mut writer = apply::Writer::new(context, experiment, trials);
     writer.want(&kills).await;
     super::most_severe(writer.errors).map_or(Ok(()), Err)
 }

@@ -1,30 +1,32 @@
 //! Controller of experiments: their trials, the desired state of each, and the status.
 //!
 //! ```text
-//!   caches -> validate -> engine: steer -> apply: kills, grants, desired states, creates, status
+//!   caches -> validate -> kills -> decide: turns, new trials, desired states -> status
 //! ```
 //!
 //! An error stops only the writes that depend on the failed one. The status is always written.
 
 pub(crate) mod apply;
 mod clean_up;
+mod decide;
 
 use std::time::Duration;
 
 use kube::runtime::events::EventType;
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase, StorageRecord};
-use stoker_api::trial::{AttemptEnd, DesiredTrialState};
+use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{
-    ExperimentPlan, Refusal, Steering, TRIAL_INVALID, conditions, failed, kills, refusal,
-    set_refusal, steer,
+    Ledger, Refusal, Request, Summary, TRIAL_INVALID, Unreadable, conditions, failed, kills,
+    refusal, set_phase, set_refusal,
 };
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 use stoker_engine::trial::config::experiment_seed;
 
 use self::apply::Writer;
+use self::decide::{Decided, decide};
 use crate::cache::Key;
 use crate::context::{Context, now};
 use crate::error::Error;
@@ -73,9 +75,8 @@ async fn run(
     let trials = apply::trials_of(context, key, uid);
     let (unreadable, readable): (Vec<_>, Vec<_>) =
         trials.iter().cloned().partition(|trial| trial.unreadable.is_some());
-    let records: Vec<&TrialRecord> = readable.iter().map(|trial| &trial.record).collect();
-    let mut writer = Writer::new(context, &readable);
-    writer.want(&kills(&records, state)).await;
+    let mut writer = Writer::new(context, experiment, &readable);
+    writer.want(&kills(&writer.records(), state)).await;
     let in_use = storage::of_experiment(context, key, experiment, valid, &trials).await;
     let in_use = in_use.unwrap_or_else(|error| {
         writer.errors.push(error);
@@ -87,28 +88,24 @@ async fn run(
             let after = ExperimentStatus { storage, ..status.clone() };
             apply::write_status(context, experiment, after).await?;
         }
-        // A plan without this trial could differ from one with it, so wait.
+        // A decision without this trial could differ from one with it, so wait.
         let index = trial.record.spec.index;
         tracing::warn!(experiment = %key, trial = index, "waiting: a trial cannot be parsed");
         return most_severe(writer.errors)
             .map_or_else(|| Ok(Some(context.resync_interval(key))), Err);
     }
     let config = SearchConfig::new(valid, experiment_seed(valid, uid));
-    let Steering { plan, wanted } = steer(&config, &records, status.trials_created, state);
-    let trial_refusal = refusal(&records);
+    let release_seconds = valid.spec.searcher.release_seconds;
+    let request = Request { state, release_seconds, now: now() };
+    let trial_refusal = refusal(&writer.records());
     let is_final = trial_refusal.as_ref().is_some_and(Refusal::is_final);
-    let mut planned = plan.status.clone();
-    let applied = match is_final {
-        true => AppliedWrites { missing: plan.create.len() as u32, ..AppliedWrites::default() },
-        false => apply_plan(&mut writer, experiment, valid, plan, wanted).await,
+    let decided = match decide(&mut writer, &config, request, is_final).await {
+        Ok(decided) => decided,
+        Err(unreadable) => return report_unreadable(context, key, experiment, &unreadable).await,
     };
-    planned.trials_created -= applied.missing;
-    if !applied.are_grants_recorded && planned.phase.is_terminal() {
-        // The end of the search depends on facts that unrecorded grants order, so do not record it.
-        (planned.phase, planned.message) = (status.phase, status.message.clone());
-        planned.reason.clone_from(&status.reason);
-    }
-    let (mut refusals, mut errors) = split_refusals(writer.errors, applied.creation);
+    let Decided { ledger, wake, creation } = decided;
+    let mut planned = status_of(&writer.records(), &ledger, state);
+    let (mut refusals, mut errors) = split_refusals(writer.errors, creation);
     let wait = if refusals.is_empty() { context.resync_interval(key) } else { REFUSAL_RETRY };
     refusals.extend(trial_refusal);
     refusals.sort_by_key(|refusal| !refusal.is_final());
@@ -116,12 +113,13 @@ async fn run(
     if let Some(refusal) = refused.filter(|refusal| refusal.is_final()) {
         planned = failed(planned, refusal);
     }
+    let recorded = writer.experiment.status.clone().unwrap_or_default();
     let generation = experiment.metadata.generation.unwrap_or_default();
-    let mut after = conditions(status, planned, generation, now());
+    let mut after = conditions(&recorded, planned, generation, now());
     set_refusal(&mut after, refused, generation, now());
     after.storage = storage;
-    if after != *status {
-        match apply::write_status(context, experiment, after.clone()).await {
+    if after != recorded {
+        match apply::write_status(context, &writer.experiment, after.clone()).await {
             Ok(written) => {
                 emit_events(context, &written, status, &after).await;
                 emit_unrecorded_storage(context, &written, &after).await;
@@ -129,46 +127,43 @@ async fn run(
             Err(error) => errors.push(error),
         }
     }
+    let wait = wake.map_or(wait, |wake| wait.min(wake));
     most_severe(errors).map_or(Ok(Some(wait)), Err)
 }
 
-/// Writes of a pass that succeeded.
-#[derive(Debug, Default)]
-struct AppliedWrites {
-    /// Planned trials that were not created.
-    missing: u32,
-    /// Whether all grants are recorded.
-    are_grants_recorded: bool,
-    /// Error of a trial's creation.
-    creation: Option<Error>,
+/// Returns the status of an experiment, without conditions.
+fn status_of(records: &[&TrialRecord], ledger: &Ledger, state: DesiredState) -> ExperimentStatus {
+    let is_over = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
+    let summary = Summary::new(ledger.config(), records.iter().copied());
+    let record_of = |index| records.iter().copied().find(|record| record.spec.index == index);
+    let mut status = summary.status(ledger, is_over, record_of);
+    set_phase(&mut status, records, state);
+    status
 }
 
-/// Writes grants, desired states and new trials. If the grants cannot be recorded, decisions of the
-/// search are not written either.
-async fn apply_plan(
-    writer: &mut Writer<'_>,
+/// Reports a record from which the search cannot be rebuilt. Its trials stay as they are.
+async fn report_unreadable(
+    context: &Context,
+    key: &Key,
     experiment: &Experiment,
-    valid: &ValidExperiment,
-    plan: ExperimentPlan,
-    wanted: Vec<(u32, DesiredTrialState)>,
-) -> AppliedWrites {
-    let state = experiment.spec.state;
-    let is_user_request = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
-    let are_grants_recorded = writer.grant(&plan.grants).await;
-    let may_be_written = |wanted: DesiredTrialState| match wanted {
-        DesiredTrialState::Kill => false,
-        DesiredTrialState::Stop => are_grants_recorded || is_user_request,
-        DesiredTrialState::Run | DesiredTrialState::Pause => true,
-    };
-    let wanted: Vec<_> = wanted.into_iter().filter(|(_, wanted)| may_be_written(*wanted)).collect();
-    writer.want(&wanted).await;
-    let missing = plan.create.len() as u32;
-    if !are_grants_recorded {
-        return AppliedWrites { missing, are_grants_recorded, creation: None };
+    unreadable: &Unreadable,
+) -> Result<Option<Duration>, Error> {
+    let generation = experiment.metadata.generation.unwrap_or_default();
+    let message = format!(
+        "{unreadable}; nothing is decided until this is repaired: upgrade the operator if a newer \
+         version wrote it, restore the object from a backup, or delete the experiment"
+    );
+    let mut after = experiment.status.clone().unwrap_or_default();
+    let valid = new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &message);
+    let is_new = condition::find(&after.conditions, "Valid")
+        .is_none_or(|before| before.message != valid.message);
+    if is_new {
+        tracing::error!(experiment = %key, message, "cannot rebuild the search of an experiment");
+        condition::set(&mut after.conditions, valid);
+        let written = apply::write_status(context, experiment, after).await?;
+        context.event(&written, EventType::Warning, "Unreadable", message).await;
     }
-    let specs = plan.create.into_iter().map(|draw| draw.into_spec(&valid.name, valid.unit));
-    let (created, creation) = writer.create(experiment, specs).await;
-    AppliedWrites { missing: missing - created, are_grants_recorded, creation }
+    Ok(Some(context.resync_interval(key)))
 }
 
 /// Separates refusals from other errors.

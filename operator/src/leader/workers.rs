@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use futures::{FutureExt as _, StreamExt as _};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
+use stoker_api::trial::Fact;
+use stoker_engine::trial::TrialRecord;
 use tokio::sync::watch;
 
 use crate::cache::{Cached as _, Key};
@@ -14,8 +16,10 @@ use crate::context::Context;
 use crate::error::{Error, request};
 use crate::metrics::{Kind, with_cpu_seconds};
 use crate::tasks::Tasks;
+use crate::user_resources::CachedExperiment;
 
-/// Annotation of a trial: identity and transition count of the leader that last swept it.
+/// Annotation of trials and experiments: identity and transition count of the leader that last
+/// swept them.
 const ANNOTATION_LEADER: &str = "stoker.dev/leader";
 /// Concurrent writes of the sweep after a change of leader.
 const SWEEP_WIDTH: usize = 16;
@@ -100,21 +104,72 @@ pub(super) async fn stop(context: &Context, mut workers: Workers) {
     context.job_queue.clear();
 }
 
-/// Gives every open trial a new version, so that in-flight writes of the previous leader fail.
+/// Gives every trial in which a turn may be recorded a new version, so that in-flight writes of the
+/// previous leader fail.
 async fn sweep(context: &Arc<Context>, transitions: i32) {
     let mut open = context.trials.all();
-    open.retain(|trial| !trial.record.status.phase.is_terminal());
+    open.retain(|trial| {
+        !trial.record.status.phase.is_terminal() || has_unplaced_result(&trial.record)
+    });
+    let mut experiments = context.experiments.all();
+    experiments.retain(|cached| {
+        let status = cached.experiment().and_then(|experiment| experiment.status.as_ref());
+        status.is_none_or(|status| !status.phase.is_terminal())
+    });
     let touches: Vec<_> =
         open.iter().map(|trial| touch(context.clone(), trial.key(), transitions)).collect();
     let touched = futures::stream::iter(touches).buffer_unordered(SWEEP_WIDTH);
     let touched: Vec<bool> = touched.collect().await;
     let num = touched.iter().filter(|is_touched| **is_touched).count();
-    tracing::info!(trials = num, "fenced open trials against the previous leader");
+    for cached in &experiments {
+        touch_experiment(context, &cached.key(), transitions).await;
+    }
+    tracing::info!(
+        trials = num,
+        experiments = experiments.len(),
+        "fenced open trials and experiments against the previous leader"
+    );
+}
+
+/// Returns the patch that gives an object a new version.
+fn leader_patch(context: &Context, transitions: i32) -> serde_json::Value {
+    let value = format!("{}/{transitions}", context.options.identity);
+    json!({ "metadata": { "annotations": { ANNOTATION_LEADER: value } } })
+}
+
+async fn touch_experiment(context: &Context, key: &Key, transitions: i32) {
+    let patch = leader_patch(context, transitions);
+    let api = context.experiment_api(&key.namespace);
+    context.metrics.writes.get_or_create(&Kind { kind: "experiment_touch" }).inc();
+    for wait in ERROR_WAITS {
+        let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let operation = format!("touch experiment {key}");
+        match request(operation, api.patch(&key.name, &parameters, &patch)).await {
+            Ok(touched) => {
+                let touched = kube::core::DeserializeGuard(Ok(touched));
+                context.experiments.put(CachedExperiment::new(touched));
+                return;
+            }
+            Err(Error::Gone { .. }) => return context.experiments.forget(key),
+            Err(error) => {
+                tracing::warn!(%error, "retrying");
+                tokio::time::sleep(wait).await;
+            }
+        }
+    }
+}
+
+/// Returns whether a result has no place in the order of the search.
+fn has_unplaced_result(record: &TrialRecord) -> bool {
+    let is_placed = |fact: usize| {
+        record.spec.grants.iter().any(|grant| grant.fact.map(|fact| fact as usize) == Some(fact))
+    };
+    let mut facts = record.status.facts.iter().enumerate();
+    facts.any(|(index, fact)| matches!(fact, Fact::Result(_)) && !is_placed(index))
 }
 
 async fn touch(context: Arc<Context>, key: Key, transitions: i32) -> bool {
-    let value = format!("{}/{transitions}", context.options.identity);
-    let patch = json!({ "metadata": { "annotations": { ANNOTATION_LEADER: value } } });
+    let patch = leader_patch(&context, transitions);
     let api = context.trial_api(&key.namespace);
     context.metrics.writes.get_or_create(&Kind { kind: "trial_touch" }).inc();
     for wait in ERROR_WAITS {

@@ -10,13 +10,13 @@ use stoker_api::trial::{DesiredTrialState, TrialStatus};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::retention::prunable;
 use stoker_engine::trial::{
-    ReportEffect, SearchedMetric, TargetState, TrialRecord, directive, record_report,
+    ReportEffect, SearchedMetric, TargetState, TrialRecord, directive, record_report, stamp_facts,
 };
 
 use super::auth::AuthError;
 use super::{Accepted, Refusal, ReportServer};
 use crate::cache::Key;
-use crate::context::Context;
+use crate::context::{Context, now};
 use crate::error::{Error, request};
 use crate::metrics::Answer;
 use crate::objects::CachedTrial;
@@ -220,6 +220,7 @@ async fn write(
         record_report(&mut record, report, &searched);
     }
     // Keep the record small, however often the program saves. The trainer deletes the files.
+    stamp_facts(&mut record, trial.record.status.facts.len(), now());
     let checkpoints = &mut record.status.checkpoints;
     let pruned = match prunes {
         true => prunable(&valid.spec.checkpoint_storage, searched.smaller_is_better, checkpoints),

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stoker_api::experiment::StorageRecord;
+use stoker_api::experiment::{DesiredState, StorageRecord};
 use stoker_api::time::Timestamp;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::gang::admission::{Admission, Candidate, StartStage, TrialKey};
@@ -73,6 +73,7 @@ impl ObservedTrial {
             pods: &self.pods,
             num_pods: self.valid.spec.resources.num_pods(),
             is_admitted,
+            is_paused_by_user: self.valid.spec.state == DesiredState::Paused,
             searched: SearchedMetric {
                 name: &searcher.metric,
                 smaller_is_better: searcher.smaller_is_better,

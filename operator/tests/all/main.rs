@@ -13,6 +13,7 @@ mod jobs;
 mod kubelet;
 mod leaders;
 mod operator_process;
+mod promotion;
 mod proxy;
 mod refusals;
 mod reports;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::experiment::{Experiment, Phase};
-use stoker_api::trial::{Trial, TrialStatus};
+use stoker_api::trial::{ClosedFact, Fact, ResultFact, Trial, TrialStatus};
 use stoker_test_cluster::ControlPlane;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -274,15 +274,20 @@ impl Drop for TestNamespace {
     }
 }
 
-/// Decisions of all searches, which must not depend on how often the operator was killed.
+/// Decisions of all searches, without times. They must not depend on how often the operator was
+/// killed.
 pub(crate) fn decisions_of(trials: &[Trial]) -> Vec<Value> {
     let of = |trial: &Trial| {
         let status = trial.status.clone().unwrap_or_default();
+        let facts = status.facts.into_iter().map(|fact| match fact {
+            Fact::Result(result) => Fact::Result(ResultFact { at: None, ..result }),
+            Fact::Closed(closed) => Fact::Closed(ClosedFact { at: None, ..closed }),
+        });
         json!({
             "name": trial.name_any(),
             "seed": trial.spec.seed,
             "hyperparameters": trial.spec.hyperparameters,
-            "facts": status.facts,
+            "facts": facts.collect::<Vec<_>>(),
             "phase": status.phase,
             "restarts": status.restarts,
         })

@@ -1,5 +1,6 @@
 //! Storage of experiments after a change of the operator's settings.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -146,8 +147,11 @@ fn pods_are_created_after_their_storage_record() {
     runtime().block_on(async {
         let ns = TestNamespace::new("recorded").await;
         let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
-        proxy.set_rule(|name| {
-            let is_record = name.contains("/experiments/grid/status");
+        // The first write of the status records the first decision of the search.
+        let num_writes = AtomicU32::new(0);
+        proxy.set_rule(move |name| {
+            let is_status = name.contains("/experiments/grid/status");
+            let is_record = is_status && num_writes.fetch_add(1, Ordering::Relaxed) > 0;
             is_record.then_some(Fault::Held)
         });
         let mut a = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &OLD);

@@ -55,7 +55,11 @@ fn slow_creation_of_containers_is_reported() {
 #[test]
 fn trials_with_a_result_wait_for_the_search() {
     let mut record = record("Preempted@1");
-    record.status.facts.push(Fact::Result(ResultFact { units: 9, metric: "0.5".to_owned() }));
+    record.status.facts.push(Fact::Result(ResultFact {
+        units: 9,
+        metric: "0.5".to_owned(),
+        at: None,
+    }));
     let status = plan_of(&record, "", 2, 9).record.status;
     assert_eq!(status.reason.as_deref(), Some("WaitingForSearch"));
 }

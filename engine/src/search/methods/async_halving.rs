@@ -4,9 +4,11 @@
 //! Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020),
 //! Algorithm 2, for promotion; the variant that stops is the one of Determined's last release.
 
+use std::collections::BTreeMap;
+
 use stoker_api::trial::CloseCause;
 
-use super::SearchMethod;
+use super::{SearchMethod, stops};
 use crate::search::book::{Before, Book, TrialState};
 use crate::search::rung::{Rung, Ties};
 use crate::search::turn::{Event, Step};
@@ -236,6 +238,26 @@ impl SearchMethod for AsyncHalving {
             false => self.job(book).or_else(rule),
         };
         first.or_else(|| self.close_out(book))
+    }
+
+    fn places(&self) -> Option<u32> {
+        Some(self.config.concurrency)
+    }
+
+    fn num_groups(&self) -> u32 {
+        1
+    }
+
+    fn first_units(&self, _group: u32) -> u64 {
+        self.config.lengths[0]
+    }
+
+    fn forecast(&self) -> BTreeMap<u64, u64> {
+        let divisor = u64::from(self.config.divisor);
+        let next = |size: &u64| Some((size / divisor).max(1));
+        let first = Some(u64::from(self.config.max_trials));
+        let sizes = std::iter::successors(first, next).take(self.config.lengths.len());
+        stops(&self.config.lengths, &sizes.collect::<Vec<_>>())
     }
 }
 

@@ -1,5 +1,7 @@
 //! Trials that all train to the full length: single, random and grid search.
 
+use std::collections::BTreeMap;
+
 use stoker_api::trial::CloseCause;
 
 use super::SearchMethod;
@@ -84,5 +86,21 @@ impl SearchMethod for FixedLength {
             source: None,
             hyperparameters: None,
         })
+    }
+
+    fn places(&self) -> Option<u32> {
+        (self.concurrency < u32::MAX).then_some(self.concurrency)
+    }
+
+    fn num_groups(&self) -> u32 {
+        1
+    }
+
+    fn first_units(&self, _group: u32) -> u64 {
+        self.units
+    }
+
+    fn forecast(&self) -> BTreeMap<u64, u64> {
+        BTreeMap::from([(self.units, u64::from(self.max_trials))])
     }
 }

@@ -12,6 +12,7 @@ pub use pbt::{Pbt, PbtConfig};
 pub use sync_halving::{BracketConfig, SyncHalving};
 pub use tournament::Tournament;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use super::book::{Before, Book};
@@ -31,4 +32,33 @@ pub trait SearchMethod: Debug + Send {
 
     /// Returns the next step that follows from the state, if any. Changes nothing.
     fn decide(&self, book: &Book) -> Option<Step>;
+
+    /// Returns the maximum number of active trials; `None` means no limit.
+    fn places(&self) -> Option<u32>;
+
+    /// Returns the number of brackets.
+    fn num_groups(&self) -> u32;
+
+    /// Returns the length with which the trials of a bracket begin.
+    fn first_units(&self, group: u32) -> u64;
+
+    /// Returns the number of trials by the length that they train to if none of them fails.
+    fn forecast(&self) -> BTreeMap<u64, u64>;
+}
+
+/// Counts trials by the length at which they stop, given how many reach each length. The numbers
+/// never increase.
+fn stops(lengths: &[u64], sizes: &[u64]) -> BTreeMap<u64, u64> {
+    let next = sizes.iter().skip(1).chain([&0]);
+    let stops = lengths.iter().zip(sizes.iter().zip(next));
+    stops.map(|(length, (size, next))| (*length, size - next)).filter(|(_, num)| *num > 0).collect()
+}
+
+/// Adds counts of trials by length.
+fn add_all(counts: impl Iterator<Item = BTreeMap<u64, u64>>) -> BTreeMap<u64, u64> {
+    let mut sum = BTreeMap::new();
+    for (units, num) in counts.flatten() {
+        *sum.entry(units).or_default() += num;
+    }
+    sum
 }

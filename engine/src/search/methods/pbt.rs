@@ -170,4 +170,25 @@ impl SearchMethod for Pbt {
         let is_over = !self.on_way.contains_key(&units);
         if is_over { self.end_round(units, book) } else { None }
     }
+
+    fn places(&self) -> Option<u32> {
+        None
+    }
+
+    fn num_groups(&self) -> u32 {
+        self.config.num_rounds
+    }
+
+    fn first_units(&self, group: u32) -> u64 {
+        (u64::from(group) + 1) * self.config.units_per_round
+    }
+
+    fn forecast(&self) -> BTreeMap<u64, u64> {
+        let PbtConfig { population_size, units_per_round, num_rounds, .. } = self.config;
+        let num_truncated = self.num_truncated() as u64;
+        let rounds =
+            (1..u64::from(num_rounds)).map(|round| (round * units_per_round, num_truncated));
+        let last = (u64::from(num_rounds) * units_per_round, u64::from(population_size));
+        rounds.chain([last]).filter(|(_, num)| *num > 0).collect()
+    }
 }

@@ -3,9 +3,11 @@
 //! Sources: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
 //! Optimization" (2016); Li et al., "Hyperband" (2018), for its layout of brackets.
 
+use std::collections::BTreeMap;
+
 use stoker_api::trial::CloseCause;
 
-use super::SearchMethod;
+use super::{SearchMethod, add_all, stops};
 use crate::search::book::{Before, Book, TrialState};
 use crate::search::rung::{Rung, Ties};
 use crate::search::turn::{Event, Step};
@@ -244,5 +246,25 @@ impl SearchMethod for SyncHalving {
             return Some(if is_at_top { Step::Stop { trial } } else { Step::Pause { trial } });
         }
         groups().find_map(|(group, bracket)| bracket.close_out(group))
+    }
+
+    fn places(&self) -> Option<u32> {
+        (self.concurrency < u32::MAX).then_some(self.concurrency)
+    }
+
+    fn num_groups(&self) -> u32 {
+        self.brackets.len() as u32
+    }
+
+    fn first_units(&self, group: u32) -> u64 {
+        self.brackets.get(group as usize).map_or(1, |bracket| bracket.config.lengths[0])
+    }
+
+    fn forecast(&self) -> BTreeMap<u64, u64> {
+        let configs = self.brackets.iter().map(|bracket| &bracket.config);
+        add_all(configs.map(|config| {
+            let sizes: Vec<u64> = config.sizes.iter().map(|size| u64::from(*size)).collect();
+            stops(&config.lengths, &sizes)
+        }))
     }
 }

@@ -1,6 +1,8 @@
 //! Several brackets of asynchronous halving side by side.
 
-use super::{AsyncHalving, AsyncHalvingConfig, SearchMethod};
+use std::collections::BTreeMap;
+
+use super::{AsyncHalving, AsyncHalvingConfig, SearchMethod, add_all};
 use crate::search::book::{Before, Book};
 use crate::search::turn::{Event, Step};
 
@@ -45,5 +47,21 @@ impl SearchMethod for Tournament {
 
     fn decide(&self, book: &Book) -> Option<Step> {
         self.brackets.iter().find_map(|bracket| bracket.decide(book))
+    }
+
+    fn places(&self) -> Option<u32> {
+        self.brackets.iter().map(SearchMethod::places).sum()
+    }
+
+    fn num_groups(&self) -> u32 {
+        self.brackets.len() as u32
+    }
+
+    fn first_units(&self, group: u32) -> u64 {
+        self.brackets.get(group as usize).map_or(1, |bracket| bracket.first_units(0))
+    }
+
+    fn forecast(&self) -> BTreeMap<u64, u64> {
+        add_all(self.brackets.iter().map(SearchMethod::forecast))
     }
 }

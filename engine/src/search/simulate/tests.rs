@@ -6,89 +6,9 @@ use serde_json::{Value, json};
 use stoker_api::experiment::ExperimentSpec;
 
 use super::*;
-use crate::search::layout::{self, AdaptiveAsha, Mode};
-use crate::search::methods::{AsyncHalving, FixedLength, SyncHalving, Tournament};
-use crate::search::samplers::Sampler;
-use crate::search::state::AnyMethod;
+use crate::search::SearchConfig;
 
 const CASES: &str = include_str!("../simulate.json");
-
-fn number(kind: &Value, name: &str, default: u64) -> u64 {
-    kind.get(name).map_or(default, |value| value.as_u64().unwrap())
-}
-
-fn rungs_of(kind: &Value, rungs_max: u32) -> Vec<u32> {
-    layout::bracket_rungs(mode(kind), rungs_max)
-}
-
-fn mode(kind: &Value) -> Mode {
-    match kind["mode"].as_str() {
-        Some("conservative") => Mode::Conservative,
-        Some("aggressive") => Mode::Aggressive,
-        _ => Mode::Standard,
-    }
-}
-
-/// Returns the method of a searcher.
-fn method(searcher: &Value, units: u64, num_points: u64) -> AnyMethod {
-    let kinds = searcher.as_object().unwrap();
-    let is_kind = |(name, _): &(&String, &Value)| {
-        !["metric", "smallerIsBetter", "maxLength"].contains(&name.as_str())
-    };
-    let (name, kind) = kinds.iter().find(is_kind).unwrap();
-    let max_trials = number(kind, "maxTrials", 1) as u32;
-    let concurrency = number(kind, "maxConcurrentTrials", 16) as u32;
-    let divisor = number(kind, "divisor", 4) as u32;
-    let stop_once = kind["stopOnce"] == true;
-    match name.as_str() {
-        "random" => AnyMethod::FixedLength(FixedLength::new(units, max_trials, concurrency, true)),
-        "grid" => {
-            AnyMethod::FixedLength(FixedLength::new(units, num_points as u32, concurrency, false))
-        }
-        "asyncHalving" => {
-            let num_rungs = number(kind, "numRungs", 1) as u32;
-            AnyMethod::AsyncHalving(AsyncHalving::new(layout::async_halving(
-                units,
-                divisor,
-                num_rungs,
-                max_trials,
-                concurrency,
-                stop_once,
-            )))
-        }
-        "adaptiveAsha" => {
-            let search = AdaptiveAsha {
-                units,
-                max_trials,
-                mode: mode(kind),
-                divisor,
-                max_rungs: number(kind, "maxRungs", 5) as u32,
-                bracket_rungs: vec![],
-                concurrency,
-                stop_once,
-            };
-            AnyMethod::Tournament(Tournament::new(search.brackets()))
-        }
-        "syncHalving" => {
-            let budget = kind["budget"]["batches"].as_u64().unwrap();
-            let num_rungs = number(kind, "numRungs", 1) as u32;
-            let bracket = layout::sync_halving(units, divisor, num_rungs, budget);
-            AnyMethod::SyncHalving(SyncHalving::new(vec![bracket], concurrency))
-        }
-        "adaptiveSimple" => {
-            let log = layout::integer_log(divisor, units) + 1;
-            let rungs = rungs_of(kind, log.min(number(kind, "maxRungs", 5) as u32));
-            let brackets = layout::adaptive_simple(units, divisor, &rungs, max_trials);
-            AnyMethod::SyncHalving(SyncHalving::new(brackets, concurrency))
-        }
-        "hyperband" => {
-            let num_brackets = number(kind, "numBrackets", 0) as u32;
-            let brackets = layout::hyperband(units, divisor, num_brackets);
-            AnyMethod::SyncHalving(SyncHalving::new(brackets, concurrency))
-        }
-        other => panic!("{other}"),
-    }
-}
 
 fn curves(lines: &[Value]) -> HashMap<u32, Curve> {
     let mut curves: HashMap<u32, Curve> = HashMap::new();
@@ -194,28 +114,13 @@ fn assert_close(actual: &Value, expected: &Value, path: &str) {
 }
 
 fn run(experiment: &Value, lines: &[Value], flags: &Value) -> Simulation {
-    let spec: ExperimentSpec = serde_json::from_value(json!({
-        "entrypoint": experiment["spec"]["entrypoint"],
-        "hyperparameters": experiment["spec"]["hyperparameters"],
-        "searcher": { "metric": "loss", "maxLength": { "batches": 1 }, "single": {} },
-    }))
-    .unwrap();
+    let spec: ExperimentSpec = serde_json::from_value(experiment["spec"].clone()).unwrap();
     let valid = stoker_api::validate::validate("case", &spec).unwrap();
-    let searcher = &experiment["spec"]["searcher"];
-    let units = searcher["maxLength"]["batches"].as_u64().unwrap();
-    let sampler = match searcher.get("grid") {
-        Some(_) => Sampler::grid(valid.space.clone()),
-        None => Sampler::Random(valid.space.clone()),
-    };
-    let num_points = match &sampler {
-        Sampler::Grid { num_points, .. } => *num_points,
-        _ => 0,
-    };
-    let search = SearchState::new(method(searcher, units, num_points), sampler, 1);
+    let search = SearchState::of(&SearchConfig::new(&valid, 1));
     let curves = curves(lines);
-    let is_smaller_better = searcher["smallerIsBetter"] == true;
     let curve_of = |trial: u32, _: &Value| curves.get(&trial);
-    simulate(search, units, is_smaller_better, machine(flags), curve_of).unwrap()
+    let smaller_is_better = spec.searcher.smaller_is_better;
+    simulate(search, valid.units_max, smaller_is_better, machine(flags), curve_of).unwrap()
 }
 
 #[test]
@@ -242,7 +147,7 @@ fn promotion_trains_297_units_instead_of_405() {
         json!({ "hyperband": { "numBrackets": 1, "divisor": 3 } }),
     ];
     for mut searcher in searchers {
-        searcher["smallerIsBetter"] = json!(true);
+        searcher["metric"] = json!("loss");
         searcher["maxLength"] = json!({ "batches": 81 });
         let experiment = json!({ "spec": {
             "entrypoint": { "command": ["true"] },

@@ -143,7 +143,7 @@ impl Recorded {
             self.trials_in(|state| state == TrialState::Deleted).into_iter().collect();
         let mut rebuilt = self.fresh.clone();
         for turn in &self.log {
-            let home = match &turn.event {
+            let home = match &turn.events[0] {
                 Event::Result { trial, .. } | Event::Closed { trial, .. } => Some(*trial),
                 Event::Began | Event::Deleted { .. } => None,
             };
@@ -156,18 +156,17 @@ impl Recorded {
                 })
                 .cloned()
                 .collect();
-            let event = (!is_lost).then_some(&turn.event);
-            let created: Vec<RecordedDraw> = turn
-                .created
-                .iter()
-                .zip(&turn.random_words)
-                .map(|(draw, random_words)| RecordedDraw {
-                    hyperparameters: (!deleted.contains(&draw.index))
-                        .then(|| draw.hyperparameters.clone()),
-                    random_words: *random_words,
-                })
-                .collect();
-            rebuilt.replay(turn.order, event, &effects, &created).unwrap();
+            let events = if is_lost { &[] } else { &turn.events[..] };
+            let created = turn.created.iter().zip(&turn.random_words).map(
+                |(draw, random_words)| match deleted.contains(&draw.index) {
+                    true => RecordedDraw::Deleted { random_words: Some(*random_words) },
+                    false => RecordedDraw::Present {
+                        hyperparameters: draw.hyperparameters.clone(),
+                        random_words: *random_words,
+                    },
+                },
+            );
+            rebuilt.replay(turn.order, events, &effects, created).unwrap();
         }
         rebuilt
     }
@@ -231,7 +230,8 @@ proptest! {
                 recorded.happen(*happening, *choice);
             }
             let before = recorded.search.clone();
-            let events: Vec<Event> = recorded.log.iter().map(|turn| turn.event.clone()).collect();
+            let turns = recorded.log.iter();
+            let events: Vec<Event> = turns.flat_map(|turn| turn.events.clone()).collect();
             for event in events {
                 prop_assert_eq!(recorded.search.advance(event), None, "{}", name);
             }

@@ -10,6 +10,7 @@ use stoker_test_cluster::Cluster;
 use super::faults::{Fault, FaultKind};
 use super::{NUM_TRIALS, counts, names};
 use crate::two_nodes::{NAMESPACE, get, weights};
+use stoker_tests::facts_without_times;
 
 /// An attempt may end this many seconds after the fault that ended it was undone. A rank gives up
 /// on its peer or on the store after 30 s or more, and records are late while the operator is
@@ -49,7 +50,7 @@ pub(super) fn of(cluster: &Cluster, round: &str) -> Round {
                 "sampled":
                     [spec["index"], spec["requestId"], spec["seed"], spec["hyperparameters"]],
                 "phase": status["phase"],
-                "facts": status["facts"],
+                "facts": facts_without_times(&status["facts"]),
                 "metrics": status["metrics"],
                 "bestMetric": status["bestMetric"],
                 "batches": status["batches"],

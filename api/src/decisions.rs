@@ -1,0 +1,141 @@
+//! Decisions of a search, as an experiment and its trials record them.
+//!
+//! A *turn* is an event and the steps that the search decided on it. It is recorded as a whole in
+//! one object: in the trial whose fact is the event, otherwise in the experiment's log. A step that
+//! changes another trial is repeated there, as the *effect* of the turn.
+
+use serde::{Deserialize, Serialize};
+
+use crate::time::Timestamp;
+
+/// A recorded step.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum StepRecord {
+    /// Creates a trial.
+    Create(CreateStep),
+    /// Continues a trial to a greater length.
+    Continue(LengthStep),
+    /// Promotes a trial that has ended. It keeps its rank, but does not train.
+    PromoteClosed(LengthStep),
+    /// Pauses a trial: it releases its GPUs, and may continue later.
+    Pause(TrialStep),
+    /// Stops a trial for good.
+    Stop(TrialStep),
+    /// Stops all paused trials of a bracket that have one length.
+    StopPaused(StopPausedStep),
+    /// Ends the search.
+    Finish(FinishStep),
+}
+
+/// Creation of a trial.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct CreateStep {
+    /// Index of the trial.
+    pub trial: u32,
+    /// Bracket of the trial, from 0.
+    pub group: u32,
+    /// Granted length.
+    pub units: u64,
+}
+
+/// A trial, and its new length.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct LengthStep {
+    /// Index of the trial.
+    pub trial: u32,
+    /// Length of the next rung.
+    pub units: u64,
+}
+
+/// A trial.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct TrialStep {
+    /// Index of the trial.
+    pub trial: u32,
+}
+
+/// The paused trials of a bracket at one length.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct StopPausedStep {
+    /// Bracket of the trials.
+    pub group: u32,
+    /// Length that the trials have.
+    pub units: u64,
+    /// Indexes of trials that stay paused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub except: Vec<u32>,
+}
+
+/// The end of a search.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct FinishStep {}
+
+/// A turn whose event is not a fact of a trial.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct LogEntry {
+    /// Position of the turn in the order of the experiment.
+    pub order: u64,
+    /// Time of the decision.
+    pub at: Timestamp,
+    /// The event.
+    pub event: LogEvent,
+    /// The decisions, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepRecord>,
+}
+
+/// Event of an experiment that is not a fact of a trial.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum LogEvent {
+    /// The search began.
+    Began(BeganEvent),
+    /// Trials were deleted.
+    Deleted(DeletedEvent),
+}
+
+/// Beginning of a search.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct BeganEvent {
+    /// Version of Stoker that decided.
+    pub version: String,
+}
+
+/// Deletion of trials by the user.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DeletedEvent {
+    /// The trials.
+    pub trials: Vec<DeletedTrial>,
+}
+
+/// A deleted trial.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DeletedTrial {
+    /// Index of the trial.
+    pub index: u32,
+    /// Bracket of the trial.
+    pub group: u32,
+    /// Number of 32-bit words taken from the experiment's random stream up to and with this trial.
+    pub random_words: u64,
+}

@@ -1,0 +1,154 @@
+//! Validation rules of search methods.
+
+use serde_json::json;
+
+use super::rules::check_length;
+use super::{FieldError, Method, TRIALS_MAX};
+use crate::experiment::{Length, Searcher};
+
+/// Maximum number of brackets and rungs, so that sizes fit into 64 bits.
+const RUNGS_MAX: u32 = 16;
+
+/// Checks the method that is set. Errors name its fields below `spec.searcher`.
+pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<Method> {
+    let mut checker = Checker { searcher, errors };
+    checker.check_sampler();
+    if searcher.single.is_some() {
+        return Some(Method::Single);
+    }
+    if let Some(search) = searcher.random {
+        checker.check_trials("random.maxTrials", search.max_trials);
+        let (max_trials, max_concurrent) = (search.max_trials, search.max_concurrent_trials);
+        return Some(Method::Random { max_trials, max_concurrent });
+    }
+    if let Some(search) = searcher.grid {
+        return Some(Method::Grid { max_concurrent: search.max_concurrent_trials });
+    }
+    if let Some(search) = searcher.async_halving {
+        checker.check_trials("asyncHalving.maxTrials", search.max_trials);
+        checker.check_divisor("asyncHalving.divisor", search.divisor);
+        checker.check_rungs("asyncHalving.numRungs", search.num_rungs, search.divisor);
+        return Some(Method::AsyncHalving(search));
+    }
+    if let Some(search) = searcher.adaptive_asha.clone() {
+        checker.check_trials("adaptiveAsha.maxTrials", search.max_trials);
+        checker.check_divisor("adaptiveAsha.divisor", search.divisor);
+        checker.check_max_rungs("adaptiveAsha.maxRungs", search.max_rungs);
+        checker.check_bracket_rungs("adaptiveAsha", &search.bracket_rungs, search.divisor);
+        return Some(Method::AdaptiveAsha(search));
+    }
+    if let Some(search) = searcher.sync_halving {
+        checker.check_divisor("syncHalving.divisor", search.divisor);
+        checker.check_rungs("syncHalving.numRungs", search.num_rungs, search.divisor);
+        let budget = checker.check_budget("syncHalving.budget", &search.budget)?;
+        return Some(Method::SyncHalving { search, budget });
+    }
+    if let Some(search) = searcher.adaptive.clone() {
+        checker.check_divisor("adaptive.divisor", search.divisor);
+        checker.check_max_rungs("adaptive.maxRungs", search.max_rungs);
+        checker.check_bracket_rungs("adaptive", &search.bracket_rungs, search.divisor);
+        let budget = checker.check_budget("adaptive.budget", &search.budget)?;
+        return Some(Method::Adaptive { search, budget });
+    }
+    if let Some(search) = searcher.adaptive_simple.clone() {
+        checker.check_trials("adaptiveSimple.maxTrials", search.max_trials);
+        checker.check_divisor("adaptiveSimple.divisor", search.divisor);
+        checker.check_max_rungs("adaptiveSimple.maxRungs", search.max_rungs);
+        checker.check_bracket_rungs("adaptiveSimple", &search.bracket_rungs, search.divisor);
+        return Some(Method::AdaptiveSimple(search));
+    }
+    if let Some(search) = searcher.hyperband {
+        checker.check_divisor("hyperband.divisor", search.divisor);
+        return Some(Method::Hyperband(search));
+    }
+    let search = searcher.tpe?;
+    checker.check_trials("tpe.maxTrials", search.max_trials);
+    Some(Method::Tpe(search))
+}
+
+struct Checker<'a> {
+    searcher: &'a Searcher,
+    errors: &'a mut Vec<FieldError>,
+}
+
+impl Checker<'_> {
+    fn push(&mut self, path: &str, value: &serde_json::Value, rule: &str) {
+        self.errors.push(FieldError::new(&format!("spec.searcher.{path}"), value, rule));
+    }
+
+    fn check_sampler(&mut self) {
+        let method = if self.searcher.grid.is_some() { "grid" } else { "tpe" };
+        let has_own = self.searcher.grid.is_some() || self.searcher.tpe.is_some();
+        if let Some(sampler) = self.searcher.sampler.filter(|_| has_own) {
+            let rule = format!("must be unset: {method} samples in its own way");
+            self.push("sampler", &json!(sampler), &rule);
+        }
+    }
+
+    fn check_trials(&mut self, path: &str, max_trials: u32) {
+        if max_trials == 0 {
+            self.push(path, &json!(0), "must be at least 1");
+        } else if max_trials > TRIALS_MAX {
+            let rule = format!("must be at most {TRIALS_MAX}; lower it, or split the search");
+            self.push(path, &json!(max_trials), &rule);
+        }
+    }
+
+    fn check_divisor(&mut self, path: &str, divisor: u32) {
+        if divisor < 2 {
+            self.push(path, &json!(divisor), "must be at least 2");
+        }
+    }
+
+    fn check_max_rungs(&mut self, path: &str, max_rungs: u32) {
+        if !(1..=RUNGS_MAX).contains(&max_rungs) {
+            self.push(path, &json!(max_rungs), &format!("must be from 1 to {RUNGS_MAX}"));
+        }
+    }
+
+    /// The shortest rung must have at least one unit, or two rungs would be equal.
+    fn check_rungs(&mut self, path: &str, num_rungs: u32, divisor: u32) {
+        if num_rungs == 0 {
+            return self.push(path, &json!(0), "must be at least 1");
+        }
+        let Some((_, units)) = self.searcher.max_length.get() else { return };
+        if divisor < 2 || units == 0 {
+            return;
+        }
+        let most = (units.ilog(u64::from(divisor)) + 1).min(RUNGS_MAX);
+        if num_rungs > most {
+            let rule = format!(
+                "must be at most {most}: a maxLength of {units} divided by {divisor} so often \
+                 leaves no unit for the first rung; lower it, or raise maxLength"
+            );
+            self.push(path, &json!(num_rungs), &rule);
+        }
+    }
+
+    fn check_bracket_rungs(&mut self, method: &str, bracket_rungs: &[u32], divisor: u32) {
+        for (index, num_rungs) in bracket_rungs.iter().enumerate() {
+            self.check_rungs(&format!("{method}.bracketRungs[{index}]"), *num_rungs, divisor);
+        }
+    }
+
+    /// Checks a length in the unit of `maxLength`, and returns its units.
+    fn check_same_unit(&mut self, path: &str, length: &Length) -> Option<u64> {
+        let (unit, units) = check_length(&format!("spec.searcher.{path}"), length, self.errors)?;
+        let (expected, _) = self.searcher.max_length.get()?;
+        if unit == expected {
+            return Some(units);
+        }
+        self.push(path, &json!(length), "must have the unit of searcher.maxLength");
+        None
+    }
+
+    fn check_budget(&mut self, path: &str, budget: &Length) -> Option<u64> {
+        let units = self.check_same_unit(path, budget)?;
+        let (_, length) = self.searcher.max_length.get()?;
+        if (1..length).contains(&units) {
+            self.push(path, &json!(budget), "must be at least searcher.maxLength");
+            return None;
+        }
+        Some(units)
+    }
+}

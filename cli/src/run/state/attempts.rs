@@ -1,0 +1,80 @@
+//! Begin and end of attempts.
+
+use stoker_api::contract::Directive;
+use stoker_api::experiment::Phase;
+use stoker_api::trial::AttemptEnd;
+use stoker_engine::search::book::TrialState;
+use stoker_engine::trial::{self, BackOff, TargetState};
+
+use super::{Happening, State, UnrecordedEnd};
+use crate::cluster::text::now;
+use crate::failure::Failure;
+
+impl State {
+    /// Records that an attempt begins, with its token.
+    pub(crate) fn begin(&mut self, index: u32, attempt: u32, token: &str) -> Result<(), Failure> {
+        if let Some(mut record) = self.trials.get(&index).cloned() {
+            trial::begin_attempt(&mut record, attempt);
+            if let Some(attempt) = record.status.attempts.last_mut() {
+                attempt.started_at = Some(now());
+            }
+            self.save(record)?;
+            self.enqueue(index);
+        }
+        self.tokens.entry(index).or_default().insert(token.to_owned(), attempt);
+        Ok(())
+    }
+
+    /// Records how the live attempt ended, as soon as the record can be written.
+    pub(crate) fn end(&mut self, index: u32, end: AttemptEnd, message: Option<String>) {
+        self.unrecorded.push(UnrecordedEnd { trial: index, end, message });
+        let _ = self.settle();
+    }
+
+    pub(super) fn record_end(
+        &mut self,
+        index: u32,
+        end: AttemptEnd,
+        message: Option<String>,
+    ) -> Result<(), Failure> {
+        let Some(mut record) = self.trials.get(&index).cloned() else { return Ok(()) };
+        let Some(attempt) = trial::live_attempt(&record) else { return Ok(()) };
+        // The program's own message is better than the last lines of its log.
+        let reported = record.status.attempts.last().and_then(|attempt| attempt.message.clone());
+        let message = if end == AttemptEnd::Completed { reported } else { reported.or(message) };
+        let num_facts = record.status.facts.len();
+        trial::end_attempt(&mut record, end, message.clone(), &self.limits);
+        trial::stamp_facts(&mut record, num_facts, now());
+        if let Some(attempt) = record.status.attempts.last_mut() {
+            attempt.ended_at = Some(now());
+        }
+        if trial::closed(&record).is_none() {
+            let is_idle = self.ledger.state(index) != Some(TrialState::Active);
+            let is_paused = is_idle || self.is_pausing;
+            record.status.phase = if is_paused { Phase::Paused } else { Phase::Pending };
+        }
+        self.save(record)?;
+        if end != AttemptEnd::RunnerLost {
+            self.happenings.push((index, Happening::Ended { attempt, end, message }));
+        }
+        Ok(())
+    }
+
+    /// Returns the wait before the trial's next attempt, if there is one.
+    pub(crate) fn back_off(&self, index: u32) -> Option<BackOff> {
+        let record = self.trials.get(&index).filter(|record| trial::closed(record).is_none())?;
+        trial::back_off(record, now(), &self.limits.back_off)
+    }
+
+    /// Returns the attempt of this trial that has this token.
+    pub(crate) fn attempt_of(&self, index: u32, token: &str) -> Option<u32> {
+        self.tokens.get(&index)?.get(token).copied()
+    }
+
+    /// Returns whether an attempt was replaced or has ended, or its trial has.
+    pub(crate) fn is_over(&self, index: u32, attempt: u32) -> bool {
+        let is_over =
+            |record| trial::directive(record, attempt, TargetState::Run) == Directive::Fenced;
+        self.trials.get(&index).is_none_or(is_over)
+    }
+}

@@ -1,0 +1,295 @@
+//! The search of an experiment, in step with its record.
+//!
+//! ```text
+//!   rebuild(record) -> missing effects
+//!   begin, advance, delete -> home of the turn, then its effects
+//! ```
+//!
+//! A turn is recorded in its *home*: in the grant of the trial whose fact is the event, otherwise
+//! in the experiment's log. The home is durable before any effect of the turn and before the next
+//! turn. So after a crash, the record has all decisions from which anything can have followed.
+
+mod rebuild;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use stoker_api::decisions::{BeganEvent, DeletedEvent, DeletedTrial, LogEntry, LogEvent};
+use stoker_api::time::Timestamp;
+use stoker_api::trial::{Fact, Grant, TrialSpec};
+
+use super::recorded;
+use crate::search::SearchConfig;
+use crate::search::book::{Book, TrialState};
+use crate::search::state::{Change, SearchState, Turn};
+use crate::search::turn::{Event, Step};
+use crate::trial::TrialRecord;
+
+/// The recorded objects of an experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// Log of the experiment.
+    pub log: &'a [LogEntry],
+    /// Trials by index.
+    pub trials: &'a BTreeMap<u32, &'a TrialRecord>,
+    /// Number of trials created, as recorded.
+    pub trials_created: u32,
+}
+
+/// A write that follows from a turn.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Write {
+    /// Append to the experiment's log.
+    Log(LogEntry),
+    /// Append to the grants of a trial.
+    Grant {
+        /// Index of the trial.
+        trial: u32,
+        /// The grant.
+        grant: Grant,
+    },
+}
+
+/// A fact that the search has not taken in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PendingFact {
+    at: Timestamp,
+    trial: u32,
+    fact: u32,
+    event: Event,
+}
+
+/// A record that no search can have written, or that this version cannot read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// `the experiment`, or the trial.
+    pub object: String,
+    /// Field of the object.
+    pub field: String,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}: {}", self.object, self.field, self.reason)
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+/// Search of an experiment. Equal to the search that is rebuilt from the recorded turns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ledger {
+    config: SearchConfig,
+    search: SearchState,
+    /// Number of facts of each trial that have a place, or that no turn follows from.
+    num_placed: Vec<u32>,
+    /// Position of the turn that created or last continued each trial.
+    granted_in: Vec<u64>,
+    /// Number of 32-bit words taken from the random stream up to and with each trial.
+    random_words: Vec<u64>,
+    /// Trials that were decided but not created yet, by index.
+    missing: BTreeMap<u32, TrialSpec>,
+    has_begun: bool,
+}
+
+impl Ledger {
+    fn admit(&mut self, order: u64, random_words: u64) {
+        self.random_words.push(random_words);
+        self.num_placed.push(0);
+        self.granted_in.push(order);
+    }
+
+    fn note(&mut self, order: u64, changes: &[Change]) {
+        for change in changes {
+            if let Some(granted_in) = self.granted_in.get_mut(change.trial as usize) {
+                *granted_in = order;
+            }
+        }
+    }
+
+    /// Adds the trials that a turn creates, from index `next` on, and that have no record.
+    fn add_missing(&mut self, turn: &Turn, next: u32, groups: &BTreeMap<u32, u32>) {
+        for draw in &turn.created {
+            let (index, order) = (draw.index, Some(turn.order));
+            let spec = draw.clone().into_spec(&self.config.experiment, self.config.unit);
+            let group = groups.get(&index).copied().unwrap_or(0);
+            let random_words = turn.random_words.get((index - next) as usize).copied();
+            self.missing.insert(index, TrialSpec { order, group, random_words, ..spec });
+        }
+    }
+
+    /// Begins the search. Returns nothing if it has begun.
+    pub fn begin(&mut self, version: &str, now: Timestamp) -> Vec<Write> {
+        if self.has_begun {
+            return vec![];
+        }
+        self.has_begun = true;
+        let event = LogEvent::Began(BeganEvent { version: version.to_owned() });
+        let turn = self.search.advance(Event::Began);
+        turn.map(|turn| self.log(turn, event, now)).unwrap_or_default()
+    }
+
+    /// Returns the facts of these trials that the search has not taken in, in the order in which it
+    /// takes them.
+    pub fn pending<'a>(
+        &self,
+        trials: impl IntoIterator<Item = &'a TrialRecord>,
+    ) -> Vec<PendingFact> {
+        let mut pending = vec![];
+        for record in trials {
+            let trial = record.spec.index;
+            let Some(&num_placed) = self.num_placed.get(trial as usize) else { continue };
+            let mut at = Timestamp::default();
+            for (fact, recorded) in (0..).zip(&record.status.facts) {
+                let time = match recorded {
+                    Fact::Result(result) => result.at,
+                    Fact::Closed(closed) => closed.at,
+                };
+                // The facts of a trial keep their order, even if a clock was set back.
+                at = at.max(time.unwrap_or_default());
+                if fact >= num_placed {
+                    let event = recorded::event(trial, recorded, self.config.smaller_is_better);
+                    pending.push(PendingFact { at, trial, fact, event });
+                }
+            }
+        }
+        pending.sort_by_key(|pending| (pending.at, pending.trial, pending.fact));
+        pending
+    }
+
+    /// Takes in a fact. Returns nothing if nothing follows from it, such as from an end that the
+    /// search asked for.
+    pub fn advance(&mut self, pending: &PendingFact) -> Vec<Write> {
+        let trial = pending.trial;
+        self.num_placed[trial as usize] = pending.fact + 1;
+        let next = self.book().next_index();
+        let Some(turn) = self.search.advance(pending.event.clone()) else { return vec![] };
+        let steps = recorded::record_all(&turn.steps, next);
+        let grant = Grant {
+            order: turn.order,
+            fact: Some(pending.fact),
+            units: self.book().trial(trial).units,
+            steps: Some(steps),
+        };
+        self.take_in(&turn, next);
+        let home = std::iter::once(Write::Grant { trial, grant });
+        home.chain(effects(&turn, Some(trial))).collect()
+    }
+
+    /// Returns the trials that were created and have no record any more.
+    pub fn deleted(&self, trials: &BTreeMap<u32, &TrialRecord>) -> Vec<u32> {
+        let is_deleted = |index: &u32| {
+            !trials.contains_key(index)
+                && !self.missing.contains_key(index)
+                && self.book().trial(*index).state != TrialState::Deleted
+        };
+        (0..self.book().next_index()).filter(is_deleted).collect()
+    }
+
+    /// Takes in the deletion of trials.
+    pub fn delete(&mut self, trials: Vec<u32>, now: Timestamp) -> Vec<Write> {
+        let events = trials.iter().map(|trial| Event::Deleted { trial: *trial }).collect();
+        let Some(turn) = self.search.advance_all(events) else { return vec![] };
+        self.forget(&trials);
+        let deleted = |index: u32| DeletedTrial {
+            index,
+            group: self.book().trial(index).group,
+            random_words: self.random_words[index as usize],
+        };
+        let trials = trials.into_iter().map(deleted).collect();
+        let event = LogEvent::Deleted(DeletedEvent { trials });
+        self.log(turn, event, now)
+    }
+
+    /// Forgets what is known of deleted trials from their records.
+    fn forget(&mut self, trials: &[u32]) {
+        for trial in trials {
+            self.num_placed[*trial as usize] = 0;
+            self.granted_in[*trial as usize] = 0;
+        }
+    }
+
+    fn log(&mut self, turn: Turn, event: LogEvent, at: Timestamp) -> Vec<Write> {
+        let next = self.book().next_index() - turn.created.len() as u32;
+        self.take_in(&turn, next);
+        let steps = recorded::record_all(&turn.steps, next);
+        let home = Write::Log(LogEntry { order: turn.order, at, event, steps });
+        std::iter::once(home).chain(effects(&turn, None)).collect()
+    }
+
+    fn take_in(&mut self, turn: &Turn, next: u32) {
+        turn.random_words.iter().for_each(|words| self.admit(turn.order, *words));
+        self.note(turn.order, &turn.changes);
+        self.add_missing(turn, next, &groups(&turn.steps, next));
+    }
+
+    /// Records that a missing trial was created.
+    pub fn created(&mut self, index: u32) {
+        self.missing.remove(&index);
+    }
+
+    /// Returns the trials that were decided but not created yet, by index. They are created in this
+    /// order: a gap counts as deleted.
+    pub fn missing(&self) -> impl ExactSizeIterator<Item = &TrialSpec> {
+        self.missing.values()
+    }
+
+    /// Returns the trials as the search sees them.
+    pub fn book(&self) -> &Book {
+        self.search.book()
+    }
+
+    /// Returns the state of a trial; `None` if the search does not know it.
+    pub fn state(&self, trial: u32) -> Option<TrialState> {
+        self.book().trials().get(trial as usize).map(|entry| entry.state)
+    }
+
+    /// Returns the position of the turn that created or last continued a trial. Trials that wait
+    /// for room start in this order.
+    pub fn granted_in(&self, trial: u32) -> u64 {
+        self.granted_in.get(trial as usize).copied().unwrap_or(u64::MAX)
+    }
+
+    /// Returns the maximum number of active trials; `None` means no limit.
+    pub fn places(&self) -> Option<u32> {
+        self.search.places()
+    }
+
+    /// Returns the number of trials that the search expects to create.
+    pub fn num_expected(&self) -> u64 {
+        self.search.forecast().values().sum()
+    }
+
+    /// Returns what the search depends on.
+    pub fn config(&self) -> &SearchConfig {
+        &self.config
+    }
+}
+
+/// Returns the brackets of the trials that the steps create, from index `next` on.
+fn groups(steps: &[Step], next: u32) -> BTreeMap<u32, u32> {
+    let group = |step: &Step| match step {
+        Step::Create { group, .. } => Some(*group),
+        _ => None,
+    };
+    (next..).zip(steps.iter().filter_map(group)).collect()
+}
+
+/// Returns the writes to trials other than the turn's home: one for each trial.
+fn effects(turn: &Turn, home: Option<u32>) -> impl Iterator<Item = Write> {
+    let mut by_trial: BTreeMap<u32, Grant> = BTreeMap::new();
+    for change in turn.changes.iter().filter(|change| Some(change.trial) != home) {
+        let order = turn.order;
+        let new = || Grant { order, fact: None, units: 0, steps: Some(vec![]) };
+        let grant = by_trial.entry(change.trial).or_insert_with(new);
+        grant.units = change.units;
+        let steps = recorded::record_all(std::slice::from_ref(&change.step), 0);
+        grant.steps.get_or_insert_default().extend(steps);
+    }
+    by_trial.into_iter().map(|(trial, grant)| Write::Grant { trial, grant })
+}
+
+#[cfg(test)]
+mod tests;

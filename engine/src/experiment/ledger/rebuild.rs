@@ -1,0 +1,311 @@
+//! Rebuilds the search of an experiment from its record.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use stoker_api::decisions::{DeletedEvent, DeletedTrial, LogEntry, LogEvent, StepRecord};
+use stoker_api::trial::{Grant, TrialSpec};
+
+use super::{Ledger, Record, Unreadable, Write, effects, groups};
+use crate::experiment::recorded;
+use crate::search::SearchConfig;
+use crate::search::state::{RecordedDraw, SearchState};
+use crate::search::turn::{Event, Step};
+
+/// Where a turn is recorded.
+enum Home<'a> {
+    Log(&'a LogEntry),
+    Grant(u32, &'a Grant),
+    /// The home was deleted. Its effects are left.
+    Deleted,
+}
+
+/// Content of a recorded turn.
+struct Turn {
+    events: Vec<Event>,
+    /// Unset in records of earlier versions.
+    steps: Option<Vec<Step>>,
+    /// Greatest index of a trial that existed before the steps.
+    last_mentioned: Option<u32>,
+}
+
+impl Ledger {
+    /// Rebuilds the search from its record. Also returns the effects that are missing in it.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreadable`].
+    pub fn rebuild(
+        config: &SearchConfig,
+        record: Record<'_>,
+    ) -> Result<(Self, Vec<Write>), Unreadable> {
+        let mut ledger = Self {
+            config: config.clone(),
+            search: SearchState::of(config),
+            num_placed: vec![],
+            granted_in: vec![],
+            random_words: vec![],
+            missing: BTreeMap::new(),
+            has_begun: false,
+        };
+        let mut writes = vec![];
+        if record.log.is_empty() && (record.trials_created > 0 || !record.trials.is_empty()) {
+            ledger.begin_old_record(record)?;
+        }
+        for (order, home) in homes(record)? {
+            ledger.replay(order, &home, record, &mut writes)?;
+        }
+        ledger.adopt(first_unused(record), record);
+        ledger.skip_facts(record);
+        Ok((ledger, writes))
+    }
+
+    /// Derives the first turn of a record by a version that did not record steps.
+    fn begin_old_record(&mut self, record: Record<'_>) -> Result<(), Unreadable> {
+        // Only the first turn of a newer version has this position, and it is in the log.
+        if let Some(trial) = record.trials.values().find(|trial| trial.spec.order == Some(0)) {
+            return Err(Unreadable {
+                object: "the experiment".to_owned(),
+                field: "status.log".to_owned(),
+                reason: format!(
+                    "is empty, but trial {} refers to it; install the custom resource definitions \
+                     of this version, or restore the field",
+                    trial.spec.index
+                ),
+            });
+        }
+        self.derive(0, Event::Began, record);
+        self.search.skip_to_order(0);
+        Ok(())
+    }
+
+    /// Decides the event of a turn whose steps were not recorded.
+    fn derive(&mut self, order: u64, event: Event, record: Record<'_>) {
+        self.has_begun = true;
+        let end = first_unused(record);
+        if let Some(turn) = self.search.advance(event) {
+            self.note(order, &turn.changes);
+            for (draw, random_words) in turn.created.into_iter().zip(turn.random_words) {
+                let index = draw.index;
+                self.admit(order, random_words);
+                if index >= end {
+                    let spec = draw.into_spec(&self.config.experiment, self.config.unit);
+                    let random_words = Some(random_words);
+                    self.missing.insert(index, TrialSpec { random_words, ..spec });
+                }
+            }
+        }
+    }
+
+    fn replay(
+        &mut self,
+        order: u64,
+        home: &Home<'_>,
+        record: Record<'_>,
+        writes: &mut Vec<Write>,
+    ) -> Result<(), Unreadable> {
+        let Turn { events, steps, last_mentioned } = self.content(order, home, record)?;
+        let Some(steps) = steps else {
+            events.into_iter().for_each(|event| self.derive(order, event, record));
+            self.search.skip_to_order(order + 1);
+            return self.place(home, order);
+        };
+        self.has_begun = true;
+        let deleted = match home {
+            Home::Log(LogEntry { event: LogEvent::Deleted(deleted), .. }) => &deleted.trials[..],
+            _ => &[],
+        };
+        // Trials that are known only from this turn were created before it.
+        let last = deleted.iter().map(|trial| trial.index).chain(last_mentioned).max();
+        self.adopt(last.map_or(0, |last| last.saturating_add(1)), record);
+        let end = first_unused(record);
+        let next = self.search.book().next_index();
+        let drawn = (next..).map(|index| match record.trials.get(&index) {
+            Some(trial) => RecordedDraw::Present {
+                hyperparameters: trial.spec.hyperparameters.clone(),
+                random_words: trial.spec.random_words.unwrap_or(0),
+            },
+            None if index < end => RecordedDraw::Deleted {
+                random_words: deleted_trial(index, record).map(|trial| trial.random_words),
+            },
+            None => RecordedDraw::Missing,
+        });
+        let replayed = self.search.replay(order, &events, &steps, drawn);
+        let turn = replayed.map_err(|error| unreadable(home, order, error.reason))?;
+        turn.random_words.iter().for_each(|words| self.admit(order, *words));
+        self.forget(&deleted.iter().map(|trial| trial.index).collect::<Vec<_>>());
+        self.note(order, &turn.changes);
+        let groups = groups(&steps, next);
+        self.add_missing(&turn, next, &groups);
+        self.place(home, order)?;
+        let home_trial = match home {
+            Home::Grant(trial, _) => Some(*trial),
+            Home::Log(_) => None,
+            Home::Deleted => return Ok(()),
+        };
+        let has_effect = |write: &Write| match write {
+            Write::Log(_) => true,
+            Write::Grant { trial, grant } => record.trials.get(trial).is_none_or(|trial| {
+                trial.spec.grants.iter().any(|recorded| recorded.order == grant.order)
+            }),
+        };
+        writes.extend(effects(&turn, home_trial).filter(|write| !has_effect(write)));
+        Ok(())
+    }
+
+    /// Records that the fact of a turn has its place.
+    fn place(&mut self, home: &Home<'_>, order: u64) -> Result<(), Unreadable> {
+        let Home::Grant(trial, grant) = home else { return Ok(()) };
+        let Some(num_placed) = self.num_placed.get_mut(*trial as usize) else {
+            return Err(unreadable(home, order, "belongs to a trial that no turn created"));
+        };
+        *num_placed = grant.fact.map_or(0, |fact| fact + 1);
+        Ok(())
+    }
+
+    /// Returns the events and steps of a recorded turn. Without steps, an earlier version recorded
+    /// it.
+    fn content(&self, order: u64, home: &Home<'_>, record: Record<'_>) -> Result<Turn, Unreadable> {
+        let steps = |steps: &[StepRecord]| steps.iter().map(recorded::step).collect::<Vec<_>>();
+        Ok(match home {
+            Home::Log(entry) => {
+                let events = match &entry.event {
+                    LogEvent::Began(_) => vec![Event::Began],
+                    LogEvent::Deleted(DeletedEvent { trials }) => {
+                        trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()
+                    }
+                };
+                let last_mentioned = recorded::last_mentioned(&entry.steps);
+                Turn { events, steps: Some(steps(&entry.steps)), last_mentioned }
+            }
+            Home::Grant(trial, grant) => {
+                let facts = record.trials.get(trial).map(|trial| &trial.status.facts);
+                let index = grant.fact.unwrap_or(0) as usize;
+                let Some(fact) = facts.and_then(|facts| facts.get(index)) else {
+                    return Err(unreadable(home, order, "refers to a fact that does not exist"));
+                };
+                let event = recorded::event(*trial, fact, self.config.smaller_is_better);
+                let recorded = grant.steps.as_deref();
+                let last_mentioned = recorded.and_then(recorded::last_mentioned);
+                Turn { events: vec![event], steps: recorded.map(steps), last_mentioned }
+            }
+            Home::Deleted => {
+                let mut left = vec![];
+                let mut created = BTreeMap::new();
+                for (trial, record) in record.trials {
+                    let is_effect = |grant: &&Grant| grant.order == order && grant.fact.is_none();
+                    let effect = record.spec.grants.iter().find(is_effect);
+                    left.extend(steps(
+                        effect.and_then(|grant| grant.steps.as_deref()).unwrap_or(&[]),
+                    ));
+                    if record.spec.order == Some(order) {
+                        created
+                            .insert(*trial, recorded::create(record.spec.group, record.spec.units));
+                    }
+                }
+                let first = created.first_key_value().map(|(trial, _)| *trial);
+                if let (Some(first), Some((last, _))) = (first, created.last_key_value()) {
+                    // Trials between those that are left were deleted too.
+                    for trial in first..=*last {
+                        let group = deleted_trial(trial, record).map_or(0, |trial| trial.group);
+                        let lost = || recorded::create(group, self.search.first_units(group));
+                        left.push(created.get(&trial).cloned().unwrap_or_else(lost));
+                    }
+                }
+                let last_mentioned = first.and_then(|first| first.checked_sub(1));
+                Turn { events: vec![], steps: Some(left), last_mentioned }
+            }
+        })
+    }
+
+    /// Skips facts that no turn follows from, such as the ends that the search asked for.
+    fn skip_facts(&mut self, record: Record<'_>) {
+        for (trial, of_trial) in record.trials {
+            let Some(num_placed) = self.num_placed.get_mut(*trial as usize) else { continue };
+            let facts = of_trial.status.facts.iter().skip(*num_placed as usize);
+            let events =
+                facts.map(|fact| recorded::event(*trial, fact, self.config.smaller_is_better));
+            let num_skipped = events.take_while(|event| !self.search.accepts(event)).count();
+            *num_placed += num_skipped as u32;
+        }
+    }
+
+    /// Takes in the trials up to `first`. Of most of them, the turn that created them was deleted,
+    /// and so were they.
+    fn adopt(&mut self, first: u32, record: Record<'_>) {
+        while self.search.book().next_index() < first {
+            let index = self.search.book().next_index();
+            let spec = record.trials.get(&index).map(|trial| &trial.spec);
+            let deleted = deleted_trial(index, record);
+            let lost_group = deleted.map_or(0, |trial| trial.group);
+            let random_words = deleted.map(|trial| trial.random_words);
+            let (group, units) = spec.map_or_else(
+                || (lost_group, self.search.first_units(lost_group)),
+                |spec| (spec.group, spec.units),
+            );
+            let drawn =
+                spec.map_or(RecordedDraw::Deleted { random_words }, |spec| RecordedDraw::Present {
+                    hyperparameters: spec.hyperparameters.clone(),
+                    random_words: spec.random_words.unwrap_or(0),
+                });
+            let order = spec.and_then(|spec| spec.order).unwrap_or(0);
+            if !self.search.adopt(&recorded::create(group, units), drawn) {
+                return;
+            }
+            self.admit(order, self.search.random_words());
+        }
+    }
+}
+
+/// Returns a trial from the log of deletions.
+fn deleted_trial<'a>(index: u32, record: Record<'a>) -> Option<&'a DeletedTrial> {
+    let deleted = record.log.iter().filter_map(|entry| match &entry.event {
+        LogEvent::Deleted(deleted) => Some(&deleted.trials),
+        LogEvent::Began(_) => None,
+    });
+    deleted.flatten().find(|trial| trial.index == index)
+}
+
+/// Returns the first index that no trial has had.
+fn first_unused(record: Record<'_>) -> u32 {
+    let last = record.trials.keys().next_back().map_or(0, |index| index.saturating_add(1));
+    last.max(record.trials_created)
+}
+
+/// Returns where each turn is recorded, by its position.
+fn homes(record: Record<'_>) -> Result<BTreeMap<u64, Home<'_>>, Unreadable> {
+    let mut homes = BTreeMap::new();
+    let mut others = BTreeSet::new();
+    for entry in record.log {
+        if homes.insert(entry.order, Home::Log(entry)).is_some() {
+            return Err(unreadable(&Home::Log(entry), entry.order, "is there twice"));
+        }
+    }
+    for (trial, of_trial) in record.trials {
+        others.extend(of_trial.spec.order);
+        for grant in &of_trial.spec.grants {
+            if grant.fact.is_none() {
+                others.insert(grant.order);
+                continue;
+            }
+            let home = Home::Grant(*trial, grant);
+            if homes.contains_key(&grant.order) {
+                return Err(unreadable(&home, grant.order, "is there twice"));
+            }
+            homes.insert(grant.order, home);
+        }
+    }
+    for order in others {
+        homes.entry(order).or_insert(Home::Deleted);
+    }
+    Ok(homes)
+}
+
+fn unreadable(home: &Home<'_>, order: u64, reason: &str) -> Unreadable {
+    let (object, field) = match home {
+        Home::Log(_) => ("the experiment".to_owned(), "status.log"),
+        Home::Grant(trial, _) => (format!("trial {trial}"), "spec.grants"),
+        Home::Deleted => ("the trials".to_owned(), "spec.grants"),
+    };
+    let field = format!("{field}, order {order}");
+    Unreadable { object, field, reason: reason.to_owned() }
+}

@@ -1,0 +1,187 @@
+//! Records of earlier versions, damaged records, and the recorded form of decisions.
+
+use serde_json::json;
+use stoker_api::experiment::AsyncHalvingSearch;
+use stoker_api::trial::{CloseCause, ClosedFact, ResultFact};
+use stoker_api::validate::Method;
+
+use super::*;
+use crate::fixture::config;
+use crate::search::state::SearchState;
+
+const RANDOM: Method = Method::Random { max_trials: 3, max_concurrent: 2 };
+
+fn result(units: u64, metric: &str) -> Fact {
+    Fact::Result(ResultFact { units, metric: metric.to_owned(), at: None })
+}
+
+fn end(cause: CloseCause) -> Fact {
+    Fact::Closed(ClosedFact { cause, at: None })
+}
+
+/// Returns a record as a version without recorded steps wrote it. Each fact has a place.
+fn old_records(config: &SearchConfig, facts: &[&[(u64, Fact)]]) -> Vec<TrialRecord> {
+    let draws = SearchState::of(&SearchConfig {
+        method: Method::Random { max_trials: 9, max_concurrent: 0 },
+        ..config.clone()
+    })
+    .advance(Event::Began)
+    .unwrap()
+    .created;
+    let record = |(draw, facts): (crate::search::Draw, &&[(u64, Fact)])| {
+        let mut spec = draw.into_spec("mnist", config.unit);
+        spec.grants = (0..)
+            .zip(*facts)
+            .map(|(fact, (order, _))| Grant {
+                order: *order,
+                fact: Some(fact),
+                units: 9,
+                ..Grant::default()
+            })
+            .collect();
+        let mut record = TrialRecord { spec, status: Default::default() };
+        record.status.facts = facts.iter().map(|(_, fact)| fact.clone()).collect();
+        record
+    };
+    draws.into_iter().zip(facts).map(record).collect()
+}
+
+fn rebuild(
+    config: &SearchConfig,
+    log: &[LogEntry],
+    trials: &[TrialRecord],
+) -> Result<(Ledger, Vec<Write>), Unreadable> {
+    let trials = trials.iter().map(|trial| (trial.spec.index, trial)).collect();
+    Ledger::rebuild(config, Record { log, trials: &trials, trials_created: 0 })
+}
+
+#[test]
+fn record_of_an_earlier_version_continues() {
+    let config = config(Method::Random { max_trials: 4, max_concurrent: 2 });
+    let facts: [&[(u64, Fact)]; 2] =
+        [&[(0, result(9, "0.5")), (1, end(CloseCause::Completed))], &[]];
+    let trials = old_records(&config, &facts);
+    let (mut ledger, writes) = rebuild(&config, &[], &trials).unwrap();
+    assert_eq!(writes, []);
+    assert_eq!(ledger.begin("test", Timestamp(0)), []);
+    // The third trial was decided, but its creation was not written.
+    let missing: Vec<u32> = ledger.missing().map(|spec| spec.index).collect();
+    assert_eq!(missing, [2]);
+    assert_eq!(ledger.state(0), Some(TrialState::Stopped));
+    let mut trials = trials;
+    trials[1].status.facts.push(result(9, "0.25"));
+    let pending = ledger.pending(&trials);
+    let writes = ledger.advance(&pending[0]);
+    let [Write::Grant { trial: 1, grant }] = &writes[..] else { panic!("{writes:?}") };
+    assert_eq!((grant.order, grant.fact, grant.units), (2, Some(0), 9));
+    let create = json!({ "create": { "trial": 3, "group": 0, "units": 9 } });
+    assert_eq!(json!(grant.steps), json!([{ "stop": { "trial": 1 } }, create]));
+    // The record has turns of both versions now.
+    trials[1].spec.grants.push(grant.clone());
+    let created: Vec<TrialSpec> = ledger.missing().cloned().collect();
+    for spec in created {
+        ledger.created(spec.index);
+        trials.push(TrialRecord { spec, status: Default::default() });
+    }
+    assert_eq!(trials[3].spec.order, Some(2));
+    assert_eq!(rebuild(&config, &[], &trials), Ok((ledger, vec![])));
+}
+
+#[test]
+fn decisions_are_recorded_in_their_home_and_in_other_trials() {
+    let search = AsyncHalvingSearch {
+        max_trials: 3,
+        num_rungs: 2,
+        divisor: 3,
+        max_concurrent_trials: 1,
+        stop_once: false,
+    };
+    let config = config(Method::AsyncHalving(search));
+    let (mut ledger, _) = rebuild(&config, &[], &[]).unwrap();
+    let writes = ledger.begin("1.2.3", Timestamp(0));
+    let expected = json!({
+        "order": 0,
+        "at": "1970-01-01T00:00:00Z",
+        "event": { "began": { "version": "1.2.3" } },
+        "steps": [{ "create": { "trial": 0, "group": 0, "units": 3 } }],
+    });
+    let [Write::Log(entry)] = &writes[..] else { panic!("{writes:?}") };
+    assert_eq!(json!(entry), expected);
+    let mut trials = vec![];
+    let mut last = vec![];
+    for metric in ["0.5", "0.3", "0.4"] {
+        let spec = ledger.missing().next().unwrap().clone();
+        ledger.created(spec.index);
+        trials.push(TrialRecord { spec, status: Default::default() });
+        let trial = trials.last_mut().unwrap();
+        trial.status.facts.push(result(3, metric));
+        let pending = ledger.pending(&trials);
+        last = ledger.advance(&pending[0]);
+    }
+    // The third result promotes the second trial, and stops the others.
+    let found: Vec<_> = last
+        .iter()
+        .map(|write| match write {
+            Write::Grant { trial, grant } => json!([trial, grant]),
+            Write::Log(entry) => json!(entry),
+        })
+        .collect();
+    let expected = [
+        json!([2, { "order": 3, "fact": 0, "units": 3, "steps": [
+            { "continue": { "trial": 1, "units": 9 } },
+            { "pause": { "trial": 2 } },
+            { "stopPaused": { "group": 0, "units": 3 } },
+        ] }]),
+        json!([0, { "order": 3, "units": 3, "steps": [{ "stop": { "trial": 0 } }] }]),
+        json!([1, { "order": 3, "units": 9, "steps": [
+            { "continue": { "trial": 1, "units": 9 } },
+        ] }]),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[track_caller]
+fn check_unreadable(log: &[LogEntry], trials: &[TrialRecord], expected: &str) {
+    let error = rebuild(&config(RANDOM), log, trials).unwrap_err();
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn unreadable_record_names_object_field_and_reason() {
+    let config = config(RANDOM);
+    let (mut ledger, _) = rebuild(&config, &[], &[]).unwrap();
+    let writes = ledger.begin("test", Timestamp(0));
+    let [Write::Log(began)] = &writes[..] else { panic!("{writes:?}") };
+    let began = [began.clone()];
+    let mut trials: Vec<TrialRecord> = ledger
+        .missing()
+        .map(|spec| TrialRecord { spec: spec.clone(), status: Default::default() })
+        .collect();
+    assert!(rebuild(&config, &began, &trials).is_ok());
+    check_unreadable(
+        &[],
+        &trials,
+        "the experiment, status.log: is empty, but trial 0 refers to it; install the custom \
+         resource definitions of this version, or restore the field",
+    );
+    let twice = [began[0].clone(), began[0].clone()];
+    check_unreadable(&twice, &trials, "the experiment, status.log, order 0: is there twice");
+    let turn = Grant { order: 1, fact: Some(0), units: 9, steps: Some(vec![]) };
+    trials[1].spec.grants.push(turn.clone());
+    check_unreadable(
+        &began,
+        &trials,
+        "trial 1, spec.grants, order 1: refers to a fact that does not exist",
+    );
+    trials[1].status.facts.push(result(9, "1"));
+    trials[0].spec.grants.push(turn);
+    trials[0].status.facts.push(result(9, "1"));
+    check_unreadable(&began, &trials, "trial 1, spec.grants, order 1: is there twice");
+    trials[0].spec.grants.clear();
+    trials[1].status.facts[0] = result(4, "1");
+    check_unreadable(
+        &began,
+        &trials,
+        "trial 1, spec.grants, order 1: its event is unknown, repeated or late",
+    );
+}

@@ -1,0 +1,99 @@
+//! Steps and events in the form in which they are recorded.
+
+use stoker_api::decisions::{
+    CreateStep, FinishStep, LengthStep, StepRecord, StopPausedStep, TrialStep,
+};
+use stoker_api::number;
+use stoker_api::trial::Fact;
+
+use crate::search::rung::Loss;
+use crate::search::turn::{Event, Step};
+
+/// Returns the record of the steps of a turn. New trials have the indexes from `next` on. Their
+/// hyperparameters are in their own records.
+pub(super) fn record_all(steps: &[Step], mut next: u32) -> Vec<StepRecord> {
+    let mut records = vec![];
+    for step in steps {
+        records.push(record(step, next));
+        next += u32::from(matches!(step, Step::Create { .. }));
+    }
+    records
+}
+
+fn record(step: &Step, next: u32) -> StepRecord {
+    match step {
+        Step::Create { group, units, .. } => {
+            StepRecord::Create(CreateStep { trial: next, group: *group, units: *units })
+        }
+        Step::Continue { trial, units } => {
+            StepRecord::Continue(LengthStep { trial: *trial, units: *units })
+        }
+        Step::PromoteClosed { trial, units } => {
+            StepRecord::PromoteClosed(LengthStep { trial: *trial, units: *units })
+        }
+        Step::Pause { trial } => StepRecord::Pause(TrialStep { trial: *trial }),
+        Step::Stop { trial } => StepRecord::Stop(TrialStep { trial: *trial }),
+        Step::StopPaused { group, units, except } => StepRecord::StopPaused(StopPausedStep {
+            group: *group,
+            units: *units,
+            except: except.clone(),
+        }),
+        Step::Finish => StepRecord::Finish(FinishStep {}),
+    }
+}
+
+/// Returns a recorded step.
+pub(super) fn step(record: &StepRecord) -> Step {
+    match record {
+        StepRecord::Create(CreateStep { group, units, .. }) => create(*group, *units),
+        StepRecord::Continue(LengthStep { trial, units }) => {
+            Step::Continue { trial: *trial, units: *units }
+        }
+        StepRecord::PromoteClosed(LengthStep { trial, units }) => {
+            Step::PromoteClosed { trial: *trial, units: *units }
+        }
+        StepRecord::Pause(TrialStep { trial }) => Step::Pause { trial: *trial },
+        StepRecord::Stop(TrialStep { trial }) => Step::Stop { trial: *trial },
+        StepRecord::StopPaused(StopPausedStep { group, units, except }) => {
+            Step::StopPaused { group: *group, units: *units, except: except.clone() }
+        }
+        StepRecord::Finish(FinishStep {}) => Step::Finish,
+    }
+}
+
+/// Returns the index of the first trial that the steps create.
+pub(super) fn first_created(steps: &[StepRecord]) -> Option<u32> {
+    steps.iter().find_map(|step| match step {
+        StepRecord::Create(create) => Some(create.trial),
+        _ => None,
+    })
+}
+
+/// Returns the creation of a trial without a source.
+pub(super) fn create(group: u32, units: u64) -> Step {
+    Step::Create { group, units, source: None, hyperparameters: None }
+}
+
+/// Returns the greatest index of a trial that exists before these steps.
+pub(super) fn last_mentioned(steps: &[StepRecord]) -> Option<u32> {
+    let mentioned = steps.iter().filter_map(|step| match step {
+        StepRecord::Continue(step) | StepRecord::PromoteClosed(step) => Some(step.trial),
+        StepRecord::Pause(step) | StepRecord::Stop(step) => Some(step.trial),
+        StepRecord::Create(create) => create.trial.checked_sub(1),
+        StepRecord::StopPaused(_) | StepRecord::Finish(_) => None,
+    });
+    let first = first_created(steps).unwrap_or(u32::MAX);
+    mentioned.filter(|trial| *trial < first).max()
+}
+
+/// Returns the event of a trial's fact.
+pub(super) fn event(trial: u32, fact: &Fact, smaller_is_better: bool) -> Event {
+    match fact {
+        Fact::Result(result) => {
+            let metric = number::parse(&result.metric).unwrap_or(f64::NAN);
+            let loss = Loss::of_metric(metric, smaller_is_better);
+            Event::Result { trial, units: result.units, loss }
+        }
+        Fact::Closed(closed) => Event::Closed { trial, cause: closed.cause },
+    }
+}

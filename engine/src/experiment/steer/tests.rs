@@ -1,0 +1,144 @@
+//! Tests of desired states, phases and conditions.
+
+use stoker_api::trial::{Attempt, CloseCause, Fact, ResultFact};
+use stoker_api::validate::Method;
+
+use super::*;
+use crate::experiment::Record;
+use crate::fixture::{config, plain_record};
+use crate::trial::close;
+
+fn ledger(trials: &[TrialRecord], places: u32) -> Ledger {
+    let config = config(Method::Random { max_trials: 9, max_concurrent: places });
+    let by_index = trials.iter().map(|trial| (trial.spec.index, trial)).collect();
+    let record = Record { log: &[], trials: &by_index, trials_created: trials.len() as u32 };
+    let (mut ledger, _) = Ledger::rebuild(&config, record).unwrap();
+    for fact in ledger.pending(trials) {
+        ledger.advance(&fact);
+    }
+    let missing: Vec<u32> = ledger.missing().map(|spec| spec.index).collect();
+    missing.into_iter().for_each(|index| ledger.created(index));
+    ledger
+}
+
+/// Trials are `run`, `pause`, `stop` or `kill` as desired before, with `*` if an attempt is alive,
+/// `9` if they have their result and `.` if they are closed.
+fn records(trials: &str) -> Vec<TrialRecord> {
+    let record = |(index, text): (u32, &str)| {
+        let mut record = plain_record(index);
+        record.spec.desired_state = match text.trim_end_matches(['*', '.', '9']) {
+            "run" => DesiredTrialState::Run,
+            "pause" => DesiredTrialState::Pause,
+            "stop" => DesiredTrialState::Stop,
+            other => panic!("{other}"),
+        };
+        if text.contains('*') {
+            record.status.phase = Phase::Running;
+            record.status.attempts.push(Attempt::default());
+        }
+        if text.contains('9') {
+            let metric = "0.5".to_owned();
+            record.status.facts.push(Fact::Result(ResultFact { units: 9, metric, at: None }));
+        }
+        if text.contains('.') {
+            close(&mut record, CloseCause::Cancelled, None);
+        }
+        record
+    };
+    (0..).zip(trials.split_whitespace()).map(record).collect()
+}
+
+#[track_caller]
+fn check(trials: &str, places: u32, state: DesiredState, expected: &str) {
+    let records = records(trials);
+    let request = Request { state, release_seconds: 60, now: Timestamp(5) };
+    let wishes = wishes(&ledger(&records, places), &records, request);
+    let found = wishes.wanted.iter().map(|(trial, wanted)| format!("{trial}:{wanted:?}"));
+    let free = format!("free {}", wishes.num_free.min(9));
+    let found: Vec<_> = found.chain([free]).collect();
+    assert_eq!(found.join(" "), expected, "{trials} {state:?}");
+}
+
+#[test]
+fn user_request_reaches_every_open_trial_and_only_becomes_graver() {
+    check("run* run", 2, DesiredState::Active, "free 0");
+    check("run* run", 2, DesiredState::Paused, "0:Pause 1:Pause free 0");
+    check("pause pause", 2, DesiredState::Paused, "free 0");
+    check("pause pause* stop*", 3, DesiredState::Active, "0:Run 1:Run free 0");
+    check("run* pause run.", 2, DesiredState::Cancelled, "0:Stop 1:Stop free 0");
+    check("stop* run", 2, DesiredState::Killed, "0:Kill 1:Kill free 0");
+    check("stop. run.", 2, DesiredState::Cancelled, "free 0");
+}
+
+#[test]
+fn at_most_as_many_trials_run_as_the_search_has_places() {
+    check("pause pause pause", 2, DesiredState::Active, "0:Run 1:Run free 0");
+    check("pause* pause pause", 2, DesiredState::Active, "0:Run 1:Run free 0");
+    check("pause run pause", 1, DesiredState::Active, "free 0");
+    check("run. run", 4, DesiredState::Active, "free 3");
+    check("run run", 0, DesiredState::Active, "free 9");
+    // A stopped trial holds its place until its attempt has ended.
+    check("run*9 pause", 1, DesiredState::Active, "0:Stop free 0");
+    check("run9 pause", 1, DesiredState::Active, "0:Stop 1:Run free 0");
+}
+
+/// Trials are `running`, `ended`, or the reason why they are pending.
+#[track_caller]
+fn check_phase(trials: &str, expected: &str) {
+    let record = |(index, text): (u32, &str)| {
+        let mut record = plain_record(index);
+        match text {
+            "running" => {
+                record.status.phase = Phase::Running;
+                record.status.attempts.push(Attempt::default());
+            }
+            "ended" => close(&mut record, CloseCause::Completed, None),
+            reason => {
+                // Gated pods belong to a live attempt.
+                record.status.attempts.push(Attempt::default());
+                record.status.reason = Some(reason.to_owned());
+                record.status.message = Some(format!("message {index}"));
+            }
+        }
+        record
+    };
+    let records: Vec<_> = (0..).zip(trials.split_whitespace()).map(record).collect();
+    let ledger = ledger(&records, 4);
+    let summary = crate::experiment::Summary::new(ledger.config(), &records);
+    let mut status = summary.status(&ledger, false, |_| None);
+    set_phase(&mut status, &records, DesiredState::Active);
+    let status = conditions(&ExperimentStatus::default(), status, 1, Timestamp(5));
+    let running = condition::find(&status.conditions, "Running").unwrap();
+    let message = status.message.clone().unwrap_or_default();
+    let found = format!("{:?} {} {message}", status.phase, status.trials_running);
+    assert_eq!(found.trim_end(), expected, "{trials}");
+    let reason = status.reason.as_deref().unwrap_or("TrialsRun");
+    assert_eq!((running.reason.as_str(), running.message.as_str()), (reason, &*message));
+    let is_running = running.status == ConditionStatus::True;
+    assert_eq!(is_running, status.phase == Phase::Running, "{trials}");
+}
+
+#[test]
+fn experiment_runs_while_a_trial_runs() {
+    check_phase("running Gated", "Running 1");
+    check_phase("Gated", "Pending 0 1 of 1 pending trials: trial 0: message 0");
+    check_phase("ended Gated", "Pending 0 1 of 1 pending trials: trial 1: message 1");
+    check_phase("Quota Gated Gated", "Pending 0 2 of 3 pending trials: trial 1: message 1");
+    check_phase("Quota Gated", "Pending 0 1 of 2 pending trials: trial 0: message 0");
+}
+
+#[test]
+fn end_is_recorded_once_and_stays() {
+    let before = ExperimentStatus::default();
+    let ended = ExperimentStatus { phase: Phase::Failed, ..ExperimentStatus::default() };
+    let first = conditions(&before, ended.clone(), 1, Timestamp(5));
+    let again = conditions(&first, ended, 1, Timestamp(9));
+    assert_eq!(first, again);
+    let holds = |type_: &str| {
+        let found = condition::find(&first.conditions, type_);
+        found.map(|found| found.status == ConditionStatus::True)
+    };
+    assert_eq!(holds("Failed"), Some(true));
+    assert_eq!(holds("Completed"), Some(false));
+    assert_eq!(first.ended_at, Some(Timestamp(5)));
+}

@@ -1,0 +1,230 @@
+//! Counts, progress and the best trial of an experiment, kept up to date trial by trial.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+use stoker_api::experiment::{BestTrial, ExperimentStatus, Phase};
+use stoker_api::number;
+use stoker_api::trial::{CheckpointRecord, CloseCause, Fact, TrialStatus};
+
+use super::Ledger;
+use crate::search::rung::Loss;
+use crate::search::{Outcome, SearchConfig, outcome};
+use crate::trial::{TrialRecord, closed, compare, granted_units};
+
+/// Parts into which the full length is divided to measure progress.
+const PARTS: u64 = 1_000_000;
+
+/// What one trial contributes.
+#[derive(Clone, Debug, PartialEq)]
+struct Share {
+    closed: Option<CloseCause>,
+    is_running: bool,
+    /// Part of the full length that was trained, in millionths; all of them for an ended trial.
+    parts: u64,
+    best: Option<(Rank, String)>,
+}
+
+/// Position among the trials: NaN last, then the lowest index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    is_nan: bool,
+    loss: Loss,
+    index: u32,
+}
+
+/// Sums over the trials of an experiment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    shares: BTreeMap<u32, Share>,
+    num_closed: BTreeMap<CloseCause, u32>,
+    num_running: u32,
+    parts: u64,
+    ranking: BTreeSet<Rank>,
+}
+
+impl Summary {
+    /// Returns the summary of these trials.
+    pub fn new<'a>(
+        config: &SearchConfig,
+        trials: impl IntoIterator<Item = &'a TrialRecord>,
+    ) -> Self {
+        let mut summary = Self::default();
+        trials.into_iter().for_each(|trial| summary.update(config, trial));
+        summary
+    }
+
+    /// Takes in a new or changed trial.
+    pub fn update(&mut self, config: &SearchConfig, record: &TrialRecord) {
+        let index = record.spec.index;
+        let share = share(config, record);
+        if self.shares.get(&index) == Some(&share) {
+            return;
+        }
+        self.remove(index);
+        if let Some(cause) = share.closed {
+            *self.num_closed.entry(cause).or_default() += 1;
+        }
+        self.num_running += u32::from(share.is_running);
+        self.parts += share.parts;
+        self.ranking.extend(share.best.as_ref().map(|(rank, _)| *rank));
+        self.shares.insert(index, share);
+    }
+
+    /// Takes in that a trial was deleted.
+    pub fn remove(&mut self, index: u32) {
+        let Some(share) = self.shares.remove(&index) else { return };
+        if let Some(num) = share.closed.and_then(|cause| self.num_closed.get_mut(&cause)) {
+            *num -= 1;
+        }
+        self.num_running -= u32::from(share.is_running);
+        self.parts -= share.parts;
+        if let Some((rank, _)) = share.best {
+            self.ranking.remove(&rank);
+        }
+    }
+
+    /// Returns the number of trials that have not ended.
+    pub fn num_open(&self) -> u32 {
+        self.shares.len() as u32 - self.num_closed.values().sum::<u32>()
+    }
+
+    /// Returns the best trial. `checkpoints` returns the checkpoints of a trial.
+    pub fn best<'a>(
+        &self,
+        checkpoints: impl Fn(u32) -> Option<&'a TrialRecord>,
+    ) -> Option<BestTrial> {
+        let index = self.ranking.first()?.index;
+        let (_, metric) = self.shares.get(&index)?.best.clone()?;
+        let checkpoint = checkpoints(index).and_then(|trial| checkpoint_with(trial, &metric));
+        Some(BestTrial { index, metric, checkpoint })
+    }
+
+    /// Returns the status of an experiment, without conditions. With `is_cancelled`, the user wants
+    /// it to end.
+    pub fn status<'a>(
+        &self,
+        ledger: &Ledger,
+        is_cancelled: bool,
+        trial: impl Fn(u32) -> Option<&'a TrialRecord>,
+    ) -> ExperimentStatus {
+        let best = self.best(trial);
+        let num_created = ledger.book().next_index() - ledger.missing().len() as u32;
+        let phase = self.phase(ledger, is_cancelled);
+        ExperimentStatus {
+            phase,
+            trials_created: num_created,
+            trials_closed: num_created - self.num_open().min(num_created),
+            message: self.message(phase, ledger, best.is_some()),
+            best,
+            trials_running: self.num_running,
+            progress_percent: (self.progress(ledger, phase).clamp(0.0, 1.0) * 100.0) as u32,
+            ..ExperimentStatus::default()
+        }
+    }
+
+    fn phase(&self, ledger: &Ledger, is_cancelled: bool) -> Phase {
+        let is_decided = ledger.book().is_finished() && ledger.missing().len() == 0;
+        let causes = self.num_closed.iter().filter(|(_, num)| **num > 0).map(|(cause, _)| *cause);
+        let has_cancelled = self.num_closed.get(&CloseCause::Cancelled).is_some_and(|num| *num > 0);
+        match self.num_open() {
+            0 if is_cancelled && (has_cancelled || !is_decided) => Phase::Cancelled,
+            0 if is_decided => match outcome(causes) {
+                Outcome::Completed => Phase::Completed,
+                Outcome::Failed => Phase::Failed,
+                Outcome::Cancelled => Phase::Cancelled,
+            },
+            _ if self.num_running > 0 => Phase::Running,
+            _ => Phase::Pending,
+        }
+    }
+
+    fn message(&self, phase: Phase, ledger: &Ledger, has_best: bool) -> Option<String> {
+        let num_closed: u32 = self.num_closed.values().sum();
+        let num_invalid = ledger.book().num_invalid();
+        match phase {
+            Phase::Completed | Phase::Failed if !ledger.book().may_replace() => Some(format!(
+                "the program rejected the hyperparameters of {num_invalid} of {num_closed} trials, \
+                 so no more were created; change spec.hyperparameters or the program's checks"
+            )),
+            Phase::Failed => {
+                Some(format!("none of {num_closed} trials could be trained to an end"))
+            }
+            Phase::Completed if !has_best => Some("no trial has a result".to_owned()),
+            _ => None,
+        }
+    }
+
+    /// Returns the part of the experiment that is done, from 0 to 1.
+    pub fn progress(&self, ledger: &Ledger, phase: Phase) -> f64 {
+        if phase == Phase::Completed || ledger.book().is_finished() {
+            return 1.0;
+        }
+        let book = ledger.book();
+        let num_deleted =
+            u64::from(book.next_index()) - self.shares.len().min(book.next_index() as usize) as u64;
+        let num_deleted = num_deleted.saturating_sub(ledger.missing().len() as u64);
+        let expected = ledger.num_expected().max(u64::from(book.next_index()));
+        match expected {
+            0 => 0.0,
+            expected => {
+                (self.parts + num_deleted * PARTS) as f64 / (expected as f64 * PARTS as f64)
+            }
+        }
+    }
+}
+
+fn share(config: &SearchConfig, record: &TrialRecord) -> Share {
+    let closed = closed(record);
+    let best = best_metric(record, config.smaller_is_better).map(|metric| {
+        let value = number::parse(&metric).unwrap_or(f64::NAN);
+        let loss = Loss::of_metric(value, config.smaller_is_better);
+        (Rank { is_nan: value.is_nan(), loss, index: record.spec.index }, metric)
+    });
+    Share {
+        closed,
+        is_running: closed.is_none() && record.status.phase == Phase::Running,
+        parts: if closed.is_some() { PARTS } else { trained_parts(config, record) },
+        best,
+    }
+}
+
+/// Returns the metric by which a trial is compared: the best of its results. A trial without one,
+/// because its program stopped early, is compared by its best validation.
+fn best_metric(record: &TrialRecord, smaller_is_better: bool) -> Option<String> {
+    let results = record.status.facts.iter().filter_map(|fact| match fact {
+        Fact::Result(result) => Some(result.metric.clone()),
+        Fact::Closed(_) => None,
+    });
+    let has_stopped = closed(record) == Some(CloseCause::StoppedEarly);
+    let of_validations = || record.status.best_metric.clone().filter(|_| has_stopped);
+    results.min_by(|a, b| compare(a, b, smaller_is_better)).or_else(of_validations)
+}
+
+/// Returns the newest checkpoint with this metric.
+fn checkpoint_with(record: &TrialRecord, metric: &str) -> Option<String> {
+    let has_metric = |checkpoint: &&CheckpointRecord| {
+        let of = checkpoint.metric.as_deref();
+        of.is_some_and(|of| compare(of, metric, true) == Ordering::Equal)
+    };
+    let checkpoints = record.status.checkpoints.iter().rev();
+    checkpoints.into_iter().find(has_metric).map(|checkpoint| checkpoint.name.clone())
+}
+
+/// Returns the part of the full length that an open trial has trained, in millionths.
+fn trained_parts(config: &SearchConfig, record: &TrialRecord) -> u64 {
+    let TrialStatus { batches, batches_total, .. } = record.status;
+    let full = config.units_max.max(1) as f64;
+    let results = record.status.facts.iter().filter_map(|fact| match fact {
+        Fact::Result(result) => Some(result.units),
+        Fact::Closed(_) => None,
+    });
+    let of_results = results.max().unwrap_or(0) as f64 / full;
+    let of_batches = match batches_total {
+        0 => 0.0,
+        total => {
+            (batches as f64 / total as f64).min(1.0) * granted_units(&record.spec) as f64 / full
+        }
+    };
+    (of_results.max(of_batches).min(1.0) * PARTS as f64) as u64
+}

@@ -1,0 +1,331 @@
+//! Simulated runner of an experiment.
+
+use std::collections::BTreeMap;
+
+use stoker_api::contract::Directive;
+use stoker_api::decisions::LogEntry;
+use stoker_api::experiment::{DesiredState, Phase};
+use stoker_api::time::Timestamp;
+use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
+use stoker_api::validate::Method;
+
+use crate::experiment::{Ledger, Record, Request, Summary, Write, wishes};
+use crate::fixture::{LOSS, checkpointed, config, report, validated};
+use crate::search::SearchConfig;
+use crate::search::book::TrialState;
+use crate::trial::{
+    BackOffLimits, NextStep, ReportEffect, RestartLimits, TargetState, TrialRecord, begin_attempt,
+    close, closed, directive, end_attempt, live_attempt, next, record_report, stamp_facts,
+};
+
+// The simulated runner causes the lost attempts, so their limit must not decide how a trial ends.
+const LIMITS: RestartLimits = RestartLimits {
+    max_restarts: 1,
+    infrastructure_attempts_max: 1000,
+    back_off: BackOffLimits::CLUSTER,
+};
+const RELEASE_SECONDS: u32 = 20;
+
+/// Behavior of a trial's program. It depends only on the trial's seed, so it is the same in every
+/// interleaving.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Program {
+    Trains,
+    StopsItself,
+    EndsUntrained,
+    RefusesHyperparameters,
+    Fails,
+}
+
+fn program(record: &TrialRecord) -> Program {
+    match record.spec.seed % 16 {
+        0 => Program::StopsItself,
+        1 => Program::RefusesHyperparameters,
+        2 => Program::Fails,
+        3 => Program::EndsUntrained,
+        _ => Program::Trains,
+    }
+}
+
+/// Simulated runner; it remembers the records as JSON.
+#[derive(Clone)]
+pub(super) struct Runner {
+    config: SearchConfig,
+    pub(super) trials: BTreeMap<u32, String>,
+    pub(super) log: String,
+    trials_created: u32,
+    pub(super) state: DesiredState,
+    now: i64,
+    /// Lost in a crash.
+    pub(super) live: Option<Ledger>,
+    pub(super) num_closes: BTreeMap<u32, usize>,
+    last_report: BTreeMap<u32, (u32, u64)>,
+}
+
+impl Runner {
+    pub(super) fn new(method: Method, seed: u32) -> Self {
+        Self {
+            config: SearchConfig { seed, ..config(method) },
+            trials: BTreeMap::new(),
+            log: "[]".to_owned(),
+            trials_created: 0,
+            state: DesiredState::Active,
+            now: 0,
+            live: None,
+            num_closes: BTreeMap::new(),
+            last_report: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn records(&self) -> Vec<TrialRecord> {
+        self.trials.values().map(|json| serde_json::from_str(json).unwrap()).collect()
+    }
+
+    pub(super) fn log(&self) -> Vec<LogEntry> {
+        serde_json::from_str(&self.log).unwrap()
+    }
+
+    pub(super) fn rebuilt(&self) -> (Ledger, Vec<Write>) {
+        let (records, log) = (self.records(), self.log());
+        let trials = records.iter().map(|record| (record.spec.index, record)).collect();
+        let record = Record { log: &log, trials: &trials, trials_created: self.trials_created };
+        Ledger::rebuild(&self.config, record).unwrap()
+    }
+
+    pub(super) fn ledger(&self) -> Ledger {
+        self.live.clone().unwrap_or_else(|| self.rebuilt().0)
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        let records = self.records();
+        let summary = Summary::new(&self.config, &records);
+        summary.status(&self.ledger(), self.state == DesiredState::Cancelled, |_| None).phase
+    }
+
+    fn write(&mut self, record: &TrialRecord) {
+        let is_close = |fact: &&Fact| matches!(fact, Fact::Closed(_));
+        let num_closes = record.status.facts.iter().filter(is_close).count();
+        self.num_closes.insert(record.spec.index, num_closes);
+        self.trials.insert(record.spec.index, serde_json::to_string(record).unwrap());
+    }
+
+    fn execute(&mut self, write: Write) {
+        match write {
+            Write::Log(entry) => {
+                let mut log = self.log();
+                log.push(entry);
+                self.log = serde_json::to_string(&log).unwrap();
+            }
+            Write::Grant { trial, grant } => {
+                let Some(json) = self.trials.get(&trial) else { return };
+                let mut record: TrialRecord = serde_json::from_str(json).unwrap();
+                record.spec.grants.push(grant);
+                self.write(&record);
+            }
+        }
+    }
+
+    /// Lets the search take in what is recorded. Crashes after `left` writes.
+    pub(super) fn settle(&mut self, mut left: usize) {
+        let mut writes = vec![];
+        let mut ledger = match self.live.take() {
+            Some(ledger) => ledger,
+            None => {
+                let (ledger, missing) = self.rebuilt();
+                writes = missing;
+                ledger
+            }
+        };
+        let now = Timestamp(self.now);
+        let mut run = |runner: &mut Self, writes: Vec<Write>| {
+            for write in writes {
+                if left == 0 {
+                    return false;
+                }
+                left -= 1;
+                runner.execute(write);
+            }
+            true
+        };
+        if !run(self, writes) {
+            return;
+        }
+        let is_over = self.state == DesiredState::Cancelled;
+        if !is_over && !run(self, ledger.begin("test", now)) {
+            return;
+        }
+        let records = self.records();
+        let trials = records.iter().map(|record| (record.spec.index, record)).collect();
+        let deleted = ledger.deleted(&trials);
+        if !deleted.is_empty() && !is_over && !run(self, ledger.delete(deleted, now)) {
+            return;
+        }
+        let pending = if is_over { vec![] } else { ledger.pending(&records) };
+        // Each turn is complete, with the trials that it created, before the next one.
+        if !self.create(&mut ledger, &mut run) {
+            return;
+        }
+        for fact in pending {
+            let writes = ledger.advance(&fact);
+            if !run(self, writes) || !self.create(&mut ledger, &mut run) {
+                return;
+            }
+        }
+        let request = Request { state: self.state, release_seconds: RELEASE_SECONDS, now };
+        for (index, wanted) in wishes(&ledger, &self.records(), request).wanted {
+            let mut record: TrialRecord = serde_json::from_str(&self.trials[&index]).unwrap();
+            record.spec.desired_state = wanted;
+            self.write(&record);
+        }
+        let num_missing = ledger.missing().len() as u32;
+        self.trials_created = ledger.book().next_index() - num_missing;
+        let (rebuilt, missing) = self.rebuilt();
+        assert_eq!(missing, []);
+        // The deletion of a trial after the end of the search is not recorded.
+        let is_finished = ledger.book().is_finished() && !ledger.deleted(&trials).is_empty();
+        if !is_over && !is_finished {
+            assert!(rebuilt == ledger, "{rebuilt:?}\n\n{ledger:?}");
+        }
+        self.live = Some(ledger);
+    }
+
+    fn create(
+        &mut self,
+        ledger: &mut Ledger,
+        run: &mut impl FnMut(&mut Self, Vec<Write>) -> bool,
+    ) -> bool {
+        if self.state == DesiredState::Cancelled {
+            return true;
+        }
+        let missing: Vec<_> = ledger.missing().cloned().collect();
+        for mut spec in missing {
+            // An empty log entry stands for the write.
+            let records = self.records();
+            let request = Request {
+                state: self.state,
+                release_seconds: RELEASE_SECONDS,
+                now: Timestamp(self.now),
+            };
+            if wishes(ledger, &records, request).num_free == 0 {
+                spec.desired_state = DesiredTrialState::Pause;
+            }
+            if !run(self, vec![Write::Grant { trial: u32::MAX, grant: Default::default() }]) {
+                return false;
+            }
+            let index = spec.index;
+            assert!(!self.trials.contains_key(&index), "trial {index} was created twice");
+            self.write(&TrialRecord { spec, status: Default::default() });
+            ledger.created(index);
+        }
+        true
+    }
+
+    /// Takes one step of one trial that its record allows: begin, report, end or close.
+    pub(super) fn step(&mut self, pick: usize, die: u8) {
+        self.now += 1;
+        let is_open = |record: &TrialRecord| closed(record).is_none();
+        let open: Vec<_> = self.records().into_iter().filter(is_open).collect();
+        let Some(mut record) = open.get(pick % open.len().max(1)).cloned() else { return };
+        let num_facts = record.status.facts.len();
+        let target = match record.spec.desired_state {
+            DesiredTrialState::Run => TargetState::Run,
+            DesiredTrialState::Pause => TargetState::Pause,
+            DesiredTrialState::Stop | DesiredTrialState::Kill => TargetState::Stop,
+        };
+        match next(&record, target) {
+            NextStep::Start { attempt, .. } => begin_attempt(&mut record, attempt),
+            NextStep::Close { cause } => close(&mut record, cause, None),
+            NextStep::Running => self.train(&mut record, target, die),
+            NextStep::Idle | NextStep::Done => {}
+        }
+        stamp_facts(&mut record, num_facts, Timestamp(self.now));
+        self.write(&record);
+    }
+
+    fn train(&mut self, record: &mut TrialRecord, target: TargetState, die: u8) {
+        let attempt = live_attempt(record).unwrap();
+        let batches = record.status.batches + 1;
+        let end = |record: &mut _, end| end_attempt(record, end, None, &LIMITS);
+        match (die % 8, program(record)) {
+            (0, _) if die < 128 => end(record, AttemptEnd::Preempted),
+            (0, _) => end(record, AttemptEnd::RunnerLost),
+            (1, _) if record.status.checkpoints.len() > 1 => {
+                end(record, AttemptEnd::Infrastructure);
+            }
+            (2, _) => {
+                let event = checkpointed(&format!("{batches:012}-{attempt}"), None);
+                let report = report(attempt, batches, event);
+                assert_eq!(record_report(record, &report, &LOSS), ReportEffect::New);
+                assert_eq!(record_report(record, &report, &LOSS), ReportEffect::Repeat);
+            }
+            (_, Program::StopsItself) => {
+                let report = report(attempt, batches, validated("0.5", None));
+                record_report(record, &report, &LOSS);
+                end(record, AttemptEnd::Completed);
+            }
+            (_, Program::EndsUntrained) => end(record, AttemptEnd::Completed),
+            (_, Program::RefusesHyperparameters) => {
+                end(record, AttemptEnd::InvalidHyperparameters);
+            }
+            (_, Program::Fails) => end(record, AttemptEnd::UserError),
+            (_, Program::Trains) => match directive(record, attempt, target) {
+                Directive::Continue { units } => {
+                    let loss = format!("0.{}", record.spec.seed % 5);
+                    let report = report(attempt, batches, validated(&loss, Some(units)));
+                    record_report(record, &report, &LOSS);
+                }
+                Directive::Stop => end(record, AttemptEnd::Completed),
+                Directive::Preempt => end(record, AttemptEnd::Preempted),
+                Directive::Wait => {}
+                Directive::Fenced => panic!("a live attempt was fenced"),
+            },
+        }
+        let old = self.last_report.insert(record.spec.index, (attempt, batches));
+        if let Some((old, batches)) = old.filter(|(reported_by, _)| *reported_by < attempt) {
+            let report = report(old, batches, validated("9", Some(9)));
+            assert_eq!(record_report(record, &report, &LOSS), ReportEffect::Fenced);
+        }
+    }
+
+    /// Steps all trials in turn until the experiment ends.
+    pub(super) fn finish(&mut self) {
+        for number in 0..20_000 {
+            self.settle(usize::MAX);
+            if self.phase().is_terminal() {
+                return;
+            }
+            self.step(number, 7);
+        }
+        panic!("{:?} did not end within 20,000 steps: {:?}", self.config.method, self.ledger());
+    }
+
+    fn num_live(&self) -> u32 {
+        self.records().iter().filter(|record| live_attempt(record).is_some()).count() as u32
+    }
+
+    /// Checks what holds after every step.
+    pub(super) fn check(&self) {
+        let places = self.ledger().places().unwrap_or(u32::MAX);
+        assert!(self.num_live() <= places, "{} gangs in {places} places", self.num_live());
+        let num_closes = &self.num_closes;
+        assert!(num_closes.values().all(|closes| *closes <= 1), "{num_closes:?}");
+    }
+
+    /// No GPUs are held by trials that have had nothing to train for too long.
+    pub(super) fn check_released(&self) {
+        let ledger = self.ledger();
+        for record in self.records() {
+            let state = ledger.state(record.spec.index);
+            let is_idle = matches!(state, Some(TrialState::Paused | TrialState::Waiting));
+            let since = record.status.facts.iter().rev().find_map(|fact| match fact {
+                Fact::Result(result) => result.at,
+                Fact::Closed(_) => None,
+            });
+            let Some(since) = since.filter(|_| is_idle && live_attempt(&record).is_some()) else {
+                continue;
+            };
+            let is_late = Timestamp(self.now).seconds_since(since) >= RELEASE_SECONDS.into();
+            assert!(!is_late || !record.spec.desired_state.is_run(), "{record:?}");
+        }
+    }
+}

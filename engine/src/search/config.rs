@@ -1,0 +1,112 @@
+//! The search that an experiment asks for.
+
+use stoker_api::experiment::SearchMode;
+use stoker_api::validate::Method;
+
+use super::SearchConfig;
+use super::layout::{self, AdaptiveAsha, Mode};
+use super::methods::{AsyncHalving, FixedLength, SyncHalving, Tournament};
+use super::samplers::Sampler;
+use super::state::{AnyMethod, SearchState};
+
+impl SearchState {
+    /// Returns the search of an experiment, before its first event.
+    pub fn of(config: &SearchConfig) -> Self {
+        let sampler = sampler(config);
+        let num_points = match &sampler {
+            Sampler::Grid { num_points, .. } => u32::try_from(*num_points).unwrap_or(u32::MAX),
+            _ => 0,
+        };
+        Self::new(method(&config.method, config.units_max, num_points), sampler, config.seed)
+    }
+}
+
+fn sampler(config: &SearchConfig) -> Sampler {
+    let space = config.space.clone();
+    match (&config.method, config.sampler) {
+        (Method::Grid { .. }, _) => Sampler::grid(space),
+        (Method::Tpe(search), _) => Sampler::tpe(space, search.multivariate),
+        (_, Some(sampler)) => Sampler::tpe(space, sampler.tpe.multivariate),
+        (_, None) => Sampler::Random(space),
+    }
+}
+
+fn mode(mode: SearchMode) -> Mode {
+    match mode {
+        SearchMode::Conservative => Mode::Conservative,
+        SearchMode::Standard => Mode::Standard,
+        SearchMode::Aggressive => Mode::Aggressive,
+    }
+}
+
+/// Returns the numbers of rungs of synchronous brackets, most first.
+fn rungs(bracket_rungs: &[u32], search_mode: SearchMode, max_rungs: u32, log: u32) -> Vec<u32> {
+    if bracket_rungs.is_empty() {
+        return layout::bracket_rungs(mode(search_mode), max_rungs.min(log + 1));
+    }
+    let mut rungs = bracket_rungs.to_vec();
+    rungs.sort_unstable_by(|one, other| other.cmp(one));
+    rungs
+}
+
+fn method(method: &Method, units: u64, num_points: u32) -> AnyMethod {
+    let sync =
+        |brackets, concurrency| AnyMethod::SyncHalving(SyncHalving::new(brackets, concurrency));
+    match method {
+        Method::Single => AnyMethod::FixedLength(FixedLength::new(units, 1, 1, false)),
+        Method::Random { max_trials, max_concurrent } => {
+            AnyMethod::FixedLength(FixedLength::new(units, *max_trials, *max_concurrent, true))
+        }
+        Method::Grid { max_concurrent } => {
+            AnyMethod::FixedLength(FixedLength::new(units, num_points, *max_concurrent, false))
+        }
+        Method::AsyncHalving(search) => {
+            AnyMethod::AsyncHalving(AsyncHalving::new(layout::async_halving(
+                units,
+                search.divisor,
+                search.num_rungs,
+                search.max_trials,
+                search.max_concurrent_trials,
+                search.stop_once,
+            )))
+        }
+        Method::AdaptiveAsha(search) => {
+            let search = AdaptiveAsha {
+                units,
+                max_trials: search.max_trials,
+                mode: mode(search.mode),
+                divisor: search.divisor,
+                max_rungs: search.max_rungs,
+                bracket_rungs: search.bracket_rungs.clone(),
+                concurrency: search.max_concurrent_trials,
+                stop_once: search.stop_once,
+            };
+            AnyMethod::Tournament(Tournament::new(search.brackets()))
+        }
+        Method::SyncHalving { search, budget } => {
+            let bracket = layout::sync_halving(units, search.divisor, search.num_rungs, *budget);
+            sync(vec![bracket], search.max_concurrent_trials)
+        }
+        Method::Adaptive { search, budget } => {
+            let log = layout::integer_log(search.divisor, units);
+            let rungs = rungs(&search.bracket_rungs, search.mode, search.max_rungs, log);
+            let brackets = layout::adaptive(units, search.divisor, &rungs, *budget);
+            sync(brackets, search.max_concurrent_trials)
+        }
+        Method::AdaptiveSimple(search) => {
+            let log = layout::integer_log(search.divisor, units);
+            let rungs = rungs(&search.bracket_rungs, search.mode, search.max_rungs, log);
+            let brackets =
+                layout::adaptive_simple(units, search.divisor, &rungs, search.max_trials);
+            sync(brackets, search.max_concurrent_trials)
+        }
+        Method::Hyperband(search) => {
+            let brackets = layout::hyperband(units, search.divisor, search.num_brackets);
+            sync(brackets, search.max_concurrent_trials)
+        }
+        Method::Tpe(search) => {
+            let concurrency = search.max_concurrent_trials;
+            AnyMethod::FixedLength(FixedLength::new(units, search.max_trials, concurrency, true))
+        }
+    }
+}

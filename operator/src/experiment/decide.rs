@@ -1,0 +1,91 @@
+//! Lets the search of an experiment decide, and writes its decisions.
+
+use std::time::Duration;
+
+use stoker_api::experiment::DesiredState;
+use stoker_engine::experiment::{Ledger, Request, Unreadable, Write, wishes};
+use stoker_engine::search::SearchConfig;
+
+use super::apply::Writer;
+use crate::error::Error;
+
+/// Outcome of the decisions of a pass.
+pub(super) struct Decided {
+    pub(super) ledger: Ledger,
+    /// Delay until a trial releases its GPUs.
+    pub(super) wake: Option<Duration>,
+    /// Error of a trial's creation.
+    pub(super) creation: Option<Error>,
+}
+
+/// Lets the search take in what is recorded, and writes what follows from it: turns, new trials and
+/// desired states. After an error, the rest follows in the next pass.
+pub(super) async fn decide(
+    writer: &mut Writer<'_>,
+    config: &SearchConfig,
+    request: Request,
+    is_failed: bool,
+) -> Result<Decided, Unreadable> {
+    let (mut ledger, missing) = writer.rebuild(config)?;
+    let is_over = matches!(request.state, DesiredState::Cancelled | DesiredState::Killed);
+    let mut creation = None;
+    let mut is_recorded = true;
+    if is_over || is_failed {
+        // Nothing is decided any more. The outcome depends on whether the search has ended.
+        for fact in ledger.pending(writer.records()) {
+            ledger.advance(&fact);
+        }
+    } else if let Err(error) =
+        take_turns(writer, &mut ledger, missing, request, &mut creation).await
+    {
+        writer.errors.push(error);
+        is_recorded = false;
+    }
+    if !is_recorded || creation.is_some() {
+        // The memory is ahead of the record.
+        ledger = writer.rebuild(config)?.0;
+    }
+    let wishes = wishes(&ledger, &writer.records(), request);
+    if is_recorded || request.state != DesiredState::Active {
+        writer.want(&wishes.wanted).await;
+    }
+    let wake = wishes.wake_seconds.map(Duration::from_secs);
+    Ok(Decided { ledger, wake, creation })
+}
+
+/// Writes all turns that follow from the record. Each turn is complete before the next one.
+async fn take_turns(
+    writer: &mut Writer<'_>,
+    ledger: &mut Ledger,
+    missing: Vec<Write>,
+    request: Request,
+    creation: &mut Option<Error>,
+) -> Result<(), Error> {
+    let missing = missing.into_iter().filter_map(|write| match write {
+        Write::Grant { trial, grant } => Some((trial, grant)),
+        Write::Log(_) => None,
+    });
+    for effect in missing {
+        writer.effects(vec![effect]).await?;
+    }
+    let writes = ledger.begin(env!("CARGO_PKG_VERSION"), request.now);
+    writer.turn(writes).await?;
+    let deleted = writer.deleted(ledger).await?;
+    if !deleted.is_empty() {
+        let writes = ledger.delete(deleted, request.now);
+        writer.turn(writes).await?;
+    }
+    if let Err(error) = writer.create(ledger, request).await {
+        *creation = Some(error);
+        return Ok(());
+    }
+    for fact in ledger.pending(writer.records()) {
+        let writes = ledger.advance(&fact);
+        writer.turn(writes).await?;
+        if let Err(error) = writer.create(ledger, request).await {
+            *creation = Some(error);
+            return Ok(());
+        }
+    }
+    Ok(())
+}

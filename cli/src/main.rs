@@ -13,6 +13,7 @@ mod print;
 mod run;
 mod run_root;
 mod show;
+mod simulate;
 mod smoke_test;
 mod supervise;
 mod validate;
@@ -55,6 +56,12 @@ enum Command {
     Validate(validate::Args),
     /// Show the training lengths and the first sampled hyperparameters of an experiment
     Preview(preview::Args),
+    /// Simulate a search on recorded learning curves, without training
+    ///
+    /// Each line of the curves is a JSON object with `trial` (the index of the trial) or
+    /// `hyperparameters`, and `units` with `metric` or `exit` (failed, invalid or early). Other
+    /// fields: `seconds_per_unit` (default 1) and `seed` (default 0).
+    Simulate(simulate::Args),
     /// Create, monitor and stop experiments
     #[command(subcommand, visible_alias = "exp")]
     Experiment(commands::ExperimentCommand),
@@ -86,6 +93,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args, output),
         Command::Validate(args) => Ok(validate::validate(args, output)),
         Command::Preview(args) => preview::preview(args, output),
+        Command::Simulate(args) => simulate::run_simulations(args, output),
         Command::Experiment(command) => commands::experiment(command, output),
         Command::Trial(command) => commands::trial(command, output),
         Command::Checkpoint(command) => commands::checkpoint(command, output),

@@ -1,0 +1,159 @@
+//! File of learning curves.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+use stoker_engine::search::normalized;
+use stoker_engine::search::simulate::{Curve, Exit};
+
+use crate::failure::Failure;
+
+/// A line of the file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    trial: Option<u32>,
+    hyperparameters: Option<Value>,
+    units: Option<u64>,
+    /// Absent or present; `null` is NaN.
+    #[serde(default, deserialize_with = "present")]
+    metric: Option<Option<f64>>,
+    exit: Option<ExitKind>,
+    seconds_per_unit: Option<f64>,
+    #[serde(default)]
+    seed: u32,
+}
+
+fn present<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Option<f64>>, D::Error> {
+    Option::deserialize(value).map(Some)
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ExitKind {
+    Failed,
+    Invalid,
+    Early,
+}
+
+/// Trial that a curve belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Owner {
+    Trial(u32),
+    /// Hyperparameters as JSON with sorted keys.
+    Hyperparameters(String),
+}
+
+/// Learning curves by seed and trial.
+#[derive(Debug, Default)]
+pub(super) struct Curves {
+    curves: HashMap<(u32, Owner), Curve>,
+}
+
+impl Curves {
+    /// Reads a file with one JSON object per line.
+    pub(super) fn read(path: &Path) -> Result<Self, Failure> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::Input(format!("cannot read {}: {error}", path.display())))?;
+        Self::parse(&text).map_err(|error| Failure::Input(format!("{}:{error}", path.display())))
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut curves = Self::default();
+        for (number, line) in (1..).zip(text.lines()) {
+            if !line.trim().is_empty() {
+                let line = serde_json::from_str(line).map_err(|error| error.to_string());
+                line.and_then(|line| curves.add(line))
+                    .map_err(|error| format!("{number}: {error}"))?;
+            }
+        }
+        Ok(curves)
+    }
+
+    fn add(&mut self, line: Line) -> Result<(), String> {
+        let owner = match (line.trial, line.hyperparameters) {
+            (Some(trial), None) => Owner::Trial(trial),
+            (None, Some(values)) => Owner::Hyperparameters(normalized(&values).to_string()),
+            _ => return Err("set exactly one of trial and hyperparameters".to_owned()),
+        };
+        let new = || Curve { metrics: BTreeMap::new(), exit: None, seconds_per_unit: 1.0 };
+        let curve = self.curves.entry((line.seed, owner)).or_insert_with(new);
+        match (line.units, line.metric, line.exit) {
+            (Some(units), Some(metric), None) => {
+                if curve.metrics.insert(units, metric.unwrap_or(f64::NAN)).is_some() {
+                    return Err(format!("there are two metrics at {units} units; remove one"));
+                }
+            }
+            (Some(units), None, Some(exit)) => {
+                let exit = match exit {
+                    ExitKind::Failed => Exit::Failed,
+                    ExitKind::Invalid => Exit::Invalid,
+                    ExitKind::Early => Exit::Early,
+                };
+                if curve.exit.replace((units, exit)).is_some() {
+                    return Err("there are two exits of this trial; remove one".to_owned());
+                }
+            }
+            (None, None, None) if line.seconds_per_unit.is_some() => {}
+            _ => return Err("set units, and exactly one of metric and exit".to_owned()),
+        }
+        if let Some(seconds) = line.seconds_per_unit {
+            if !(seconds.is_finite() && seconds > 0.0) {
+                return Err(format!("seconds_per_unit is {seconds}; it must be above 0"));
+            }
+            curve.seconds_per_unit = seconds;
+        }
+        Ok(())
+    }
+
+    /// Returns the curve of a trial.
+    pub(super) fn find(&self, seed: u32, trial: u32, hyperparameters: &Value) -> Option<&Curve> {
+        let by_trial = self.curves.get(&(seed, Owner::Trial(trial)));
+        let values = || Owner::Hyperparameters(normalized(hyperparameters).to_string());
+        by_trial.or_else(|| self.curves.get(&(seed, values())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lines_of_a_trial_form_one_curve() {
+        let text = r#"
+            {"trial": 1, "units": 2, "metric": null, "seconds_per_unit": 0.5}
+            {"trial": 1, "units": 1, "metric": 0.25}
+            {"trial": 1, "units": 3, "exit": "early"}
+            {"hyperparameters": {"b": 1, "a": 2.0}, "units": 1, "metric": 7, "seed": 4}
+        "#;
+        let curves = Curves::parse(text).unwrap();
+        let curve = curves.find(0, 1, &json!({})).unwrap();
+        assert_eq!(curve.metrics[&1], 0.25);
+        assert!(curve.metrics[&2].is_nan());
+        assert_eq!((curve.exit, curve.seconds_per_unit), (Some((3, Exit::Early)), 0.5));
+        assert!(curves.find(4, 0, &json!({ "a": 2, "b": 1 })).is_some());
+        assert!(curves.find(0, 0, &json!({ "a": 2, "b": 1 })).is_none());
+    }
+
+    #[test]
+    fn wrong_lines_are_refused_with_their_number() {
+        let check = |text: &str, expected: &str| {
+            let error = Curves::parse(text).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        };
+        check(r#"{"units": 1, "metric": 1}"#, "1: set exactly one of trial and hyperparameters");
+        check(r#"{"trial": 0, "metric": 1}"#, "1: set units, and exactly one of metric and exit");
+        check(r#"{"trial": 0, "units": 1}"#, "1: set units");
+        check(
+            "\n{\"trial\": 0, \"units\": 1, \"metric\": 1}\n\
+             {\"trial\": 0, \"units\": 1, \"metric\": 2}",
+            "3: there are two metrics at 1 units",
+        );
+        check(r#"{"trial": 0, "seconds_per_unit": 0}"#, "1: seconds_per_unit is 0");
+        check(r#"{"trial": 0, "units": 1, "loss": 1}"#, "1: unknown field `loss`");
+    }
+}

@@ -112,43 +112,78 @@ fn searcher(translation: &mut Translation<'_>) {
         steps_length(translation, steps, "searcher.max_steps", "spec.searcher.maxLength");
     }
     let Some(name) = translation.take("searcher.name") else {
-        let rule = "is required and missing; set it to single, random or grid";
+        let rule = "is required and missing; set it to single, random, grid or adaptive_asha";
         translation.refuse("searcher.name", &Value::Null, rule);
         return translation.set("spec.searcher.single", json!({}), "searcher");
     };
     let kind = name.as_str().unwrap_or_default();
-    let fields: &[(&str, &str)] = match kind {
-        "single" => &[],
-        "random" => {
-            &[("max_trials", "maxTrials"), ("max_concurrent_trials", "maxConcurrentTrials")]
-        }
-        "grid" => &[("max_concurrent_trials", "maxConcurrentTrials")],
-        _ => return unknown_searcher(translation, name),
+    let Some((_, ours, fields)) = SEARCHERS.iter().find(|(theirs, ..)| *theirs == kind) else {
+        return unknown_searcher(translation, name);
     };
-    let to = format!("spec.searcher.{kind}");
+    let to = format!("spec.searcher.{ours}");
     translation.set(&to, json!({}), "searcher.name");
     translation.note(&format!("searcher.name: {kind}"), &to);
-    for (theirs, ours) in fields {
-        translation.copy_field(&format!("searcher.{theirs}"), &format!("{to}.{ours}"));
+    for field in *fields {
+        let from = format!("searcher.{field}");
+        let to = format!("{to}.{}", camel_case(field));
+        match *field {
+            "budget" => length(translation, &from, &to),
+            _ => translation.copy_field(&from, &to),
+        }
     }
+    if translation.take("searcher.train_stragglers").is_some() {
+        translation.ignore("searcher.train_stragglers", "late results count as long as they can");
+    }
+}
+
+/// Searchers of both files, and the fields that have the same meaning.
+const SEARCHERS: [(&str, &str, &[&str]); 8] = [
+    ("single", "single", &[]),
+    ("random", "random", &["max_trials", "max_concurrent_trials"]),
+    ("grid", "grid", &["max_concurrent_trials"]),
+    (
+        "async_halving",
+        "asyncHalving",
+        &["max_trials", "num_rungs", "divisor", "max_concurrent_trials", "stop_once"],
+    ),
+    (
+        "adaptive_asha",
+        "adaptiveAsha",
+        &[
+            "max_trials",
+            "mode",
+            "divisor",
+            "max_rungs",
+            "bracket_rungs",
+            "max_concurrent_trials",
+            "stop_once",
+        ],
+    ),
+    ("adaptive_simple", "adaptiveSimple", &["max_trials", "mode", "divisor", "max_rungs"]),
+    ("sync_halving", "syncHalving", &["num_rungs", "budget", "divisor"]),
+    ("adaptive", "adaptive", &["budget", "mode", "divisor", "max_rungs", "bracket_rungs"]),
+];
+
+/// Returns `max_trials` as `maxTrials`.
+fn camel_case(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |text, word| {
+        let (initial, rest) = word.split_at(word.len().min(1));
+        text + &initial.to_ascii_uppercase() + rest
+    })
 }
 
 /// Refuses an unknown searcher, without further errors about its fields.
 fn unknown_searcher(translation: &mut Translation<'_>, name: &Value) {
-    let theirs = [
-        "adaptive",
-        "adaptive_asha",
-        "adaptive_simple",
-        "async_halving",
-        "custom",
-        "pbt",
-        "sync_halving",
-    ];
-    let rule = if name.as_str().is_some_and(|name| theirs.contains(&name)) {
-        "is not supported; use random, which samples as many trials and stops none early"
-    } else {
-        "must be one of single, random and grid"
+    let rule = match name.as_str() {
+        Some("pbt" | "custom") => "is not supported; use adaptive_asha".to_owned(),
+        _ => {
+            let names = SEARCHERS.map(|(name, ..)| name);
+            format!("must be one of {}", names.join(", "))
+        }
     };
+    let rule = &rule;
     translation.refuse("searcher.name", name, rule);
     for field in known("searcher") {
         translation.take(&format!("searcher.{field}"));

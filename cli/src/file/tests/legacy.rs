@@ -62,9 +62,42 @@ min_validation_period: 3
 }
 
 #[test]
+fn searchers_that_stop_trials_early_keep_their_fields() {
+    let check = |searcher: &str, expected: Value| {
+        let text = format!(
+            "entrypoint: [train]\n\
+             searcher: {{metric: loss, max_length: {{epochs: 64}}, {searcher}}}\n"
+        );
+        let loaded = load_text(&text, &[]).unwrap();
+        let (method, fields) = expected.as_object().unwrap().iter().next().unwrap();
+        for (name, value) in fields.as_object().unwrap() {
+            assert_eq!(loaded.spec_json["searcher"][method][name], *value, "{searcher}");
+        }
+    };
+    check(
+        "name: adaptive_asha, max_trials: 64, mode: aggressive, max_rungs: 3",
+        json!({ "adaptiveAsha": { "maxTrials": 64, "mode": "aggressive", "maxRungs": 3 } }),
+    );
+    check(
+        "name: async_halving, max_trials: 9, num_rungs: 2, divisor: 3, stop_once: true",
+        json!({
+            "asyncHalving": { "maxTrials": 9, "numRungs": 2, "divisor": 3, "stopOnce": true },
+        }),
+    );
+    check(
+        "name: sync_halving, num_rungs: 2, budget: {epochs: 640}, train_stragglers: true",
+        json!({ "syncHalving": { "numRungs": 2, "budget": { "epochs": 640 } } }),
+    );
+    check(
+        "name: adaptive_simple, max_trials: 20",
+        json!({ "adaptiveSimple": { "maxTrials": 20 } }),
+    );
+}
+
+#[test]
 fn fields_without_counterpart_are_refused() {
     let cases: &[Case] = &[
-        ("name: random", "name: adaptive_asha", &[("9:3: searcher.name:", "is not supported")]),
+        ("name: random", "name: pbt", &[("9:3: searcher.name:", "is not supported")]),
         ("name: random", "name: rondom", &[("9:3: searcher.name:", "must be one of single")]),
         ("type: int", "type: itn", &[("5:20: hyperparameters.layers.width.type:", "one of const")]),
         ("minval: 8", "minval: 88", &[("5:31: spec.hyperparameters.layers.width.int.min:", "max")]),

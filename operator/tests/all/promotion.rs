@@ -1,6 +1,7 @@
 //! Searches that stop trials early: paused trials free their pods and resume from their rung.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
@@ -60,6 +61,15 @@ fn check_resumes(trial: &Trial) {
     }
 }
 
+/// Waits at most two minutes until a trial meets a condition.
+async fn wait_for_trial(ns: &TestNamespace, condition: impl Fn(&Trial) -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !ns.trials_of("asha").await.iter().any(&condition) {
+        assert!(Instant::now() < end, "{}", ns.logs());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 #[test]
 fn promotion_survives_the_death_of_the_operator() {
     if !stoker_test_cluster::clusters_enabled() {
@@ -75,9 +85,7 @@ fn promotion_survives_the_death_of_the_operator() {
         // One trial has been promoted when the operator dies.
         let has_resumed =
             |trial: &Trial| trial.status.as_ref().is_some_and(|status| status.attempts.len() > 1);
-        while !ns.trials_of("asha").await.iter().any(has_resumed) {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        wait_for_trial(&ns, has_resumed).await;
         operator.kill();
         let mut operator = ns.operator("b", ports);
         operator.wait_ready(&ns);
@@ -123,9 +131,7 @@ fn deleted_trial_leaves_every_comparison() {
         ns.apply("asha", asha(7, 2));
         let has_result =
             |trial: &Trial| trial.status.as_ref().is_some_and(|status| !status.facts.is_empty());
-        while !ns.trials_of("asha").await.first().is_some_and(has_result) {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        wait_for_trial(&ns, |trial| trial.spec.index == 0 && has_result(trial)).await;
         ns.plane
             .kubectl(&["delete", "trial", "asha-0", "-n", &ns.namespace, "--wait=false"])
             .unwrap();

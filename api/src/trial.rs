@@ -157,8 +157,8 @@ pub struct Grant {
     pub fact: Option<u32>,
     /// Training length granted to this trial, in the trial's unit. Never less than before.
     pub units: u64,
-    /// What the search decided: on the fact, or, without a fact, about this trial. Unset in records
-    /// of earlier versions.
+    /// Decisions of the search on the fact; without a fact, its decisions about this trial. Unset
+    /// in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 2048)))]
     pub steps: Option<Vec<StepRecord>>,

@@ -160,7 +160,7 @@ proptest! {
 
     /// The user pauses and deletes trials while the runner lives or is dead.
     #[test]
-    fn deleted_trials_end_no_search_and_indexes_are_never_reused(
+    fn searches_survive_deletions_without_reusing_indexes(
         method in method(),
         seed in 0..1000_u32,
         steps in steps(),

@@ -205,6 +205,9 @@ impl<'a> Runner<'a> {
             if let NextStep::Start { attempt, resume_from, units } = next
                 && let Err(error) = self.start(index, attempt, resume_from, units, view)
             {
+                if !self.running.contains_key(&index) {
+                    self.devices.release(index);
+                }
                 self.shared.state().fail(error);
                 return;
             }

@@ -66,7 +66,7 @@ pub struct Unreadable {
     pub object: String,
     /// Field of the object.
     pub field: String,
-    /// What is wrong.
+    /// Reason why it cannot be read.
     pub reason: String,
 }
 

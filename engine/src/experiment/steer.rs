@@ -18,7 +18,7 @@ const PENDING: &str = "Pending";
 /// Reasons of trials that wait for room.
 const WAITING_FOR_ROOM: [&str; 2] = ["WaitingForAdmission", "Unschedulable"];
 
-/// What the user wants, and the time.
+/// Desired state from the user, and the current time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Desired state of the experiment.
@@ -31,7 +31,7 @@ pub struct Request {
 
 /// Desired states of trials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct DesiredStates {
     /// Trials whose desired state changes, by index.
     pub wanted: Vec<(u32, DesiredTrialState)>,
     /// Number of new trials that may run; the others are created with the desired state `pause`.
@@ -40,13 +40,17 @@ pub struct Wishes {
     pub wake_seconds: Option<u64>,
 }
 
-/// Returns what is wanted of each trial.
+/// Returns the desired states of trials.
 ///
 /// The desired state only ever becomes graver, except that a pause may end. At most as many trials
 /// as the search has places run at a time. Those that have trained resume before others start, in
 /// the order in which the search continued or created them. A trial with nothing to train releases
 /// its GPUs at once if another one waits for room, otherwise after `release_seconds`.
-pub fn wishes<R: Borrow<TrialRecord>>(ledger: &Ledger, trials: &[R], request: Request) -> Wishes {
+pub fn desired_states<R: Borrow<TrialRecord>>(
+    ledger: &Ledger,
+    trials: &[R],
+    request: Request,
+) -> DesiredStates {
     let open: Vec<&TrialRecord> =
         trials.iter().map(Borrow::borrow).filter(|trial| closed(trial).is_none()).collect();
     let state_of = |trial: &TrialRecord| ledger.state(trial.spec.index);
@@ -73,7 +77,7 @@ pub fn wishes<R: Borrow<TrialRecord>>(ledger: &Ledger, trials: &[R], request: Re
     if request.state != DesiredState::Active {
         num_free = 0;
     }
-    let mut wishes = Wishes { num_free, ..Wishes::default() };
+    let mut desired = DesiredStates { num_free, ..DesiredStates::default() };
     for trial in open {
         let index = trial.spec.index;
         let before = trial.spec.desired_state;
@@ -95,8 +99,8 @@ pub fn wishes<R: Borrow<TrialRecord>>(ledger: &Ledger, trials: &[R], request: Re
                 match until.seconds_since(request.now) {
                     0 => DesiredTrialState::Pause,
                     seconds => {
-                        let earliest = wishes.wake_seconds.unwrap_or(seconds).min(seconds);
-                        wishes.wake_seconds = Some(earliest);
+                        let earliest = desired.wake_seconds.unwrap_or(seconds).min(seconds);
+                        desired.wake_seconds = Some(earliest);
                         before
                     }
                 }
@@ -104,11 +108,11 @@ pub fn wishes<R: Borrow<TrialRecord>>(ledger: &Ledger, trials: &[R], request: Re
         };
         let is_resumed = (before, target) == (DesiredTrialState::Pause, DesiredTrialState::Run);
         if target > before || is_resumed {
-            wishes.wanted.push((index, target));
+            desired.wanted.push((index, target));
         }
     }
-    wishes.wanted.sort_unstable_by_key(|(index, _)| *index);
-    wishes
+    desired.wanted.sort_unstable_by_key(|(index, _)| *index);
+    desired
 }
 
 /// Returns the position of a trial among those that wait for room: trials that have trained before

@@ -15,7 +15,7 @@ use crate::trial::{TrialRecord, closed, compare, granted_units};
 /// Parts into which the full length is divided to measure progress.
 const PARTS: u64 = 1_000_000;
 
-/// What one trial contributes.
+/// Contribution of one trial.
 #[derive(Clone, Debug, PartialEq)]
 struct Share {
     closed: Option<CloseCause>,

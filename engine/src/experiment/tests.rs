@@ -110,7 +110,7 @@ fn check_best(smaller: bool, results: &[&str], expected: Option<(u32, &str)>) {
 }
 
 #[test]
-fn best_trial_has_the_best_metric_and_then_the_lowest_index() {
+fn best_trial_has_best_metric_then_lowest_index() {
     check_best(true, &["", ""], None);
     check_best(true, &["0.5", "0.25", "0.25"], Some((1, "0.25")));
     check_best(false, &["0.5", "0.25", "10"], Some((2, "10")));
@@ -121,7 +121,7 @@ fn best_trial_has_the_best_metric_and_then_the_lowest_index() {
 }
 
 #[test]
-fn search_whose_only_trial_stopped_early_is_completed_with_a_best_trial() {
+fn early_stopped_trial_can_be_the_best() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     for (batches, loss) in [(1, "0.5"), (2, "0.25"), (3, "0.75")] {
@@ -171,7 +171,7 @@ fn best_trial_names_the_newest_checkpoint_with_its_metric() {
 }
 
 #[test]
-fn progress_counts_ended_trials_and_the_trained_part_of_open_ones() {
+fn progress_counts_ended_and_partly_trained_trials() {
     let mut trials = records(&[&[end(Failed)], &[], &[]]);
     trials[1].status.batches = 50;
     trials[1].status.batches_total = 100;

@@ -9,7 +9,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
 use stoker_api::validate::Method;
 
-use crate::experiment::{Ledger, Record, Request, Summary, Write, wishes};
+use crate::experiment::{Ledger, Record, Request, Summary, Write, desired_states};
 use crate::fixture::{LOSS, checkpointed, config, report, validated};
 use crate::search::SearchConfig;
 use crate::search::book::TrialState;
@@ -172,7 +172,7 @@ impl Runner {
             }
         }
         let request = Request { state: self.state, release_seconds: RELEASE_SECONDS, now };
-        for (index, wanted) in wishes(&ledger, &self.records(), request).wanted {
+        for (index, wanted) in desired_states(&ledger, &self.records(), request).wanted {
             let mut record: TrialRecord = serde_json::from_str(&self.trials[&index]).unwrap();
             record.spec.desired_state = wanted;
             self.write(&record);
@@ -206,7 +206,7 @@ impl Runner {
                 release_seconds: RELEASE_SECONDS,
                 now: Timestamp(self.now),
             };
-            if wishes(ledger, &records, request).num_free == 0 {
+            if desired_states(ledger, &records, request).num_free == 0 {
                 spec.desired_state = DesiredTrialState::Pause;
             }
             if !run(self, vec![Write::Grant { trial: u32::MAX, grant: Default::default() }]) {

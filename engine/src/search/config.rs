@@ -1,4 +1,4 @@
-//! The search that an experiment asks for.
+//! Creates the search of an experiment.
 
 use stoker_api::experiment::SearchMode;
 use stoker_api::validate::Method;

@@ -13,7 +13,7 @@ use stoker_api::condition::Condition;
 use stoker_api::experiment::{Experiment, ExperimentStatus};
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
-use stoker_engine::experiment::{Ledger, Record, Request, Unreadable, Write, wishes};
+use stoker_engine::experiment::{Ledger, Record, Request, Unreadable, Write, desired_states};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 
@@ -179,7 +179,7 @@ impl<'a> Writer<'a> {
         if missing.is_empty() {
             return Ok(());
         }
-        let mut num_free = wishes(ledger, &self.records(), request).num_free;
+        let mut num_free = desired_states(ledger, &self.records(), request).num_free;
         for mut spec in missing {
             if num_free == 0 {
                 spec.desired_state = DesiredTrialState::Pause;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stoker_api::experiment::DesiredState;
-use stoker_engine::experiment::{Ledger, Request, Unreadable, Write, wishes};
+use stoker_engine::experiment::{Ledger, Request, Unreadable, Write, desired_states};
 use stoker_engine::search::SearchConfig;
 
 use super::apply::Writer;
@@ -45,11 +45,11 @@ pub(super) async fn decide(
         // The memory is ahead of the record.
         ledger = writer.rebuild(config)?.0;
     }
-    let wishes = wishes(&ledger, &writer.records(), request);
+    let desired = desired_states(&ledger, &writer.records(), request);
     if is_recorded || request.state != DesiredState::Active {
-        writer.want(&wishes.wanted).await;
+        writer.want(&desired.wanted).await;
     }
-    let wake = wishes.wake_seconds.map(Duration::from_secs);
+    let wake = desired.wake_seconds.map(Duration::from_secs);
     Ok(Decided { ledger, wake, creation })
 }
 

@@ -88,7 +88,7 @@ fn record_of_an_earlier_version_continues() {
 }
 
 #[test]
-fn decisions_are_recorded_in_their_home_and_in_other_trials() {
+fn turns_are_recorded_in_home_and_effects() {
     let search = AsyncHalvingSearch {
         max_trials: 3,
         num_rungs: 2,

@@ -52,15 +52,15 @@ fn records(trials: &str) -> Vec<TrialRecord> {
 fn check(trials: &str, places: u32, state: DesiredState, expected: &str) {
     let records = records(trials);
     let request = Request { state, release_seconds: 60, now: Timestamp(5) };
-    let wishes = wishes(&ledger(&records, places), &records, request);
-    let found = wishes.wanted.iter().map(|(trial, wanted)| format!("{trial}:{wanted:?}"));
-    let free = format!("free {}", wishes.num_free.min(9));
+    let desired = desired_states(&ledger(&records, places), &records, request);
+    let found = desired.wanted.iter().map(|(trial, wanted)| format!("{trial}:{wanted:?}"));
+    let free = format!("free {}", desired.num_free.min(9));
     let found: Vec<_> = found.chain([free]).collect();
     assert_eq!(found.join(" "), expected, "{trials} {state:?}");
 }
 
 #[test]
-fn user_request_reaches_every_open_trial_and_only_becomes_graver() {
+fn user_request_reaches_every_open_trial() {
     check("run* run", 2, DesiredState::Active, "free 0");
     check("run* run", 2, DesiredState::Paused, "0:Pause 1:Pause free 0");
     check("pause pause", 2, DesiredState::Paused, "free 0");
@@ -71,7 +71,7 @@ fn user_request_reaches_every_open_trial_and_only_becomes_graver() {
 }
 
 #[test]
-fn at_most_as_many_trials_run_as_the_search_has_places() {
+fn trials_wait_for_free_places() {
     check("pause pause pause", 2, DesiredState::Active, "0:Run 1:Run free 0");
     check("pause* pause pause", 2, DesiredState::Active, "0:Run 1:Run free 0");
     check("pause run pause", 1, DesiredState::Active, "free 0");

@@ -75,6 +75,14 @@ mod tests {
     }
 
     #[test]
+    fn pool_counts_all_gpus() {
+        let mut devices = devices("a b c");
+        devices.take(0, 2);
+        assert_eq!((devices.len(), devices.is_empty()), (3, false));
+        assert_eq!((GpuPool::default().len(), GpuPool::default().is_empty()), (0, true));
+    }
+
+    #[test]
     fn gangs_get_one_gpu_per_rank() {
         let mut devices = devices("0 1 2 3 4");
         assert_eq!(devices.take(0, 2).as_deref(), Some("0,1"));

@@ -308,6 +308,44 @@ mod tests {
     }
 
     #[test]
+    fn success_ends_waits_and_planning_failures() {
+        use AttemptEnd::{Completed, Infrastructure, NotStarted, UserError};
+        let counts = |script: &[AttemptEnd]| {
+            let (_, status) = check(script, 2);
+            (status.workers[0].consecutive_failures, status.workers[0].backoff_count)
+        };
+        assert_eq!(counts(&[NotStarted, NotStarted]), (0, 0));
+        assert_eq!(counts(&[Infrastructure]), (0, 0));
+        // A process of another role may complete without having done anything.
+        assert_eq!(counts(&[Completed, Infrastructure]), (1, 0));
+        assert_eq!(counts(&[Completed, UserError]), (1, 0));
+    }
+
+    #[test]
+    fn only_the_running_attempt_is_live() {
+        let mut status = InferenceStatus::default();
+        resume(&mut status, 1);
+        let start = next(&status)[0];
+        assert!(!is_live(&status, start.attempt));
+        begin(&mut status, start);
+        assert!(is_live(&status, start.attempt));
+        assert!(!is_live(&status, start.attempt + 1));
+    }
+
+    #[test]
+    fn completed_jobs_have_full_progress() {
+        let status = |phase, rows| InferenceStatus {
+            phase,
+            rows,
+            rows_total: 8,
+            ..InferenceStatus::default()
+        };
+        assert_eq!(percent(&status(Phase::Running, 3)), 37);
+        assert_eq!(percent(&status(Phase::Completed, 3)), 100);
+        assert_eq!(percent(&InferenceStatus::default()), 0);
+    }
+
+    #[test]
     fn reports_of_running_processes_are_summed() {
         let mut status = InferenceStatus::default();
         resume(&mut status, 2);

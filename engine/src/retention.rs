@@ -185,6 +185,18 @@ mod tests {
     }
 
     #[test]
+    fn running_trials_keep_at_most_the_maximum() {
+        let names: Vec<String> = (0..SAVE_MAX + 50).map(|number| number.to_string()).collect();
+        // The latest checkpoint is the best.
+        let best = |name: &String| Some(-name.parse::<f64>().unwrap());
+        let checkpoints: Vec<_> = names.iter().map(|name| (name.as_str(), best(name))).collect();
+        let records = records(&checkpoints);
+        for counts in [[SAVE_MAX + 50, 0, 0], [0, SAVE_MAX + 50, 0], [0, 0, SAVE_MAX + 50]] {
+            assert_eq!(prunable(&policy(counts), true, &records), names[..50], "{counts:?}");
+        }
+    }
+
+    #[test]
     fn ties_prefer_fewer_batches_and_nan_is_last() {
         let nan = Some(f64::NAN);
         let trials: [Trial<'_>; 2] = [

@@ -241,3 +241,23 @@ fn only_the_latest_attempts_keep_their_messages() {
     let numbers: Vec<_> = with_message.map(|attempt| attempt.number).collect();
     assert_eq!(numbers, (24..40).collect::<Vec<_>>());
 }
+
+#[test]
+fn facts_keep_the_time_of_their_record() {
+    let time = |seconds| Timestamp::default().plus(seconds);
+    let mut record = plain_record(0);
+    assert_eq!(last_result_at(&record), time(0));
+    begin_attempt(&mut record, 0);
+    record_report(&mut record, &report(0, 9, validated("0.5", Some(9))), &LOSS);
+    stamp_facts(&mut record, 0, time(5));
+    close(&mut record, CloseCause::Completed, None);
+    stamp_facts(&mut record, 1, time(7));
+    // A time that is recorded stays.
+    stamp_facts(&mut record, 0, time(9));
+    let at = record.status.facts.iter().map(|fact| match fact {
+        Fact::Result(result) => result.at,
+        Fact::Closed(closed) => closed.at,
+    });
+    assert_eq!(at.collect::<Vec<_>>(), [Some(time(5)), Some(time(7))]);
+    assert_eq!(last_result_at(&record), time(5));
+}

@@ -24,6 +24,18 @@ fn the_first_result_at_a_length_wins() {
 }
 
 #[test]
+fn results_exist_at_granted_lengths_only() {
+    let mut record = plain_record(0);
+    record.spec.grants.push(Grant { order: 1, fact: None, units: 20, steps: None });
+    begin_attempt(&mut record, 0);
+    for units in [15, 20, 30] {
+        record_report(&mut record, &report(0, units, validated("0.5", Some(units))), &LOSS);
+    }
+    let lengths = [9, 15, 20, 30].map(|units| result_at(&record, units).is_some());
+    assert_eq!(lengths, [false, false, true, false]);
+}
+
+#[test]
 fn a_result_without_a_usable_metric_is_nan() {
     for (metric, loss) in [("accuracy", "0.5"), ("loss", "many"), ("loss", "NaN")] {
         let mut record = plain_record(0);
@@ -42,6 +54,8 @@ fn the_searched_metric_may_have_the_short_prefix() {
         let metrics = names.map(|name| (name.to_owned(), name.to_owned())).into();
         let searched = SearchedMetric { name, ..LOSS };
         assert_eq!(searched.of(&metrics).map(String::as_str), expected, "{name}");
+        let named = names.into_iter().find(|metric| searched.is_named(metric));
+        assert_eq!(named, expected, "{name}");
     };
     check("loss", Some("loss"));
     check("validation_loss", Some("validation_loss"));

@@ -4,6 +4,9 @@ use std::f64::consts::{PI, SQRT_2};
 
 use crate::search::rng::Random;
 
+/// Number of the newest points that have equal weights.
+const WEIGHTED_EQUALLY: usize = 25;
+
 /// Values of one parameter, as coordinates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Axis {
@@ -47,51 +50,72 @@ enum Kernel {
     AnyChoice,
 }
 
-/// Density over several axes, estimated from points. Kernels have equal weights.
+/// Density over several axes, estimated from points.
 #[derive(Clone, Debug)]
 pub(super) struct Parzen {
     axes: Vec<Axis>,
     /// Kernels by point, then by axis. The last ones are the prior.
     kernels: Vec<Vec<Kernel>>,
+    /// Weights of the kernels, with the sum 1.
+    weights: Vec<f64>,
 }
 
 impl Parzen {
-    /// Returns the estimator for points with one coordinate for each axis.
+    /// Returns the estimator for points with one coordinate for each axis, the oldest point first.
     pub(super) fn new(axes: &[Axis], points: &[Vec<f64>]) -> Self {
         let mut kernels = vec![Vec::with_capacity(axes.len()); points.len() + 1];
         for (index, axis) in axes.iter().enumerate() {
             let column: Vec<f64> = points.iter().map(|point| point[index]).collect();
             let column = match axis {
                 Axis::Choice(num) => choice_kernels(*num, &column),
-                _ if axes.len() == 1 => neighbor_kernels(*axis, &column),
-                _ => scott_kernels(*axis, &column, axes.len()),
+                _ => neighbor_kernels(*axis, &column),
             };
             kernels.iter_mut().zip(column).for_each(|(row, kernel)| row.push(kernel));
         }
-        Self { axes: axes.to_vec(), kernels }
+        Self { axes: axes.to_vec(), kernels, weights: weights(points.len()) }
     }
 
     /// Samples a point.
     pub(super) fn sample(&self, random: &mut Random) -> Vec<f64> {
-        let kernel = random.up_to(self.kernels.len() as u64 - 1) as usize;
+        let mut rest = random.unit();
+        let is_chosen = |weight: &f64| {
+            rest -= weight;
+            rest < 0.0
+        };
+        let last = self.kernels.len() - 1;
+        let kernel = self.weights.iter().position(is_chosen).unwrap_or(last);
         let axes = self.axes.iter().zip(&self.kernels[kernel]);
         axes.map(|(axis, kernel)| sample_kernel(*axis, *kernel, random)).collect()
     }
 
     /// Returns the logarithm of the density at a point.
     pub(super) fn log_density(&self, point: &[f64]) -> f64 {
-        let of_kernel = |kernels: &Vec<Kernel>| -> f64 {
+        let of_kernel = |(kernels, weight): (&Vec<Kernel>, &f64)| -> f64 {
             let axes = self.axes.iter().zip(kernels).zip(point);
-            axes.map(|((axis, kernel), x)| log_kernel(*axis, *kernel, *x)).sum()
+            let log = axes.map(|((axis, kernel), x)| log_kernel(*axis, *kernel, *x)).sum::<f64>();
+            weight.ln() + log
         };
-        let logs: Vec<f64> = self.kernels.iter().map(of_kernel).collect();
+        let logs: Vec<f64> = self.kernels.iter().zip(&self.weights).map(of_kernel).collect();
         let most = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         if most == f64::NEG_INFINITY {
             return most;
         }
         let sum: f64 = logs.iter().map(|log| (log - most).exp()).sum();
-        most + (sum / logs.len() as f64).ln()
+        most + sum.ln()
     }
+}
+
+/// Returns the weights of the kernels of `num` points and of the prior, with the sum 1. The newest
+/// 25 points and the prior weigh the same. The weights of older points decrease linearly with age.
+/// Source: Bergstra et al., "Making a Science of Model Search" (2013).
+fn weights(num: usize) -> Vec<f64> {
+    let num_old = num.saturating_sub(WEIGHTED_EQUALLY);
+    let least = 1.0 / num as f64;
+    let step = (1.0 - least) / num_old.saturating_sub(1).max(1) as f64;
+    let of_point = |index: usize| if index < num_old { least + step * index as f64 } else { 1.0 };
+    let weights: Vec<f64> = (0..num).map(of_point).chain([1.0]).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.iter().map(|weight| weight / sum).collect()
 }
 
 fn choice_kernels(num: usize, column: &[f64]) -> Vec<Kernel> {
@@ -101,39 +125,32 @@ fn choice_kernels(num: usize, column: &[f64]) -> Vec<Kernel> {
     kernels.chain([Kernel::AnyChoice]).collect()
 }
 
-/// Deviations from the distance to the farther neighbor, for one axis: Bergstra et al.,
-/// "Algorithms for Hyper-Parameter Optimization" (2011), with the lower bound of Optuna.
+/// Deviations from the distance to the farther neighbor: Bergstra et al., "Algorithms for
+/// Hyper-Parameter Optimization" (2011), with the lower bound of Optuna. The bounds count as
+/// neighbors of a single point, but not of the outermost ones of several points.
 fn neighbor_kernels(axis: Axis, column: &[f64]) -> Vec<Kernel> {
     let (low, high) = axis.bounds();
-    let center = f64::midpoint(low, high);
-    let mut sorted: Vec<f64> = column.iter().copied().chain([center]).collect();
-    sorted.sort_by(f64::total_cmp);
     let least = (high - low) / (2 + column.len()).min(100) as f64;
-    let deviation = |mean: f64| {
-        let below = sorted.partition_point(|other| other.total_cmp(&mean).is_lt());
-        let above = sorted.partition_point(|other| other.total_cmp(&mean).is_le());
-        let is_repeated = above - below > 1;
-        let left =
-            if is_repeated { 0.0 } else { below.checked_sub(1).map_or(0.0, |i| mean - sorted[i]) };
-        let right =
-            if is_repeated { 0.0 } else { sorted.get(above).map_or(0.0, |next| next - mean) };
-        left.max(right).clamp(least, high - low)
+    let mut order: Vec<usize> = (0..column.len()).collect();
+    order.sort_by(|one, other| column[*one].total_cmp(&column[*other]));
+    let mut deviations = vec![0.0; column.len()];
+    for (place, index) in order.iter().enumerate() {
+        let at = |place: usize| order.get(place).map(|index| column[*index]);
+        let mean = column[*index];
+        let below = place.checked_sub(1).and_then(at).map(|below| mean - below);
+        let above = at(place + 1).map(|above| above - mean);
+        deviations[*index] = match (below, above) {
+            (None, None) => (mean - low).max(high - mean),
+            (Some(distance), None) | (None, Some(distance)) => distance,
+            (Some(below), Some(above)) => below.max(above),
+        };
+    }
+    let kernel = |(mean, deviation): (&f64, f64)| Kernel::Normal {
+        mean: *mean,
+        deviation: deviation.clamp(least, high - low),
     };
-    let kernels =
-        column.iter().map(|mean| Kernel::Normal { mean: *mean, deviation: deviation(*mean) });
-    kernels.chain([Kernel::Normal { mean: center, deviation: high - low }]).collect()
-}
-
-/// Deviations by Scott's rule, for several axes: Falkner et al., "BOHB" (2018), with the factor of
-/// Optuna.
-fn scott_kernels(axis: Axis, column: &[f64], num_axes: usize) -> Vec<Kernel> {
-    let (low, high) = axis.bounds();
-    let factor = (column.len().max(1) as f64).powf(-1.0 / (num_axes as f64 + 4.0));
-    let least = (high - low) / (2 + column.len()).min(100) as f64;
-    let deviation = (0.2 * factor * (high - low)).clamp(least, high - low);
-    let kernels = column.iter().map(|mean| Kernel::Normal { mean: *mean, deviation });
     let prior = Kernel::Normal { mean: f64::midpoint(low, high), deviation: high - low };
-    kernels.chain([prior]).collect()
+    column.iter().zip(deviations).map(kernel).chain([prior]).collect()
 }
 
 /// Distribution function of the standard normal distribution.
@@ -217,6 +234,45 @@ mod tests {
             let parzen = Parzen::new(&[Axis::Choice(4)], &choices);
             let sum: f64 = (0..4).map(|x| parzen.log_density(&[f64::from(x)]).exp()).sum();
             assert!((sum - 1.0).abs() < 1e-9, "{column:?}: {sum}");
+        }
+    }
+
+    #[test]
+    fn deviation_is_distance_to_the_farther_neighbor() {
+        let axis = Axis::Number { low: 0.0, high: 10.0 };
+        let deviations = |column: &[f64]| -> Vec<f64> {
+            let kernels = neighbor_kernels(axis, column).into_iter();
+            kernels
+                .map(|kernel| match kernel {
+                    Kernel::Normal { deviation, .. } => deviation,
+                    _ => unreachable!("a number has normal kernels"),
+                })
+                .collect()
+        };
+        assert_eq!(deviations(&[]), [10.0]);
+        // The bounds are the neighbors of a single point.
+        assert_eq!(deviations(&[3.0]), [7.0, 10.0]);
+        // Outermost points: distance to their only neighbor, here below the least deviation 10 / 4.
+        assert_eq!(deviations(&[2.0, 1.0]), [2.5, 2.5, 10.0]);
+        // Repeated points: each has the others as neighbors. The least deviation is 10 / 6.
+        let least = 10.0 / 6.0;
+        assert_eq!(deviations(&[5.0, 9.0, 5.0, 0.0]), [5.0, 4.0, 4.0, 5.0, 10.0]);
+        assert_eq!(deviations(&[5.0, 5.0, 5.0, 0.0]), [5.0, least, least, 5.0, 10.0]);
+    }
+
+    #[test]
+    fn older_points_weigh_less() {
+        let relative = |num: usize| {
+            let weights = weights(num);
+            assert!((weights.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+            weights.iter().map(|weight| weight / weights[num]).collect::<Vec<_>>()
+        };
+        assert_eq!(relative(0), [1.0]);
+        assert_eq!(relative(25), [1.0; 26]);
+        let old = relative(28);
+        for (index, expected) in [1.0 / 28.0, (1.0 + 1.0 / 28.0) / 2.0, 1.0, 1.0].iter().enumerate()
+        {
+            assert!((old[index] - expected).abs() < 1e-12, "{index}: {}", old[index]);
         }
     }
 

@@ -55,23 +55,24 @@ impl Tpe {
 
     /// Samples hyperparameters. Observations are in the order of their trials.
     pub fn draw(&self, observations: &[Observation], random: &mut Random) -> Value {
-        let mut finished: Vec<(Loss, &Vec<f64>)> = vec![];
-        let mut running: Vec<Vec<f64>> = vec![];
-        for Observation { point, loss } in observations {
-            match loss {
-                Some(loss) => finished.push((*loss, point)),
-                None => running.push(point.clone()),
-            }
+        let mut finished: Vec<(Loss, usize)> = vec![];
+        for (index, Observation { loss, .. }) in observations.iter().enumerate() {
+            finished.extend(loss.map(|loss| (loss, index)));
         }
         if finished.len() < NUM_RANDOM || self.axes.is_empty() {
             return sample(&self.space, random);
         }
-        // Stable: of equal losses, the older trial is better.
-        finished.sort_by_key(|(loss, _)| *loss);
+        // Of equal losses, the older trial is better.
+        finished.sort_unstable();
         let num_good = finished.len().div_ceil(10).min(GOOD_MAX);
-        let points = finished.iter().map(|(_, point)| (*point).clone());
-        let good: Vec<Vec<f64>> = points.clone().take(num_good).collect();
-        let bad: Vec<Vec<f64>> = points.skip(num_good).chain(running).collect();
+        let mut is_good = vec![false; observations.len()];
+        finished[..num_good].iter().for_each(|(_, index)| is_good[*index] = true);
+        let points = |of_good: bool| -> Vec<Vec<f64>> {
+            let marked = observations.iter().zip(&is_good);
+            let chosen = marked.filter(|(_, is_good)| **is_good == of_good);
+            chosen.map(|(observation, _)| observation.point.clone()).collect()
+        };
+        let (good, bad) = (points(true), points(false));
         let point = match self.is_multivariate {
             true => best_candidate(&self.axes, &good, &bad, random),
             false => (0..self.axes.len())

@@ -25,6 +25,8 @@ pub enum StepRecord {
     Stop(TrialStep),
     /// Stops all paused trials of a bracket that have one length.
     StopPaused(StopPausedStep),
+    /// Stops all open trials.
+    StopAll(StopAllStep),
     /// Ends the search.
     Finish(FinishStep),
 }
@@ -76,6 +78,12 @@ pub struct StopPausedStep {
     pub except: Vec<u32>,
 }
 
+/// All open trials.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct StopAllStep {}
+
 /// The end of a search.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
@@ -107,6 +115,8 @@ pub enum LogEvent {
     Began(BeganEvent),
     /// Trials were deleted.
     Deleted(DeletedEvent),
+    /// The search has spent what `spec.searcher.limits` allows.
+    LimitReached(LimitReachedEvent),
 }
 
 /// Beginning of a search.
@@ -138,4 +148,41 @@ pub struct DeletedTrial {
     pub group: u32,
     /// Number of 32-bit words taken from the experiment's random stream up to and with this trial.
     pub random_words: u64,
+}
+
+/// A limit of a search that is reached.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct LimitReachedEvent {
+    /// The limit. Of several that were reached, the first in the order of `spec.searcher.limits`.
+    pub limit: SearchLimit,
+    /// Value of the limit.
+    pub maximum: u64,
+    /// Amount that was spent.
+    pub spent: u64,
+}
+
+/// A field of `spec.searcher.limits`.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum SearchLimit {
+    /// Time since the search began.
+    Seconds,
+    /// Slots times the time of attempts.
+    SlotSeconds,
+    /// Trained units.
+    Units,
+}
+
+impl SearchLimit {
+    /// Returns the name of the field.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Seconds => "seconds",
+            Self::SlotSeconds => "slotSeconds",
+            Self::Units => "units",
+        }
+    }
 }

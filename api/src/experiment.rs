@@ -1,6 +1,7 @@
 //! The Experiment resource: a search over trials, as users write it.
 
 mod length;
+mod limits;
 mod resources;
 #[cfg(feature = "crd")]
 pub(crate) mod schema;
@@ -13,6 +14,7 @@ use serde_json::Value;
 use crate::pod::PodTemplate;
 
 pub use length::{Length, Unit};
+pub use limits::SearchLimits;
 pub use resources::Resources;
 pub use search::{
     AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, GridSearch,

@@ -179,6 +179,9 @@ pub struct TrialStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 128)))]
     pub attempts: Vec<Attempt>,
+    /// Total seconds of earlier attempts that `attempts` no longer lists.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unlisted_attempt_seconds: u64,
     /// Number of program failures, which count against `maxRestarts`.
     pub restarts: u32,
     /// Existing checkpoints, oldest first.
@@ -278,7 +281,7 @@ pub enum CloseCause {
     /// The trial failed: more program failures than `maxRestarts`, ten infrastructure failures
     /// without a new checkpoint, or a clean exit without any validation.
     Failed,
-    /// The user cancelled or killed the experiment.
+    /// The user cancelled or killed the experiment, or a limit of the search was reached.
     Cancelled,
     /// The user deleted the Trial object.
     Deleted,
@@ -370,6 +373,6 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-fn is_zero(value: &u32) -> bool {
-    *value == 0
+fn is_zero<N: Default + PartialEq>(value: &N) -> bool {
+    *value == N::default()
 }

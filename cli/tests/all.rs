@@ -16,6 +16,8 @@ mod fixture;
 mod gpus;
 #[path = "all/run.rs"]
 mod run;
+#[path = "all/run_changes.rs"]
+mod run_changes;
 #[path = "all/trainer.rs"]
 mod trainer;
 

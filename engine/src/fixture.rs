@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use stoker_api::contract::{CONTRACT_VERSION, Report, ReportEvent};
-use stoker_api::experiment::Unit;
+use stoker_api::experiment::{SearchLimits, Unit};
 use stoker_api::hyperparameters::{DoubleRange, IntRange, Parameter, Space};
 use stoker_api::trial::TrialStatus;
 use stoker_api::validate::Method;
@@ -27,6 +27,8 @@ pub(crate) fn config(method: Method) -> SearchConfig {
         smaller_is_better: true,
         unit: Unit::Epochs,
         units_max: 9,
+        limits: SearchLimits::default(),
+        slots: 2,
         space: Space::Group(space),
         seed: 7,
     }

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use stoker_api::experiment::{
     AdaptiveAshaSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, DesiredState, HyperbandSearch,
-    Length, SearchMode, SyncHalvingSearch, TpeSearch, Unit,
+    Length, Phase, SearchLimits, SearchMode, SyncHalvingSearch, TpeSearch, Unit,
 };
 use stoker_api::trial::{CloseCause, Fact};
 use stoker_api::validate::Method;
@@ -94,6 +94,16 @@ fn method() -> impl Strategy<Value = Method> {
     )
 }
 
+/// Limits that some of the searches reach.
+fn limits() -> impl Strategy<Value = SearchLimits> {
+    let limit = |most: u64| prop_oneof![2 => Just(None), 1 => (1..most).prop_map(Some)];
+    (limit(80), limit(300), limit(60)).prop_map(|(seconds, slot_seconds, units)| SearchLimits {
+        seconds,
+        slot_seconds,
+        units,
+    })
+}
+
 type Steps = Vec<(u8, usize, u8)>;
 
 fn steps() -> impl Strategy<Value = Steps> {
@@ -134,10 +144,11 @@ proptest! {
     #[test]
     fn a_crash_between_any_writes_changes_nothing(
         method in method(),
+        limits in limits(),
         seed in 0..1000_u32,
         steps in steps(),
     ) {
-        let mut runner = Runner::new(method, seed);
+        let mut runner = Runner::limited(method, seed, limits);
         for (kind, pick, die) in steps {
             if kind > 1 {
                 runner.step(pick, die);
@@ -162,10 +173,11 @@ proptest! {
     #[test]
     fn searches_survive_deletions_without_reusing_indexes(
         method in method(),
+        limits in limits(),
         seed in 0..1000_u32,
         steps in steps(),
     ) {
-        let mut runner = Runner::new(method, seed);
+        let mut runner = Runner::limited(method, seed, limits);
         let mut deleted = BTreeSet::new();
         for (kind, pick, die) in steps {
             match kind {
@@ -202,10 +214,11 @@ proptest! {
     #[test]
     fn a_cancelled_experiment_ends(
         method in method(),
+        limits in limits(),
         seed in 0..1000_u32,
         steps in steps(),
     ) {
-        let mut runner = Runner::new(method, seed);
+        let mut runner = Runner::limited(method, seed, limits);
         for (kind, pick, die) in steps {
             if kind == 0 { runner.settle(usize::MAX) } else { runner.step(pick, die) }
         }
@@ -214,5 +227,33 @@ proptest! {
         let created = runner.trials.len();
         runner.finish();
         prop_assert_eq!(runner.trials.len(), created);
+    }
+
+    /// A search ends by its limit as soon as the limit is reached, and not before.
+    #[test]
+    fn limits_end_searches_when_they_are_reached(
+        method in method(),
+        limits in limits(),
+        seed in 0..1000_u32,
+        steps in steps(),
+    ) {
+        let mut runner = Runner::limited(method, seed, limits);
+        for (kind, pick, die) in steps {
+            let before = runner.ledger();
+            if kind == 0 { runner.settle(usize::MAX) } else { runner.step(pick, die) }
+            let ledger = runner.ledger();
+            if let Some(reached) = ledger.limit_reached() {
+                prop_assert!(reached.spent >= reached.maximum, "{reached:?}");
+                prop_assert!(ledger.book().is_finished());
+                prop_assert_eq!(ledger.book().num_open(), 0);
+                let num_created = before.book().next_index();
+                prop_assert!(num_created == 0 || ledger.book().next_index() == num_created);
+            }
+        }
+        runner.finish();
+        if runner.ledger().limit_reached().is_some() {
+            let phase = runner.phase();
+            prop_assert!([Phase::Completed, Phase::Failed].contains(&phase), "{phase:?}");
+        }
     }
 }

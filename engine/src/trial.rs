@@ -7,6 +7,7 @@
 //!
 //! A closed trial stays closed: late events never change its facts.
 
+mod attempt_time;
 mod back_off;
 pub mod budget;
 pub mod config;
@@ -21,6 +22,7 @@ use stoker_api::trial::{
     Attempt, AttemptEnd, CloseCause, ClosedFact, Fact, ResultFact, TrialSpec, TrialStatus,
 };
 
+pub(crate) use attempt_time::{ended_seconds, running_since};
 pub use back_off::{BackOff, BackOffLimits, back_off};
 pub use report::{ReportEffect, SearchedMetric, record_report};
 pub(crate) use report::{compare, compare_losses};
@@ -177,7 +179,9 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
     let attempt = Attempt { number, ..Attempt::default() };
     record.status.attempts.push(attempt);
     let num_old = record.status.attempts.len().saturating_sub(ATTEMPTS_MAX);
-    record.status.attempts.drain(..num_old);
+    let unlisted = record.status.attempts.drain(..num_old);
+    let seconds: u64 = unlisted.map(|attempt| attempt_time::seconds(&attempt)).sum();
+    record.status.unlisted_attempt_seconds += seconds;
     let num_cleared = record.status.attempts.len().saturating_sub(MESSAGES_MAX);
     record.status.attempts[..num_cleared].iter_mut().for_each(|attempt| attempt.message = None);
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::length::Length;
+use super::limits::SearchLimits;
 
 /// Names of the search methods. Exactly one of them must be set.
 pub const SEARCH_METHODS: [&str; 10] = [
@@ -73,6 +74,9 @@ pub struct Searcher {
     /// Samples hyperparameters in another way than at random. Not for `grid` and `tpe`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<SamplerSpec>,
+    /// Limits on time, GPU time and trained length. Unset: no limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<SearchLimits>,
     /// Seconds for which a paused trial keeps its GPUs while no other trial waits for them. If it
     /// is continued within this time, it does not have to restart. Default: 60.
     #[serde(default = "default_release_seconds")]

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::rules::check_length;
 use super::{FieldError, Method, TRIALS_MAX};
-use crate::experiment::{Length, Searcher};
+use crate::experiment::{Length, SearchLimits, Searcher};
 
 /// Maximum number of brackets and rungs, so that sizes fit into 64 bits.
 const RUNGS_MAX: u32 = 16;
@@ -13,6 +13,7 @@ const RUNGS_MAX: u32 = 16;
 pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<Method> {
     let mut checker = Checker { searcher, errors };
     checker.check_sampler();
+    checker.check_limits();
     if searcher.single.is_some() {
         return Some(Method::Single);
     }
@@ -82,6 +83,15 @@ impl Checker<'_> {
         if let Some(sampler) = self.searcher.sampler.filter(|_| has_own) {
             let rule = format!("must be unset: {method} samples in its own way");
             self.push("sampler", &json!(sampler), &rule);
+        }
+    }
+
+    fn check_limits(&mut self) {
+        for (limit, maximum) in self.searcher.limits.iter().flat_map(SearchLimits::all) {
+            if maximum == 0 {
+                let rule = "must be at least 1; remove the field for no limit";
+                self.push(&format!("limits.{}", limit.name()), &json!(0), rule);
+            }
         }
     }
 

@@ -251,6 +251,12 @@ fn grid_search_reports_missing_counts_and_excess_points() {
 }
 
 #[test]
+fn limits_are_at_least_one() {
+    let limits = json!({ "seconds": 0, "units": 5 });
+    check("searcher/limits", limits, "spec.searcher.limits.seconds", "remove the field");
+}
+
+#[test]
 fn all_errors_are_reported_at_once() {
     let mut spec = good();
     spec["entrypoint"]["command"] = json!([]);

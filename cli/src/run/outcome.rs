@@ -146,6 +146,7 @@ pub(crate) fn json_line(state: &State, paths: &RunPaths) -> Value {
     json!({
         "experiment": paths.name,
         "phase": status.phase,
+        "message": status.message,
         "trials": state.trials.len(),
         "best": best,
     })

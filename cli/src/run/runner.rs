@@ -149,6 +149,7 @@ impl<'a> Runner<'a> {
         self.shared.state().settle()?;
         loop {
             self.shared.state().retry();
+            self.shared.state().enforce_limits();
             self.start_ready_trials(view);
             self.kill_overdue_trials();
             self.prune(view).await;

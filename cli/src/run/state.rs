@@ -154,6 +154,14 @@ impl State {
         settled.map_err(|error| self.fail(error))
     }
 
+    /// Ends the search if a limit is reached.
+    pub(crate) fn enforce_limits(&mut self) {
+        if self.ledger.seconds_to_limit(&self.summary, now()) == Some(0) {
+            // A failed write is repeated.
+            let _ = self.settle();
+        }
+    }
+
     fn record_ends(&mut self) -> Result<(), Failure> {
         while let Some(UnrecordedEnd { trial, end, message }) = self.unrecorded.first().cloned() {
             self.record_end(trial, end, message)?;
@@ -164,6 +172,8 @@ impl State {
 
     fn decide(&mut self) -> Result<(), Failure> {
         let writes = self.ledger.begin(env!("CARGO_PKG_VERSION"), now());
+        self.execute(writes)?;
+        let writes = self.ledger.reach_limit(&self.summary, now());
         self.execute(writes)?;
         self.create_missing()?;
         while let Some(touched) = self.queue.take_touched() {

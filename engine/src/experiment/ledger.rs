@@ -9,12 +9,15 @@
 //! in the experiment's log. The home is durable before any effect of the turn and before the next
 //! turn. So after a crash, the record has all decisions from which anything can have followed.
 
+mod limits;
 mod rebuild;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use stoker_api::decisions::{BeganEvent, DeletedEvent, DeletedTrial, LogEntry, LogEvent};
+use stoker_api::decisions::{
+    BeganEvent, DeletedEvent, DeletedTrial, LimitReachedEvent, LogEntry, LogEvent,
+};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Fact, Grant, TrialSpec};
 
@@ -92,6 +95,9 @@ pub struct Ledger {
     /// Trials that were decided but not created yet, by index.
     missing: BTreeMap<u32, TrialSpec>,
     has_begun: bool,
+    /// Time of the first entry of the log.
+    began_at: Option<Timestamp>,
+    limit_reached: Option<LimitReachedEvent>,
 }
 
 impl Ledger {
@@ -214,9 +220,17 @@ impl Ledger {
     fn log(&mut self, turn: Turn, event: LogEvent, at: Timestamp) -> Vec<Write> {
         let next = self.book().next_index() - turn.created.len() as u32;
         self.take_in(&turn, next);
+        self.note_entry(&event, at);
         let steps = recorded::record_all(&turn.steps, next);
         let home = Write::Log(LogEntry { order: turn.order, at, event, steps });
         std::iter::once(home).chain(effects(&turn, None)).collect()
+    }
+
+    fn note_entry(&mut self, event: &LogEvent, at: Timestamp) {
+        self.began_at.get_or_insert(at);
+        if let LogEvent::LimitReached(event) = event {
+            self.limit_reached = Some(*event);
+        }
     }
 
     fn take_in(&mut self, turn: &Turn, next: u32) {
@@ -231,9 +245,15 @@ impl Ledger {
     }
 
     /// Returns the trials that were decided but not created yet, by index. They are created in this
-    /// order: a gap counts as deleted.
+    /// order: a gap counts as deleted. After the end of the search, none is created any more.
     pub fn missing(&self) -> impl ExactSizeIterator<Item = &TrialSpec> {
-        self.missing.values()
+        let num = if self.book().is_finished() { 0 } else { self.missing.len() };
+        self.missing.values().take(num)
+    }
+
+    /// Returns the number of trials that were decided but not created.
+    pub fn num_uncreated(&self) -> u32 {
+        self.missing.len() as u32
     }
 
     /// Returns the trials as the search sees them.

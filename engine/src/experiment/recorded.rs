@@ -1,7 +1,7 @@
 //! Steps and events in the form in which they are recorded.
 
 use stoker_api::decisions::{
-    CreateStep, FinishStep, LengthStep, StepRecord, StopPausedStep, TrialStep,
+    CreateStep, FinishStep, LengthStep, StepRecord, StopAllStep, StopPausedStep, TrialStep,
 };
 use stoker_api::number;
 use stoker_api::trial::Fact;
@@ -38,6 +38,7 @@ fn record(step: &Step, next: u32) -> StepRecord {
             units: *units,
             except: except.clone(),
         }),
+        Step::StopAll => StepRecord::StopAll(StopAllStep {}),
         Step::Finish => StepRecord::Finish(FinishStep {}),
     }
 }
@@ -57,6 +58,7 @@ pub(super) fn step(record: &StepRecord) -> Step {
         StepRecord::StopPaused(StopPausedStep { group, units, except }) => {
             Step::StopPaused { group: *group, units: *units, except: except.clone() }
         }
+        StepRecord::StopAll(StopAllStep {}) => Step::StopAll,
         StepRecord::Finish(FinishStep {}) => Step::Finish,
     }
 }
@@ -80,7 +82,7 @@ pub(super) fn last_mentioned(steps: &[StepRecord]) -> Option<u32> {
         StepRecord::Continue(step) | StepRecord::PromoteClosed(step) => Some(step.trial),
         StepRecord::Pause(step) | StepRecord::Stop(step) => Some(step.trial),
         StepRecord::Create(create) => create.trial.checked_sub(1),
-        StepRecord::StopPaused(_) | StepRecord::Finish(_) => None,
+        StepRecord::StopPaused(_) | StepRecord::StopAll(_) | StepRecord::Finish(_) => None,
     });
     let first = first_created(steps).unwrap_or(u32::MAX);
     mentioned.filter(|trial| *trial < first).max()

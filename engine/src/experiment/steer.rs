@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use stoker_api::condition::{self, Condition, ConditionStatus};
+use stoker_api::decisions::LogEvent;
 use stoker_api::experiment::{DesiredState, ExperimentStatus, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{DesiredTrialState, TrialStatus};
@@ -199,6 +200,9 @@ pub fn conditions(
     status.ended_at = before.ended_at.or(phase.is_terminal().then_some(now));
     status.observed_generation = generation;
     let message = status.message.clone().unwrap_or_default();
+    let ended_by =
+        status.log.iter().rev().find(|entry| !matches!(entry.event, LogEvent::Deleted(_)));
+    let is_limited = ended_by.is_some_and(|entry| matches!(entry.event, LogEvent::LimitReached(_)));
     let mut put = |type_: &str, holds: bool, reason: &str, message: &str| {
         let new = Condition {
             type_: type_.to_owned(),
@@ -220,12 +224,14 @@ pub fn conditions(
     };
     put("Running", runs, reason, if phase == Phase::Pending { &message } else { "" });
     if phase.is_terminal() {
+        let is_limited = is_limited && phase == Phase::Completed;
+        let reason = if is_limited { "LimitReached".to_owned() } else { format!("{phase:?}") };
         for (type_, of) in [
             ("Completed", Phase::Completed),
             ("Failed", Phase::Failed),
             ("Cancelled", Phase::Cancelled),
         ] {
-            put(type_, phase == of, &format!("{phase:?}"), if phase == of { &message } else { "" });
+            put(type_, phase == of, &reason, if phase == of { &message } else { "" });
         }
     }
     status

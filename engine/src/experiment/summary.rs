@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stoker_api::experiment::{BestTrial, ExperimentStatus, Phase};
 use stoker_api::number;
+use stoker_api::time::Timestamp;
 use stoker_api::trial::{CheckpointRecord, CloseCause, Fact, TrialStatus};
 
 use super::Ledger;
 use crate::search::rung::Loss;
 use crate::search::{Outcome, SearchConfig, outcome};
-use crate::trial::{TrialRecord, closed, compare, granted_units};
+use crate::trial::{TrialRecord, closed, compare, ended_seconds, granted_units, running_since};
 
 /// Parts into which the full length is divided to measure progress.
 const PARTS: u64 = 1_000_000;
@@ -23,6 +24,15 @@ struct Share {
     /// Part of the full length that was trained, in millionths; all of them for an ended trial.
     parts: u64,
     best: Option<(Rank, String)>,
+    spent: Spent,
+}
+
+/// What a trial has spent. Units are the length of its latest result.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Spent {
+    units: u64,
+    ended_seconds: u64,
+    running_since: Option<Timestamp>,
 }
 
 /// Position among the trials: NaN last, then the lowest index.
@@ -41,6 +51,11 @@ pub struct Summary {
     num_running: u32,
     parts: u64,
     ranking: BTreeSet<Rank>,
+    units: u64,
+    ended_seconds: u64,
+    num_attempts: u32,
+    /// Sum over the live attempts.
+    running_since: i64,
 }
 
 impl Summary {
@@ -68,6 +83,10 @@ impl Summary {
         self.num_running += u32::from(share.is_running);
         self.parts += share.parts;
         self.ranking.extend(share.best.as_ref().map(|(rank, _)| *rank));
+        self.units += share.spent.units;
+        self.ended_seconds += share.spent.ended_seconds;
+        self.num_attempts += u32::from(share.spent.running_since.is_some());
+        self.running_since += share.spent.running_since.map_or(0, |since| since.0);
         self.shares.insert(index, share);
     }
 
@@ -79,9 +98,29 @@ impl Summary {
         }
         self.num_running -= u32::from(share.is_running);
         self.parts -= share.parts;
+        self.units -= share.spent.units;
+        self.ended_seconds -= share.spent.ended_seconds;
+        self.num_attempts -= u32::from(share.spent.running_since.is_some());
+        self.running_since -= share.spent.running_since.map_or(0, |since| since.0);
         if let Some((rank, _)) = share.best {
             self.ranking.remove(&rank);
         }
+    }
+
+    /// Returns the sum of the lengths of the trials' latest results.
+    pub(super) fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// Returns the seconds of all attempts.
+    pub(super) fn attempt_seconds(&self, now: Timestamp) -> u64 {
+        let live = i64::from(self.num_attempts).saturating_mul(now.0) - self.running_since;
+        self.ended_seconds + u64::try_from(live).unwrap_or(0)
+    }
+
+    /// Returns the number of live attempts that hold slots.
+    pub(super) fn num_attempts(&self) -> u32 {
+        self.num_attempts
     }
 
     /// Returns the number of trials that have not ended.
@@ -109,7 +148,7 @@ impl Summary {
         trial: impl Fn(u32) -> Option<&'a TrialRecord>,
     ) -> ExperimentStatus {
         let best = self.best(trial);
-        let num_created = ledger.book().next_index() - ledger.missing().len() as u32;
+        let num_created = ledger.book().next_index() - ledger.num_uncreated();
         let phase = self.phase(ledger, is_cancelled);
         ExperimentStatus {
             phase,
@@ -132,6 +171,8 @@ impl Summary {
             0 if is_decided => match outcome(causes) {
                 Outcome::Completed => Phase::Completed,
                 Outcome::Failed => Phase::Failed,
+                // The trials ended because of a limit that the user has set.
+                Outcome::Cancelled if ledger.limit_reached().is_some() => Phase::Completed,
                 Outcome::Cancelled => Phase::Cancelled,
             },
             _ if self.num_running > 0 => Phase::Running,
@@ -147,6 +188,15 @@ impl Summary {
                 "the program rejected the hyperparameters of {num_invalid} of {num_closed} trials, \
                  so no more were created; change spec.hyperparameters or the program's checks"
             )),
+            Phase::Completed if let Some(limit) = ledger.limit_reached() => {
+                let without = if has_best { "" } else { ", and no trial has a result" };
+                Some(format!(
+                    "the search reached spec.searcher.limits.{}, {}, with {}{without}",
+                    limit.limit.name(),
+                    limit.maximum,
+                    limit.spent
+                ))
+            }
             Phase::Failed => {
                 Some(format!("none of {num_closed} trials could be trained to an end"))
             }
@@ -163,7 +213,7 @@ impl Summary {
         let book = ledger.book();
         let num_deleted =
             u64::from(book.next_index()) - self.shares.len().min(book.next_index() as usize) as u64;
-        let num_deleted = num_deleted.saturating_sub(ledger.missing().len() as u64);
+        let num_deleted = num_deleted.saturating_sub(u64::from(ledger.num_uncreated()));
         let expected = ledger.num_expected().max(u64::from(book.next_index()));
         match expected {
             0 => 0.0,
@@ -181,7 +231,17 @@ fn share(config: &SearchConfig, record: &TrialRecord) -> Share {
         let loss = Loss::of_metric(value, config.smaller_is_better);
         (Rank { is_nan: value.is_nan(), loss, index: record.spec.index }, metric)
     });
+    let units = record.status.facts.iter().rev().find_map(|fact| match fact {
+        Fact::Result(result) => Some(result.units),
+        Fact::Closed(_) => None,
+    });
+    let spent = Spent {
+        units: units.unwrap_or(0),
+        ended_seconds: ended_seconds(record),
+        running_since: running_since(record),
+    };
     Share {
+        spent,
         closed,
         is_running: closed.is_none() && record.status.phase == Phase::Running,
         parts: if closed.is_some() { PARTS } else { trained_parts(config, record) },

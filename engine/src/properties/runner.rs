@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use stoker_api::contract::Directive;
 use stoker_api::decisions::LogEntry;
-use stoker_api::experiment::{DesiredState, Phase};
+use stoker_api::experiment::{DesiredState, Phase, SearchLimits};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
 use stoker_api::validate::Method;
@@ -75,6 +75,11 @@ impl Runner {
             num_closes: BTreeMap::new(),
             last_report: BTreeMap::new(),
         }
+    }
+
+    pub(super) fn limited(method: Method, seed: u32, limits: SearchLimits) -> Self {
+        let runner = Self::new(method, seed);
+        Self { config: SearchConfig { limits, ..runner.config }, ..runner }
     }
 
     pub(super) fn records(&self) -> Vec<TrialRecord> {
@@ -160,6 +165,10 @@ impl Runner {
         if !deleted.is_empty() && !is_over && !run(self, ledger.delete(deleted, now)) {
             return;
         }
+        let spending = Summary::new(&self.config, &records);
+        if !is_over && !run(self, ledger.reach_limit(&spending, now)) {
+            return;
+        }
         let pending = if is_over { vec![] } else { ledger.pending(&records) };
         // Each turn is complete, with the trials that it created, before the next one.
         if !self.create(&mut ledger, &mut run) {
@@ -177,8 +186,10 @@ impl Runner {
             record.spec.desired_state = wanted;
             self.write(&record);
         }
-        let num_missing = ledger.missing().len() as u32;
-        self.trials_created = ledger.book().next_index() - num_missing;
+        self.trials_created = ledger.book().next_index() - ledger.num_uncreated();
+        if !is_over {
+            assert_ne!(ledger.seconds_to_limit(&spending, now), Some(0));
+        }
         let (rebuilt, missing) = self.rebuilt();
         assert_eq!(missing, []);
         // The deletion of a trial after the end of the search is not recorded.
@@ -233,12 +244,18 @@ impl Runner {
             DesiredTrialState::Stop | DesiredTrialState::Kill => TargetState::Stop,
         };
         match next(&record, target) {
-            NextStep::Start { attempt, .. } => begin_attempt(&mut record, attempt),
+            NextStep::Start { attempt, .. } => {
+                begin_attempt(&mut record, attempt);
+                record.status.attempts.last_mut().unwrap().started_at = Some(Timestamp(self.now));
+            }
             NextStep::Close { cause } => close(&mut record, cause, None),
             NextStep::Running => self.train(&mut record, target, die),
             NextStep::Idle | NextStep::Done => {}
         }
         stamp_facts(&mut record, num_facts, Timestamp(self.now));
+        if let Some(attempt) = record.status.attempts.last_mut().filter(|last| last.end.is_some()) {
+            attempt.ended_at.get_or_insert(Timestamp(self.now));
+        }
         self.write(&record);
     }
 

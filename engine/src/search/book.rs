@@ -80,6 +80,7 @@ pub struct Book {
     num_open: u32,
     num_invalid: u32,
     num_with_result: u32,
+    is_limited: bool,
     is_finished: bool,
 }
 
@@ -131,6 +132,17 @@ impl Book {
         self.num_invalid <= 100 + 100 * self.num_with_result
     }
 
+    /// Returns `true` after [`Event::LimitReached`].
+    pub fn is_limited(&self) -> bool {
+        self.is_limited
+    }
+
+    /// Returns the open trials by index.
+    pub(super) fn open(&self) -> Vec<u32> {
+        let trials = (0..).zip(&self.trials);
+        trials.filter(|(_, entry)| entry.state.is_open()).map(|(trial, _)| trial).collect()
+    }
+
     /// Returns `true` after [`Step::Finish`].
     pub fn is_finished(&self) -> bool {
         self.is_finished
@@ -153,6 +165,7 @@ impl Book {
         let entry = event.trial().map(|trial| self.trials.get(trial as usize));
         match (event, entry) {
             (Event::Began, _) => self.trials.is_empty(),
+            (Event::LimitReached, _) => !self.is_limited,
             (_, None | Some(None)) => false,
             (Event::Result { units, .. }, Some(Some(entry))) => {
                 entry.state == TrialState::Active && *units == entry.units
@@ -177,6 +190,7 @@ impl Book {
         });
         match *event {
             Event::Began => {}
+            Event::LimitReached => self.is_limited = true,
             Event::Result { trial, units, loss } => {
                 let entry = &mut self.trials[trial as usize];
                 self.num_with_result += u32::from(entry.results.is_empty());
@@ -226,6 +240,9 @@ impl Book {
                 for trial in self.paused_at(*group, *units, except) {
                     self.end(trial, TrialState::Stopped);
                 }
+            }
+            Step::StopAll => {
+                self.open().into_iter().for_each(|trial| self.end(trial, TrialState::Stopped));
             }
             Step::Finish => self.is_finished = true,
         }

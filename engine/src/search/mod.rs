@@ -27,7 +27,7 @@ mod grid;
 mod sample;
 
 use serde_json::Value;
-use stoker_api::experiment::{SamplerSpec, Unit};
+use stoker_api::experiment::{SamplerSpec, SearchLimits, Unit};
 use stoker_api::hyperparameters::Space;
 use stoker_api::trial::{CloseCause, DesiredTrialState, TrialSpec};
 use stoker_api::validate::{Method, ValidExperiment};
@@ -49,6 +49,10 @@ pub struct SearchConfig {
     pub unit: Unit,
     /// Full length of a trial, in `unit`.
     pub units_max: u64,
+    /// Limits on what the search spends.
+    pub limits: SearchLimits,
+    /// Slots of each trial.
+    pub slots: u32,
     /// Search space.
     pub space: Space,
     /// Seed of the experiment, from 0 to 2^31 - 1.
@@ -65,6 +69,8 @@ impl SearchConfig {
             smaller_is_better: valid.spec.searcher.smaller_is_better,
             unit: valid.unit,
             units_max: valid.units_max,
+            limits: valid.spec.searcher.limits.unwrap_or_default(),
+            slots: valid.spec.resources.slots_per_trial,
             space: valid.space.clone(),
             seed,
         }

@@ -300,6 +300,12 @@ impl SearchState {
     }
 
     fn commit(&mut self, step: &Step, changes: &mut Vec<Change>) {
+        if *step == Step::StopAll {
+            for trial in self.book.open() {
+                self.commit(&Step::Stop { trial }, changes);
+            }
+            return;
+        }
         self.method.as_dyn_mut().commit(step, &self.book);
         let mut change = |trial: u32, units: u64, step: Step| {
             changes.push(Change { trial, units, step });
@@ -315,7 +321,7 @@ impl SearchState {
                 let members = self.book.paused_at(*group, *units, except);
                 members.into_iter().for_each(|trial| change(trial, *units, Step::Stop { trial }));
             }
-            Step::Create { .. } | Step::Finish => {}
+            Step::Create { .. } | Step::StopAll | Step::Finish => {}
         }
         self.book.commit(step);
     }
@@ -329,6 +335,9 @@ impl SearchState {
     }
 
     fn decide(&self) -> Option<Step> {
+        if self.book.is_limited() {
+            return Some(if self.book.num_open() > 0 { Step::StopAll } else { Step::Finish });
+        }
         let step = self.method.as_dyn().decide(&self.book);
         let is_over = self.book.num_open() == 0 && !self.book.is_finished();
         step.or_else(|| is_over.then_some(Step::Finish))

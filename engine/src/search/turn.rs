@@ -31,13 +31,15 @@ pub enum Event {
         /// Index of the trial.
         trial: u32,
     },
+    /// The search has spent what it may. It ends, whatever its method.
+    LimitReached,
 }
 
 impl Event {
     /// Returns the trial that an event is about.
     pub fn trial(&self) -> Option<u32> {
         match self {
-            Self::Began => None,
+            Self::Began | Self::LimitReached => None,
             Self::Result { trial, .. } | Self::Closed { trial, .. } | Self::Deleted { trial } => {
                 Some(*trial)
             }
@@ -103,6 +105,8 @@ pub enum Step {
         /// Trials of the group that stay paused.
         except: Vec<u32>,
     },
+    /// End all open trials.
+    StopAll,
     /// End the search. No other step follows.
     Finish,
 }

@@ -13,7 +13,9 @@ use stoker_api::condition::Condition;
 use stoker_api::experiment::{Experiment, ExperimentStatus};
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
-use stoker_engine::experiment::{Ledger, Record, Request, Unreadable, Write, desired_states};
+use stoker_engine::experiment::{
+    Ledger, Record, Request, Summary, Unreadable, Write, desired_states,
+};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 
@@ -64,6 +66,14 @@ impl<'a> Writer<'a> {
     /// Returns the records of the trials, by index.
     pub(super) fn records(&self) -> Vec<&TrialRecord> {
         self.trials.values().map(|trial| &trial.record).collect()
+    }
+
+    /// Returns what the trials have spent, if the search has limits.
+    pub(super) fn spending(&self, config: &SearchConfig) -> Summary {
+        match config.limits.all().next() {
+            None => Summary::default(),
+            Some(_) => Summary::new(config, self.records()),
+        }
     }
 
     /// Returns the experiment's status.

@@ -12,7 +12,7 @@ use crate::error::Error;
 /// Outcome of the decisions of a pass.
 pub(super) struct Decided {
     pub(super) ledger: Ledger,
-    /// Delay until a trial releases its GPUs.
+    /// Delay until a trial releases its GPUs, or the search reaches a limit.
     pub(super) wake: Option<Duration>,
     /// Error of a trial's creation.
     pub(super) creation: Option<Error>,
@@ -49,7 +49,11 @@ pub(super) async fn decide(
     if is_recorded || request.state != DesiredState::Active {
         writer.want(&desired.wanted).await;
     }
-    let wake = desired.wake_seconds.map(Duration::from_secs);
+    let limit = match is_over || is_failed {
+        true => None,
+        false => ledger.seconds_to_limit(&writer.spending(config), request.now),
+    };
+    let wake = desired.wake_seconds.into_iter().chain(limit).min().map(Duration::from_secs);
     Ok(Decided { ledger, wake, creation })
 }
 
@@ -75,6 +79,8 @@ async fn take_turns(
         let writes = ledger.delete(deleted, request.now);
         writer.turn(writes).await?;
     }
+    let writes = ledger.reach_limit(&writer.spending(ledger.config()), request.now);
+    writer.turn(writes).await?;
     if let Err(error) = writer.create(ledger, request).await {
         *creation = Some(error);
         return Ok(());

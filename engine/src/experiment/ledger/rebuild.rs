@@ -46,6 +46,8 @@ impl Ledger {
             random_words: vec![],
             missing: BTreeMap::new(),
             has_begun: false,
+            began_at: None,
+            limit_reached: None,
         };
         let mut writes = vec![];
         if record.log.is_empty() && (record.trials_created > 0 || !record.trials.is_empty()) {
@@ -110,6 +112,9 @@ impl Ledger {
             return self.place(home, order);
         };
         self.has_begun = true;
+        if let Home::Log(entry) = home {
+            self.note_entry(&entry.event, entry.at);
+        }
         let deleted = match home {
             Home::Log(LogEntry { event: LogEvent::Deleted(deleted), .. }) => &deleted.trials[..],
             _ => &[],
@@ -170,6 +175,7 @@ impl Ledger {
             Home::Log(entry) => {
                 let events = match &entry.event {
                     LogEvent::Began(_) => vec![Event::Began],
+                    LogEvent::LimitReached(_) => vec![Event::LimitReached],
                     LogEvent::Deleted(DeletedEvent { trials }) => {
                         trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()
                     }
@@ -260,7 +266,7 @@ impl Ledger {
 fn deleted_trial<'a>(index: u32, record: Record<'a>) -> Option<&'a DeletedTrial> {
     let deleted = record.log.iter().filter_map(|entry| match &entry.event {
         LogEvent::Deleted(deleted) => Some(&deleted.trials),
-        LogEvent::Began(_) => None,
+        LogEvent::Began(_) | LogEvent::LimitReached(_) => None,
     });
     deleted.flatten().find(|trial| trial.index == index)
 }

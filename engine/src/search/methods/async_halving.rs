@@ -169,7 +169,7 @@ impl SearchMethod for AsyncHalving {
         let was_active = before.was_active();
         self.on_way[rung] -= u32::from(was_active);
         match *event {
-            Event::Began => {}
+            Event::Began | Event::LimitReached => {}
             Event::Result { loss, .. } => {
                 self.rungs[rung].insert(trial, loss, book.order());
                 self.resize(rung);
@@ -226,7 +226,7 @@ impl SearchMethod for AsyncHalving {
                 let rung = self.rung_of(*units);
                 self.rungs[rung].stop_undecided(except);
             }
-            Step::Finish => {}
+            Step::StopAll | Step::Finish => {}
         }
     }
 

@@ -56,7 +56,7 @@ impl SearchMethod for FixedLength {
             Event::Deleted { .. } => {
                 self.num_invalid -= u32::from(before.is_some_and(Before::was_invalid))
             }
-            Event::Began | Event::Closed { .. } => {}
+            Event::Began | Event::Closed { .. } | Event::LimitReached => {}
         }
     }
 
@@ -71,7 +71,8 @@ impl SearchMethod for FixedLength {
                 self.num_active -= u32::from(book.trial(*trial).state == TrialState::Active);
                 self.num_active += u32::from(matches!(step, Step::Continue { .. }));
             }
-            Step::PromoteClosed { .. } | Step::StopPaused { .. } | Step::Finish => {}
+            Step::PromoteClosed { .. } | Step::StopPaused { .. } | Step::StopAll | Step::Finish => {
+            }
         }
     }
 

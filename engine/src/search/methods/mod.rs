@@ -28,6 +28,7 @@ pub trait SearchMethod: Debug + Send {
     fn observe(&mut self, event: &Event, before: Option<Before>, book: &Book);
 
     /// Takes in a step, before `book` does. An earlier version may have decided it by other rules.
+    /// [`Step::StopAll`] arrives as a [`Step::Stop`] for each open trial.
     fn commit(&mut self, step: &Step, book: &Book);
 
     /// Returns the next step that follows from the state, if any. Changes nothing.

@@ -128,7 +128,7 @@ impl SearchMethod for Pbt {
                     !trials.is_empty()
                 });
             }
-            Event::Began | Event::Closed { .. } => {}
+            Event::Began | Event::Closed { .. } | Event::LimitReached => {}
         }
     }
 
@@ -154,6 +154,7 @@ impl SearchMethod for Pbt {
             | Step::Pause { .. }
             | Step::PromoteClosed { .. }
             | Step::StopPaused { .. }
+            | Step::StopAll
             | Step::Finish => {}
         }
     }

@@ -154,7 +154,7 @@ impl SearchMethod for SyncHalving {
         let rung = bracket.rung_of(before.units);
         bracket.on_way[rung] -= u32::from(was_active);
         match *event {
-            Event::Began => {}
+            Event::Began | Event::LimitReached => {}
             Event::Result { loss, .. } => {
                 bracket.rungs[rung].insert(trial, loss, book.order());
             }
@@ -185,7 +185,7 @@ impl SearchMethod for SyncHalving {
                 self.undecided.take_if(|undecided| undecided == trial);
                 book.trial(*trial).group
             }
-            Step::Finish => return,
+            Step::StopAll | Step::Finish => return,
         };
         let bracket = &mut self.brackets[group as usize];
         let rung_of = |trial: u32| bracket.rung_of(book.trial(trial).units);
@@ -226,7 +226,7 @@ impl SearchMethod for SyncHalving {
                 let rung = bracket.rung_of(*units);
                 bracket.rungs[rung].stop_undecided(except);
             }
-            Step::Pause { .. } | Step::Finish => {}
+            Step::Pause { .. } | Step::StopAll | Step::Finish => {}
         }
         bracket.resize(book);
     }

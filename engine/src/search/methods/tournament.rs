@@ -40,7 +40,7 @@ impl SearchMethod for Tournament {
             | Step::PromoteClosed { trial, .. }
             | Step::Pause { trial }
             | Step::Stop { trial } => self.bracket_of(*trial, book),
-            Step::Finish => return,
+            Step::StopAll | Step::Finish => return,
         };
         bracket.commit(step, book);
     }

@@ -145,7 +145,7 @@ impl Recorded {
         for turn in &self.log {
             let home = match &turn.events[0] {
                 Event::Result { trial, .. } | Event::Closed { trial, .. } => Some(*trial),
-                Event::Began | Event::Deleted { .. } => None,
+                Event::Began | Event::Deleted { .. } | Event::LimitReached => None,
             };
             let is_lost = home.is_some_and(|home| deleted.contains(&home));
             let effects: Vec<Step> = turn
@@ -178,7 +178,7 @@ fn step_trial(step: &Step) -> Option<u32> {
         | Step::PromoteClosed { trial, .. }
         | Step::Pause { trial }
         | Step::Stop { trial } => Some(*trial),
-        Step::Create { .. } | Step::StopPaused { .. } | Step::Finish => None,
+        Step::Create { .. } | Step::StopPaused { .. } | Step::StopAll | Step::Finish => None,
     }
 }
 

@@ -1,0 +1,113 @@
+//! Spending of small experiments, and the end that a limit causes.
+
+use std::collections::BTreeMap;
+
+use stoker_api::decisions::StepRecord;
+use stoker_api::experiment::SearchLimits;
+use stoker_api::trial::{Attempt, AttemptEnd, Fact, ResultFact};
+use stoker_api::validate::Method;
+
+use super::*;
+use crate::experiment::Record;
+use crate::fixture::config;
+use crate::search::SearchConfig;
+use crate::trial::TrialRecord;
+
+const NONE: SearchLimits = SearchLimits { seconds: None, slot_seconds: None, units: None };
+
+/// Begins a search of two trials of two slots each at 100.
+fn begun(limits: SearchLimits) -> (Ledger, Vec<TrialRecord>) {
+    let config = config(Method::Random { max_trials: 3, max_concurrent: 2 });
+    let config = SearchConfig { limits, ..config };
+    let trials = BTreeMap::new();
+    let record = Record { log: &[], trials: &trials, trials_created: 0 };
+    let mut ledger = Ledger::rebuild(&config, record).unwrap().0;
+    ledger.begin("test", Timestamp(100));
+    let specs: Vec<_> = ledger.missing().cloned().collect();
+    specs.iter().for_each(|spec| ledger.created(spec.index));
+    let record = |spec| TrialRecord { spec, status: Default::default() };
+    (ledger, specs.into_iter().map(record).collect())
+}
+
+/// Adds an attempt from `since` to `until`; a live one without `until`.
+fn add_attempt(record: &mut TrialRecord, since: i64, until: Option<i64>) {
+    record.status.attempts.push(Attempt {
+        started_at: Some(Timestamp(since)),
+        end: until.map(|_| AttemptEnd::Preempted),
+        ended_at: until.map(Timestamp),
+        ..Attempt::default()
+    });
+}
+
+/// Checks the seconds to the limit at 120, and what is spent if it is reached then. One trial had
+/// an attempt from 105 to 110, and both run since 115. One has a result at three units.
+fn check(limits: SearchLimits, seconds: Option<u64>, expected: Option<(SearchLimit, u64)>) {
+    let (mut ledger, mut trials) = begun(limits);
+    add_attempt(&mut trials[0], 105, Some(110));
+    trials.iter_mut().for_each(|trial| add_attempt(trial, 115, None));
+    let result = ResultFact { units: 3, metric: "0.5".to_owned(), at: None };
+    trials[1].status.facts.push(Fact::Result(result));
+    let summary = Summary::new(ledger.config(), &trials);
+    let now = Timestamp(120);
+    assert_eq!(ledger.seconds_to_limit(&summary, now), seconds, "{limits:?}");
+    let writes = ledger.reach_limit(&summary, now);
+    let reached = ledger.limit_reached().map(|reached| (reached.limit, reached.spent));
+    assert_eq!((reached, writes.is_empty()), (expected, expected.is_none()), "{limits:?}");
+}
+
+#[test]
+fn limits_count_time_slots_and_results() {
+    check(NONE, None, None);
+    check(SearchLimits { seconds: Some(21), ..NONE }, Some(1), None);
+    check(SearchLimits { seconds: Some(20), ..NONE }, Some(0), Some((SearchLimit::Seconds, 20)));
+    // Two slots for 5 + 5 + 5 seconds are 30, and four slots run now.
+    check(SearchLimits { slot_seconds: Some(35), ..NONE }, Some(2), None);
+    let slots = SearchLimits { slot_seconds: Some(30), ..NONE };
+    check(slots, Some(0), Some((SearchLimit::SlotSeconds, 30)));
+    check(SearchLimits { units: Some(4), ..NONE }, None, None);
+    let units = SearchLimits { seconds: Some(90), units: Some(3), ..NONE };
+    check(units, Some(70), Some((SearchLimit::Units, 3)));
+}
+
+#[test]
+fn limit_stops_all_trials_and_finishes() {
+    let (mut ledger, trials) = begun(SearchLimits { seconds: Some(20), ..NONE });
+    let summary = Summary::new(ledger.config(), &trials);
+    assert_eq!(ledger.reach_limit(&summary, Timestamp(119)), []);
+    let writes = ledger.reach_limit(&summary, Timestamp(120));
+    let [Write::Log(entry), effects @ ..] = &writes[..] else { panic!("{writes:?}") };
+    assert!(matches!(entry.steps[..], [StepRecord::StopAll(_), StepRecord::Finish(_)]));
+    let stopped: Vec<u32> = effects
+        .iter()
+        .map(|write| match write {
+            Write::Grant { trial, grant } => {
+                assert!(matches!(grant.steps.as_deref(), Some([StepRecord::Stop(_)])));
+                *trial
+            }
+            Write::Log(_) => panic!("{write:?}"),
+        })
+        .collect();
+    assert_eq!(stopped, [0, 1]);
+    assert!(ledger.book().is_finished());
+    assert_eq!(ledger.reach_limit(&summary, Timestamp(500)), []);
+    assert_eq!(ledger.seconds_to_limit(&summary, Timestamp(500)), None);
+}
+
+#[test]
+fn trials_that_were_not_created_stay_so() {
+    let config = config(Method::Random { max_trials: 3, max_concurrent: 2 });
+    let config = SearchConfig { limits: SearchLimits { seconds: Some(1), ..NONE }, ..config };
+    let trials = BTreeMap::new();
+    let record = Record { log: &[], trials: &trials, trials_created: 0 };
+    let mut ledger = Ledger::rebuild(&config, record).unwrap().0;
+    ledger.begin("test", Timestamp(0));
+    assert_eq!((ledger.missing().len(), ledger.num_uncreated()), (2, 2));
+    let summary = Summary::new(&config, []);
+    ledger.reach_limit(&summary, Timestamp(1));
+    assert_eq!((ledger.missing().len(), ledger.num_uncreated()), (0, 2));
+    let status = summary.status(&ledger, false, |_| None);
+    assert_eq!(status.trials_created, 0);
+    let message = "the search reached spec.searcher.limits.seconds, 1, with 1, and no trial has a \
+                   result";
+    assert_eq!(status.message.as_deref(), Some(message));
+}

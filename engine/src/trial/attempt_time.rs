@@ -1,0 +1,80 @@
+//! Time for which the attempts of a trial hold slots.
+
+use stoker_api::time::Timestamp;
+use stoker_api::trial::{Attempt, AttemptEnd};
+
+use super::TrialRecord;
+
+/// Returns the seconds of the attempts that have ended.
+pub(crate) fn ended_seconds(record: &TrialRecord) -> u64 {
+    let listed: u64 = record.status.attempts.iter().map(seconds).sum();
+    record.status.unlisted_attempt_seconds + listed
+}
+
+/// Returns since when the live attempt holds slots; `None` without one.
+pub(crate) fn running_since(record: &TrialRecord) -> Option<Timestamp> {
+    record.status.attempts.last().filter(|attempt| attempt.end.is_none()).and_then(since)
+}
+
+/// Returns the seconds of an attempt; 0 while it is alive.
+pub(super) fn seconds(attempt: &Attempt) -> u64 {
+    if attempt.end == Some(AttemptEnd::NotStarted) {
+        return 0;
+    }
+    let times = since(attempt).zip(attempt.ended_at);
+    times.map_or(0, |(since, ended_at)| ended_at.seconds_since(since))
+}
+
+/// Returns since when an attempt holds slots. Pods with scheduling gates hold none.
+fn since(attempt: &Attempt) -> Option<Timestamp> {
+    if attempt.has_pods { attempt.ungated_at } else { attempt.started_at }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::plain_record;
+    use crate::trial::{ATTEMPTS_MAX, begin_attempt};
+
+    /// Checks the seconds of an ended attempt that started at 10.
+    fn check(has_pods: bool, ungated_at: Option<i64>, end: AttemptEnd, expected: u64) {
+        let mut record = plain_record(0);
+        record.status.attempts.push(Attempt {
+            started_at: Some(Timestamp(10)),
+            ungated_at: ungated_at.map(Timestamp),
+            ended_at: Some(Timestamp(40)),
+            end: Some(end),
+            has_pods,
+            ..Attempt::default()
+        });
+        assert_eq!(ended_seconds(&record), expected, "{record:?}");
+        assert_eq!(running_since(&record), None);
+    }
+
+    #[test]
+    fn attempts_count_while_they_hold_slots() {
+        check(false, None, AttemptEnd::Completed, 30);
+        check(true, Some(25), AttemptEnd::UserError, 15);
+        check(true, None, AttemptEnd::RunnerLost, 0);
+        check(true, Some(25), AttemptEnd::NotStarted, 0);
+    }
+
+    #[test]
+    fn attempts_that_are_no_longer_listed_count() {
+        let mut record = plain_record(0);
+        let num = ATTEMPTS_MAX as u32 + 3;
+        for number in 0..num {
+            begin_attempt(&mut record, number);
+            let attempt = record.status.attempts.last_mut().unwrap();
+            attempt.started_at = Some(Timestamp(0));
+            attempt.ended_at = Some(Timestamp(2));
+            attempt.end = Some(AttemptEnd::Preempted);
+        }
+        assert_eq!(record.status.attempts.len(), ATTEMPTS_MAX);
+        assert_eq!(ended_seconds(&record), u64::from(num) * 2);
+        begin_attempt(&mut record, num);
+        record.status.attempts.last_mut().unwrap().started_at = Some(Timestamp(5));
+        assert_eq!(ended_seconds(&record), u64::from(num) * 2);
+        assert_eq!(running_since(&record), Some(Timestamp(5)));
+    }
+}

@@ -16,8 +16,8 @@ pub use length::{Length, Unit};
 pub use resources::Resources;
 pub use search::{
     AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, GridSearch,
-    HyperbandSearch, RandomSearch, SEARCH_METHODS, SamplerSpec, SearchMode, Searcher, SingleSearch,
-    SyncHalvingSearch, TpeSampler, TpeSearch,
+    HyperbandSearch, MedianStopping, RandomSearch, SEARCH_METHODS, SamplerSpec, SearchMode,
+    Searcher, SingleSearch, SyncHalvingSearch, TpeSampler, TpeSearch,
 };
 pub use status::{BestTrial, ExperimentStatus, Phase, StorageRecord};
 

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use stoker_api::experiment::{
     AdaptiveAshaSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, DesiredState, HyperbandSearch,
-    Length, SearchMode, SyncHalvingSearch, TpeSearch, Unit,
+    Length, MedianStopping, SearchMode, SyncHalvingSearch, TpeSearch, Unit,
 };
 use stoker_api::trial::{CloseCause, Fact};
 use stoker_api::validate::Method;
@@ -94,6 +94,15 @@ fn method() -> impl Strategy<Value = Method> {
     )
 }
 
+/// Searches of all kinds, with and without median stopping.
+fn runner() -> impl Strategy<Value = Runner> {
+    let rule = (0..5_u64, 1..5_u64, 1..4_u32).prop_map(|(start_units, every_units, min_trials)| {
+        MedianStopping { start_units, every_units, min_trials }
+    });
+    (method(), 0..1000_u32, prop::option::weighted(0.3, rule))
+        .prop_map(|(method, seed, rule)| Runner::new(method, seed).with_median_stopping(rule))
+}
+
 type Steps = Vec<(u8, usize, u8)>;
 
 fn steps() -> impl Strategy<Value = Steps> {
@@ -133,11 +142,9 @@ proptest! {
     /// A runner that dies between any two writes continues as if it had not.
     #[test]
     fn a_crash_between_any_writes_changes_nothing(
-        method in method(),
-        seed in 0..1000_u32,
+        mut runner in runner(),
         steps in steps(),
     ) {
-        let mut runner = Runner::new(method, seed);
         for (kind, pick, die) in steps {
             if kind > 1 {
                 runner.step(pick, die);
@@ -161,11 +168,9 @@ proptest! {
     /// The user pauses and deletes trials while the runner lives or is dead.
     #[test]
     fn searches_survive_deletions_without_reusing_indexes(
-        method in method(),
-        seed in 0..1000_u32,
+        mut runner in runner(),
         steps in steps(),
     ) {
-        let mut runner = Runner::new(method, seed);
         let mut deleted = BTreeSet::new();
         for (kind, pick, die) in steps {
             match kind {
@@ -201,11 +206,9 @@ proptest! {
 
     #[test]
     fn a_cancelled_experiment_ends(
-        method in method(),
-        seed in 0..1000_u32,
+        mut runner in runner(),
         steps in steps(),
     ) {
-        let mut runner = Runner::new(method, seed);
         for (kind, pick, die) in steps {
             if kind == 0 { runner.settle(usize::MAX) } else { runner.step(pick, die) }
         }

@@ -73,6 +73,10 @@ pub struct Searcher {
     /// Samples hyperparameters in another way than at random. Not for `grid` and `tpe`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<SamplerSpec>,
+    /// Stops trials that are worse than most others at the same length, in addition to the search
+    /// method.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub median_stopping: Option<MedianStopping>,
     /// Seconds for which a paused trial keeps its GPUs while no other trial waits for them. If it
     /// is continued within this time, it does not have to restart. Default: 60.
     #[serde(default = "default_release_seconds")]
@@ -329,6 +333,24 @@ pub struct TpeSampler {
     pub multivariate: bool,
 }
 
+/// Median stopping. A trial is validated after each step. It is stopped if its best result so far is
+/// worse than the median of the other trials' running means at the same length.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct MedianStopping {
+    /// Shortest length at which a trial is stopped, in the unit of `maxLength`. Default: 0.
+    #[serde(default)]
+    pub start_units: u64,
+    /// Length of a step, in the unit of `maxLength`. A trial has at most 128 steps.
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub every_units: u64,
+    /// Number of other trials that must have a result at the same length; at least 1. Default: 5.
+    #[serde(default = "default_min_trials")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub min_trials: u32,
+}
+
 fn default_true() -> bool {
     true
 }
@@ -342,6 +364,10 @@ fn default_divisor() -> u32 {
 }
 
 fn default_max_rungs() -> u32 {
+    5
+}
+
+fn default_min_trials() -> u32 {
     5
 }
 

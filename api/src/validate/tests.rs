@@ -83,6 +83,30 @@ fn each_search_rule_names_its_field() {
 }
 
 #[test]
+fn median_stopping_rules_name_their_fields() {
+    let check = |method: &str, rule: Value, field: &str, words: &str| {
+        let mut searcher = json!({ "metric": "loss", "maxLength": { "batches": 1000 } });
+        searcher[method] = json!({ "maxTrials": 9 });
+        searcher["medianStopping"] = rule;
+        check("searcher", searcher, &format!("spec.searcher.medianStopping{field}"), words);
+    };
+    check("random", json!({ "everyUnits": 7 }), ".everyUnits", "at least 8");
+    check("random", json!({ "everyUnits": 0 }), ".everyUnits", "at least 8");
+    let rule = |field: &str, value: u64| {
+        let mut rule = json!({ "everyUnits": 8 });
+        rule[field] = json!(value);
+        rule
+    };
+    check("random", rule("startUnits", 1000), ".startUnits", "less than searcher.maxLength");
+    check("random", rule("minTrials", 0), ".minTrials", "at least 1");
+    check("single", rule("minTrials", 1), "", "must be unset");
+    let mut spec = good();
+    spec["searcher"]["medianStopping"] = json!({ "everyUnits": 1 });
+    let rule = run("x", spec).unwrap().spec.searcher.median_stopping.unwrap();
+    assert_eq!((rule.start_units, rule.every_units, rule.min_trials), (0, 1, 5));
+}
+
+#[test]
 fn sampler_fits_every_method_but_grid_and_tpe() {
     let mut spec = good();
     spec["searcher"]["sampler"] = json!({ "tpe": {} });

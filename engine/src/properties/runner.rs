@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use stoker_api::contract::Directive;
 use stoker_api::decisions::LogEntry;
-use stoker_api::experiment::{DesiredState, Phase};
+use stoker_api::experiment::{DesiredState, MedianStopping, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
 use stoker_api::validate::Method;
@@ -48,7 +48,7 @@ fn program(record: &TrialRecord) -> Program {
 }
 
 /// Simulated runner; it remembers the records as JSON.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Runner {
     config: SearchConfig,
     pub(super) trials: BTreeMap<u32, String>,
@@ -75,6 +75,11 @@ impl Runner {
             num_closes: BTreeMap::new(),
             last_report: BTreeMap::new(),
         }
+    }
+
+    pub(super) fn with_median_stopping(mut self, rule: Option<MedianStopping>) -> Self {
+        self.config.median_stopping = rule;
+        self
     }
 
     pub(super) fn records(&self) -> Vec<TrialRecord> {

@@ -5,7 +5,7 @@ use stoker_api::validate::Method;
 
 use super::SearchConfig;
 use super::layout::{self, AdaptiveAsha, Mode};
-use super::methods::{AsyncHalving, FixedLength, SyncHalving, Tournament};
+use super::methods::{AsyncHalving, FixedLength, Median, SyncHalving, Tournament};
 use super::samplers::Sampler;
 use super::state::{AnyMethod, SearchState};
 
@@ -17,7 +17,12 @@ impl SearchState {
             Sampler::Grid { num_points, .. } => u32::try_from(*num_points).unwrap_or(u32::MAX),
             _ => 0,
         };
-        Self::new(method(&config.method, config.units_max, num_points), sampler, config.seed)
+        let method = method(&config.method, config.units_max, num_points);
+        let method = match config.median_stopping {
+            Some(rule) => AnyMethod::Median(Median::new(method, rule)),
+            None => method,
+        };
+        Self::new(method, sampler, config.seed)
     }
 }
 

@@ -84,8 +84,9 @@ pub struct ExperimentSpec {
     pub entrypoint: Entrypoint,
 
     /// Search space: a tree of parameters. An object whose only key is `const`, `int`, `double`,
-    /// `log` or `categorical` is a parameter. Any other object is a group, and any other value is a
-    /// constant. Default: empty.
+    /// `log` or `categorical` is a parameter. An object whose only key is `oneOf` is a choice of one
+    /// of several groups. Any other object is a group, and any other value is a constant. Default:
+    /// empty.
     #[serde(default = "empty_object")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "schema::free_object"))]
     pub hyperparameters: Value,

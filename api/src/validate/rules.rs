@@ -119,11 +119,12 @@ pub(super) fn union_error(path: &str, set: &[&str], rule: &str) -> FieldError {
 }
 
 fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
-    let mut num_points: u128 = 1;
+    let num_points = space.num_points();
     let mut without_count = Vec::new();
-    space.for_each_parameter(&mut |path, parameter| match parameter.num_points() {
-        Some(points) => num_points = num_points.saturating_mul(u128::from(points)),
-        None => without_count.push(member(path, parameter.kind())),
+    space.for_each_parameter(&mut |path, parameter| {
+        if parameter.num_points().is_none() {
+            without_count.push(member(path, parameter.kind()));
+        }
     });
     let root = "spec.hyperparameters.";
     let names: Vec<_> = without_count

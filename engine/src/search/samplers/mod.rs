@@ -5,7 +5,7 @@ mod parzen;
 mod tpe;
 
 pub use explore::Explore;
-pub use tpe::{Observation, Tpe};
+pub use tpe::{Observation, Point, Tpe};
 
 use serde_json::Value;
 use stoker_api::hyperparameters::Space;
@@ -36,7 +36,7 @@ pub enum Sampler {
         /// The estimator.
         tpe: Tpe,
         /// Coordinates by trial; `None` for deleted trials.
-        points: Vec<Option<Vec<f64>>>,
+        points: Vec<Option<Point>>,
     },
     /// Random samples, and changed copies.
     Explore {
@@ -107,13 +107,13 @@ impl Sampler {
 
 /// Returns what TPE learns from: the results at the greatest length that has enough of them. All
 /// other trials that may still reach it count as running.
-fn observations(points: &[Option<Vec<f64>>], book: &Book) -> Vec<Observation> {
+fn observations(points: &[Option<Point>], book: &Book) -> Vec<Observation> {
     let mut counts = std::collections::BTreeMap::<u64, usize>::new();
     let results = book.trials().iter().flat_map(|entry| &entry.results);
     results.for_each(|(units, _)| *counts.entry(*units).or_default() += 1);
     let is_known = |(_, count): &(&u64, &usize)| **count >= RESULTS_MIN;
     let length = counts.iter().rev().find(is_known).map(|(units, _)| *units);
-    let observation = |(point, entry): (&Option<Vec<f64>>, &super::book::TrialEntry)| {
+    let observation = |(point, entry): (&Option<Point>, &super::book::TrialEntry)| {
         let result = entry.results.iter().find(|(units, _)| Some(*units) == length);
         let loss = result.map(|(_, loss)| *loss);
         let is_open = entry.state == TrialState::Active;

@@ -15,7 +15,13 @@ use crate::search::rung::Loss;
 use crate::search::samplers::Explore;
 
 fn space() -> Space {
-    let parameters = serde_json::json!({ "x": { "double": { "min": 0.0, "max": 1.0 } } });
+    let parameters = serde_json::json!({
+        "net": { "oneOf": [
+            { "kind": "deep", "depth": { "int": { "min": 2, "max": 9 } } },
+            { "kind": "flat" },
+        ] },
+        "x": { "double": { "min": 0.0, "max": 1.0 } },
+    });
     let spec = serde_json::from_value(serde_json::json!({
         "entrypoint": { "command": ["true"] },
         "hyperparameters": parameters,

@@ -140,6 +140,17 @@ impl Space {
         }
     }
 
+    /// Returns the number of dimensions: one for each parameter that varies, in all groups, and one
+    /// for each choice.
+    pub fn num_dimensions(&self) -> usize {
+        match self {
+            Self::Parameter(Parameter::Const(_)) => 0,
+            Self::Parameter(_) => 1,
+            Self::Group(members) => members.values().map(Self::num_dimensions).sum(),
+            Self::OneOf(groups) => 1 + groups.iter().map(Self::num_dimensions).sum::<usize>(),
+        }
+    }
+
     /// Calls `visit` with the full path and the value of each parameter, in sampling order. Paths
     /// start with `spec.hyperparameters`.
     pub fn for_each_parameter<'a>(&'a self, visit: &mut dyn FnMut(&str, &'a Parameter)) {

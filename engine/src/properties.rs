@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use stoker_api::experiment::{
     AdaptiveAshaSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, DesiredState, HyperbandSearch,
-    Length, MedianStopping, SearchMode, SyncHalvingSearch, TpeSearch, Unit,
+    Length, MedianStopping, SearchMode, SobolSearch, SyncHalvingSearch, TpeSearch, Unit,
 };
 use stoker_api::trial::{CloseCause, Fact};
 use stoker_api::validate::Method;
@@ -48,7 +48,7 @@ fn plain_method() -> impl Strategy<Value = Method> {
 }
 
 fn method() -> impl Strategy<Value = Method> {
-    (0..8_u8, 1..14_u32, 0..4_u32, any::<bool>()).prop_map(
+    (0..9_u8, 1..14_u32, 0..4_u32, any::<bool>()).prop_map(
         |(kind, max_trials, max_concurrent_trials, stop_once)| match kind {
             0 => Method::Random { max_trials, max_concurrent: max_concurrent_trials },
             1 => Method::Tpe(TpeSearch { max_trials, max_concurrent_trials, multivariate: false }),
@@ -85,6 +85,7 @@ fn method() -> impl Strategy<Value = Method> {
                 divisor: 2,
                 max_concurrent_trials,
             }),
+            7 => Method::Sobol(SobolSearch { max_trials, max_concurrent_trials }),
             _ => Method::Hyperband(HyperbandSearch {
                 num_brackets: 2,
                 divisor: 3,

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::rules::check_length;
+use super::rules::{check_length, union_error};
 use super::{FieldError, Method, TRIALS_MAX};
 use crate::experiment::{Length, Searcher};
 
@@ -65,6 +65,10 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
         checker.check_divisor("hyperband.divisor", search.divisor);
         return Some(Method::Hyperband(search));
     }
+    if let Some(search) = searcher.sobol {
+        checker.check_trials("sobol.maxTrials", search.max_trials);
+        return Some(Method::Sobol(search));
+    }
     let search = searcher.tpe?;
     checker.check_trials("tpe.maxTrials", search.max_trials);
     Some(Method::Tpe(search))
@@ -81,11 +85,16 @@ impl Checker<'_> {
     }
 
     fn check_sampler(&mut self) {
-        let method = if self.searcher.grid.is_some() { "grid" } else { "tpe" };
-        let has_own = self.searcher.grid.is_some() || self.searcher.tpe.is_some();
-        if let Some(sampler) = self.searcher.sampler.filter(|_| has_own) {
+        let Some(sampler) = self.searcher.sampler else { return };
+        let methods = self.searcher.methods_set();
+        if let Some(method) = methods.iter().find(|name| ["grid", "tpe", "sobol"].contains(name)) {
             let rule = format!("must be unset: {method} samples in its own way");
-            self.push("sampler", &json!(sampler), &rule);
+            return self.push("sampler", &json!(sampler), &rule);
+        }
+        let set = sampler.set();
+        if set.len() != 1 {
+            let rule = "exactly one of tpe and sobol must be set";
+            self.errors.push(union_error("spec.searcher.sampler", &set, rule));
         }
     }
 

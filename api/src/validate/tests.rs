@@ -1,5 +1,7 @@
 //! Each rule, tested by an experiment that violates only this rule.
 
+mod samplers;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -80,96 +82,6 @@ fn each_search_rule_names_its_field() {
     check("adaptive", json!({ "budget": { "epochs": 0 } }), "adaptive.budget.epochs", "at least 1");
     check("hyperband", json!({ "divisor": 1 }), "hyperband.divisor", "at least 2");
     check("tpe", json!({ "maxTrials": 0 }), "tpe.maxTrials", "at least 1");
-}
-
-#[test]
-fn choice_of_groups_rules_name_their_fields() {
-    let root = "spec.hyperparameters";
-    let check = |groups: Value, path: &str, words: &str| {
-        check("hyperparameters", json!({ "net": { "oneOf": groups } }), path, words);
-    };
-    let path = |rest: &str| format!("{root}.net.oneOf{rest}");
-    check(json!({}), &path(""), "at least one group");
-    check(json!([]), &path(""), "at least one group");
-    check(json!([{ "a": 1 }, 3]), &path("[1]"), "must be a group");
-    check(json!([{ "int": { "min": 1, "max": 2 } }]), &path("[0]"), "must be a group");
-    check(json!([{ "a": { "int": { "min": 2, "max": 1 } } }]), &path("[0].a.int.min"), "less");
-    let int = |min: i64| json!({ "int": { "min": min, "max": 9 } });
-    check(json!([{ "a": 1 }, {}, { "a": 1 }]), &path("[2]"), "told apart from group 0");
-    check(json!([{ "a": int(1) }, { "a": int(2) }]), &path("[1]"), "told apart");
-    check(json!([{ "a": int(1) }, { "a": 7 }]), &path("[1]"), "told apart");
-    let vals = |values: Value| json!({ "categorical": values });
-    check(json!([{ "a": vals(json!([1, "x"])) }, { "a": "x" }]), &path("[1]"), "told apart");
-    let mixed = json!({ "net": { "oneOf": [{}], "b": 1 } });
-    self::check("hyperparameters", mixed, &path(""), "reserved");
-}
-
-/// A choice of two groups, in every form that tells them apart, inside of another choice.
-#[test]
-fn groups_differ_by_names_constants_or_types() {
-    let int = json!({ "int": { "min": 1, "max": 9 } });
-    for (one, other) in [
-        (json!({}), json!({ "a": 1 })),
-        (json!({ "a": 1, "b": int }), json!({ "a": 2, "b": int })),
-        (json!({ "a": { "categorical": ["x", "y"] } }), json!({ "a": "z" })),
-        (json!({ "a": int }), json!({ "a": "none" })),
-        (json!({ "a": { "b": int } }), json!({ "a": int })),
-        (json!({ "a": { "oneOf": [{ "b": 1 }, { "b": 2 }] } }), json!({ "a": { "b": 3 } })),
-    ] {
-        let groups = json!({ "net": { "oneOf": [{ "in": { "oneOf": [one, other] } }] } });
-        assert!(Space::parse(&groups).is_ok(), "{groups}");
-    }
-}
-
-#[test]
-fn grid_counts_the_points_of_all_groups() {
-    let mut spec = good();
-    let int = |count: u32| json!({ "int": { "min": 1, "max": 1_000_000, "count": count } });
-    let groups = json!({ "oneOf": [{ "a": int(200) }, { "b": int(201) }] });
-    spec["hyperparameters"] = json!({ "net": groups, "c": int(250) });
-    spec["searcher"] = json!({ "metric": "loss", "maxLength": { "batches": 1 }, "grid": {} });
-    let errors = run("x", spec.clone()).unwrap_err();
-    assert!(errors[0].rule.contains("100250 points"), "{errors:?}");
-    spec["hyperparameters"]["net"]["oneOf"][1]["b"]["int"] = json!({ "min": 1, "max": 2 });
-    let errors = run("x", spec).unwrap_err();
-    assert_eq!(errors[0].path, "spec.hyperparameters.net.oneOf[1].b.int.count");
-    assert!(errors[0].rule.contains("net.oneOf[1].b"), "{errors:?}");
-}
-
-#[test]
-fn median_stopping_rules_name_their_fields() {
-    let check = |method: &str, rule: Value, field: &str, words: &str| {
-        let mut searcher = json!({ "metric": "loss", "maxLength": { "batches": 1000 } });
-        searcher[method] = json!({ "maxTrials": 9 });
-        searcher["medianStopping"] = rule;
-        check("searcher", searcher, &format!("spec.searcher.medianStopping{field}"), words);
-    };
-    check("random", json!({ "everyUnits": 7 }), ".everyUnits", "at least 8");
-    check("random", json!({ "everyUnits": 0 }), ".everyUnits", "at least 8");
-    let rule = |field: &str, value: u64| {
-        let mut rule = json!({ "everyUnits": 8 });
-        rule[field] = json!(value);
-        rule
-    };
-    check("random", rule("startUnits", 1000), ".startUnits", "less than searcher.maxLength");
-    check("random", rule("minTrials", 0), ".minTrials", "at least 1");
-    check("single", rule("minTrials", 1), "", "must be unset");
-    let mut spec = good();
-    spec["searcher"]["medianStopping"] = json!({ "everyUnits": 1 });
-    let rule = run("x", spec).unwrap().spec.searcher.median_stopping.unwrap();
-    assert_eq!((rule.start_units, rule.every_units, rule.min_trials), (0, 1, 5));
-}
-
-#[test]
-fn sampler_fits_every_method_but_grid_and_tpe() {
-    let mut spec = good();
-    spec["searcher"]["sampler"] = json!({ "tpe": {} });
-    assert!(run("x", spec.clone()).is_ok());
-    let searcher = spec["searcher"].as_object_mut().unwrap();
-    searcher.remove("random");
-    searcher.insert("tpe".to_owned(), json!({ "maxTrials": 4 }));
-    let errors = run("x", spec).unwrap_err();
-    assert_eq!(errors[0].path, "spec.searcher.sampler");
 }
 
 #[test]

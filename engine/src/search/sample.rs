@@ -5,8 +5,8 @@ use stoker_api::hyperparameters::{Parameter, Space};
 
 use crate::search::rng::Random;
 
-/// Draws every parameter, names in the order of their bytes at every level. Constants draw nothing. A
-/// choice draws its group, then the parameters of this group.
+/// Draws every parameter, names in the order of their bytes at every level. Constants draw nothing.
+/// A choice draws its group, then the parameters of this group.
 pub(crate) fn sample(space: &Space, random: &mut Random) -> Value {
     match space {
         Space::Parameter(parameter) => sample_parameter(parameter, random),

@@ -44,8 +44,8 @@ pub trait SearchMethod: Debug + Send {
     /// Returns the length with which the trials of a bracket begin.
     fn first_units(&self, group: u32) -> u64;
 
-    /// Returns the shortest length of a bracket at or above this one, at most the greatest length. The
-    /// search decides about trials at these lengths.
+    /// Returns the shortest length of a bracket at or above this one, at most the greatest length.
+    /// The search decides about trials at these lengths.
     fn length_at(&self, group: u32, units: u64) -> u64;
 
     /// Returns the number of trials by the length that they train to if none of them fails.

@@ -111,6 +111,7 @@ impl Recorded {
                 perturb_factor: 0.2,
             }),
             AnyMethod::FixedLength(_) | AnyMethod::AsyncHalving(_) => Sampler::tpe(space(), false),
+            AnyMethod::Tournament(_) => Sampler::sobol(space(), 7),
             _ => Sampler::Random(space()),
         };
         let fresh = SearchState::new(method, sampler, 7);

@@ -3,6 +3,7 @@
 mod length;
 mod limits;
 mod resources;
+mod samplers;
 #[cfg(feature = "crd")]
 pub(crate) mod schema;
 mod search;
@@ -16,10 +17,11 @@ use crate::pod::PodTemplate;
 pub use length::{Length, Unit};
 pub use limits::SearchLimits;
 pub use resources::Resources;
+pub use samplers::{MedianStopping, SamplerSpec, SobolSampler, TpeSampler};
 pub use search::{
     AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, GridSearch,
-    HyperbandSearch, RandomSearch, SEARCH_METHODS, SamplerSpec, SearchMode, Searcher, SingleSearch,
-    SyncHalvingSearch, TpeSampler, TpeSearch,
+    HyperbandSearch, RandomSearch, SEARCH_METHODS, SearchMode, Searcher, SingleSearch, SobolSearch,
+    SyncHalvingSearch, TpeSearch,
 };
 pub use status::{BestTrial, ExperimentStatus, Phase, StorageRecord};
 
@@ -86,8 +88,9 @@ pub struct ExperimentSpec {
     pub entrypoint: Entrypoint,
 
     /// Search space: a tree of parameters. An object whose only key is `const`, `int`, `double`,
-    /// `log` or `categorical` is a parameter. Any other object is a group, and any other value is a
-    /// constant. Default: empty.
+    /// `log` or `categorical` is a parameter. An object whose only key is `oneOf` chooses one of
+    /// several groups. Any other object is a group, and any other value is a constant. Default:
+    /// empty.
     #[serde(default = "empty_object")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "schema::free_object"))]
     pub hyperparameters: Value,

@@ -1,8 +1,9 @@
 //! Hyperparameters as users write them: a search space in the form of a tree.
 //!
-//! An object whose only key is one of `const int double log categorical` is a parameter. Any other
-//! object is a group, and any other value is a constant. Groups must not use these five names.
+//! An object whose only key is one of `const int double log categorical oneOf` is a parameter. Any
+//! other object is a group, and any other value is a constant. Groups must not use these names.
 
+mod distinct;
 mod read;
 
 use std::collections::BTreeMap;
@@ -11,10 +12,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub(crate) use self::read::ROOT;
-use crate::validate::{FieldError, member};
+use crate::validate::{FieldError, item, member};
 
 /// Keys that turn an object into a parameter. Groups must not use them.
-pub const KINDS: [&str; 5] = ["const", "int", "double", "log", "categorical"];
+pub const KINDS: [&str; 6] = ["const", "int", "double", "log", "categorical", ONE_OF];
+
+/// Kind whose value is one of several groups.
+pub(crate) const ONE_OF: &str = "oneOf";
 
 /// Limit of a trial's hyperparameters in bytes, as JSON: a Trial must stay far below the 1.5 MiB of
 /// an object in Kubernetes.
@@ -27,6 +31,9 @@ pub enum Space {
     Parameter(Parameter),
     /// Named parameters and groups.
     Group(BTreeMap<String, Self>),
+    /// One of these groups, with equal probability. The hyperparameters of the other groups are not
+    /// active.
+    OneOf(Vec<Self>),
 }
 
 /// One parameter: its distribution and its grid points.
@@ -116,6 +123,31 @@ impl Space {
                 };
                 members.iter().map(member).sum::<usize>() + 2
             }
+            Self::OneOf(groups) => groups.iter().map(Self::trial_bytes_max).max().unwrap_or(0),
+        }
+    }
+
+    /// Returns the number of grid points, at most `u128::MAX`. A missing `count` is 1.
+    pub fn num_points(&self) -> u128 {
+        match self {
+            Self::Parameter(parameter) => parameter.num_points().unwrap_or(1).into(),
+            Self::Group(members) => {
+                members.values().map(Self::num_points).fold(1, u128::saturating_mul)
+            }
+            Self::OneOf(groups) => {
+                groups.iter().map(Self::num_points).fold(0, u128::saturating_add)
+            }
+        }
+    }
+
+    /// Returns the number of dimensions: one for each parameter that varies, in all groups, and one
+    /// for each choice.
+    pub fn num_dimensions(&self) -> usize {
+        match self {
+            Self::Parameter(Parameter::Const(_)) => 0,
+            Self::Parameter(_) => 1,
+            Self::Group(members) => members.values().map(Self::num_dimensions).sum(),
+            Self::OneOf(groups) => 1 + groups.iter().map(Self::num_dimensions).sum::<usize>(),
         }
     }
 
@@ -131,6 +163,12 @@ impl Space {
             Self::Group(members) => {
                 for (name, space) in members {
                     space.visit_below(&member(path, name), visit);
+                }
+            }
+            Self::OneOf(groups) => {
+                let path = member(path, ONE_OF);
+                for (i, group) in groups.iter().enumerate() {
+                    group.visit_below(&item(&path, i), visit);
                 }
             }
         }

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::experiment::{
     AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, ExperimentSpec,
-    HyperbandSearch, SyncHalvingSearch, TpeSearch, Unit,
+    HyperbandSearch, SobolSearch, SyncHalvingSearch, TpeSearch, Unit,
 };
 use crate::hyperparameters::Space;
 use crate::inference::InferenceJobSpec;
@@ -29,6 +29,9 @@ pub const TRIALS_MAX: u32 = 100_000;
 
 /// Exclusive upper bound of seeds.
 pub const SEED_END: u32 = 1 << 31;
+
+/// Maximum number of dimensions of a Sobol sequence.
+pub const SOBOL_DIMENSIONS_MAX: usize = 64;
 
 /// An invalid field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -100,6 +103,8 @@ pub enum Method {
     Hyperband(HyperbandSearch),
     /// Trials whose hyperparameters a tree-structured Parzen estimator samples.
     Tpe(TpeSearch),
+    /// Trials at the points of a Sobol sequence.
+    Sobol(SobolSearch),
 }
 
 /// Validates an experiment against all rules, including those of its schema.

@@ -24,6 +24,7 @@ pub(crate) fn config(method: Method) -> SearchConfig {
         experiment: "mnist".to_owned(),
         method,
         sampler: None,
+        median_stopping: None,
         smaller_is_better: true,
         unit: Unit::Epochs,
         units_max: 9,

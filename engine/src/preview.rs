@@ -79,6 +79,7 @@ fn limit_concurrency(config: &SearchConfig, samples: u32) -> SearchConfig {
         Method::AdaptiveSimple(search) => &mut search.max_concurrent_trials,
         Method::Hyperband(search) => &mut search.max_concurrent_trials,
         Method::Tpe(search) => &mut search.max_concurrent_trials,
+        Method::Sobol(search) => &mut search.max_concurrent_trials,
     };
     *concurrency = match *concurrency {
         0 => samples.max(1),

@@ -11,7 +11,8 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use stoker_api::experiment::{
     AdaptiveAshaSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, DesiredState, HyperbandSearch,
-    Length, Phase, SearchLimits, SearchMode, SyncHalvingSearch, TpeSearch, Unit,
+    Length, MedianStopping, Phase, SearchLimits, SearchMode, SobolSearch, SyncHalvingSearch,
+    TpeSearch, Unit,
 };
 use stoker_api::trial::{CloseCause, Fact};
 use stoker_api::validate::Method;
@@ -48,7 +49,7 @@ fn plain_method() -> impl Strategy<Value = Method> {
 }
 
 fn method() -> impl Strategy<Value = Method> {
-    (0..8_u8, 1..14_u32, 0..4_u32, any::<bool>()).prop_map(
+    (0..9_u8, 1..14_u32, 0..4_u32, any::<bool>()).prop_map(
         |(kind, max_trials, max_concurrent_trials, stop_once)| match kind {
             0 => Method::Random { max_trials, max_concurrent: max_concurrent_trials },
             1 => Method::Tpe(TpeSearch { max_trials, max_concurrent_trials, multivariate: false }),
@@ -85,6 +86,7 @@ fn method() -> impl Strategy<Value = Method> {
                 divisor: 2,
                 max_concurrent_trials,
             }),
+            7 => Method::Sobol(SobolSearch { max_trials, max_concurrent_trials }),
             _ => Method::Hyperband(HyperbandSearch {
                 num_brackets: 2,
                 divisor: 3,
@@ -102,6 +104,18 @@ fn limits() -> impl Strategy<Value = SearchLimits> {
         slot_seconds,
         units,
     })
+}
+
+/// Searches of all kinds, with and without median stopping and limits.
+fn runner() -> impl Strategy<Value = Runner> {
+    let rule = (0..5_u64, 1..5_u64, 1..4_u32).prop_map(|(start_units, every_units, min_trials)| {
+        MedianStopping { start_units, every_units, min_trials }
+    });
+    (method(), 0..1000_u32, prop::option::weighted(0.3, rule), limits()).prop_map(
+        |(method, seed, rule, limits)| {
+            Runner::new(method, seed).with_median_stopping(rule).with_limits(limits)
+        },
+    )
 }
 
 type Steps = Vec<(u8, usize, u8)>;
@@ -143,12 +157,9 @@ proptest! {
     /// A runner that dies between any two writes continues as if it had not.
     #[test]
     fn a_crash_between_any_writes_changes_nothing(
-        method in method(),
-        limits in limits(),
-        seed in 0..1000_u32,
+        mut runner in runner(),
         steps in steps(),
     ) {
-        let mut runner = Runner::limited(method, seed, limits);
         for (kind, pick, die) in steps {
             if kind > 1 {
                 runner.step(pick, die);
@@ -172,12 +183,9 @@ proptest! {
     /// The user pauses and deletes trials while the runner lives or is dead.
     #[test]
     fn searches_survive_deletions_without_reusing_indexes(
-        method in method(),
-        limits in limits(),
-        seed in 0..1000_u32,
+        mut runner in runner(),
         steps in steps(),
     ) {
-        let mut runner = Runner::limited(method, seed, limits);
         let mut deleted = BTreeSet::new();
         for (kind, pick, die) in steps {
             match kind {
@@ -213,12 +221,9 @@ proptest! {
 
     #[test]
     fn a_cancelled_experiment_ends(
-        method in method(),
-        limits in limits(),
-        seed in 0..1000_u32,
+        mut runner in runner(),
         steps in steps(),
     ) {
-        let mut runner = Runner::limited(method, seed, limits);
         for (kind, pick, die) in steps {
             if kind == 0 { runner.settle(usize::MAX) } else { runner.step(pick, die) }
         }
@@ -237,7 +242,7 @@ proptest! {
         seed in 0..1000_u32,
         steps in steps(),
     ) {
-        let mut runner = Runner::limited(method, seed, limits);
+        let mut runner = Runner::new(method, seed).with_limits(limits);
         for (kind, pick, die) in steps {
             let before = runner.ledger();
             if kind == 0 { runner.settle(usize::MAX) } else { runner.step(pick, die) }

@@ -303,6 +303,7 @@ fn midpoint_of(space: &Space) -> Value {
                 .map(|(name, space)| (name.clone(), midpoint_of(space)))
                 .collect();
         }
+        Space::OneOf(groups) => return groups.first().map(midpoint_of).unwrap_or_default(),
         Space::Parameter(parameter) => parameter,
     };
     match parameter {

@@ -4,9 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::length::Length;
 use super::limits::SearchLimits;
+use super::samplers::{MedianStopping, SamplerSpec};
 
 /// Names of the search methods. Exactly one of them must be set.
-pub const SEARCH_METHODS: [&str; 10] = [
+pub const SEARCH_METHODS: [&str; 11] = [
     "single",
     "random",
     "grid",
@@ -17,6 +18,7 @@ pub const SEARCH_METHODS: [&str; 10] = [
     "adaptiveSimple",
     "hyperband",
     "tpe",
+    "sobol",
 ];
 
 /// Search method and the metric that ranks trials. Exactly one search method must be set.
@@ -27,7 +29,8 @@ pub const SEARCH_METHODS: [&str; 10] = [
     schemars(extend("x-kubernetes-validations" = [{
         "rule": "[has(self.single), has(self.random), has(self.grid), has(self.asyncHalving), \
             has(self.adaptiveAsha), has(self.syncHalving), has(self.adaptive), \
-            has(self.adaptiveSimple), has(self.hyperband), has(self.tpe)].exists_one(x, x)",
+            has(self.adaptiveSimple), has(self.hyperband), has(self.tpe), \
+            has(self.sobol)].exists_one(x, x)",
         "message": "exactly one search method must be set"
     }]))
 )]
@@ -71,12 +74,19 @@ pub struct Searcher {
     /// Runs trials with hyperparameters sampled near those of good trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpe: Option<TpeSearch>,
-    /// Samples hyperparameters in another way than at random. Not for `grid` and `tpe`.
+    /// Runs trials at the points of a Sobol sequence, which cover the space evenly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sobol: Option<SobolSearch>,
+    /// Samples hyperparameters in another way than at random. Not for `grid`, `tpe` and `sobol`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<SamplerSpec>,
     /// Limits on time, GPU time and trained length. Unset: no limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<SearchLimits>,
+    /// Stops trials that are worse than most others at the same length, in addition to the search
+    /// method.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub median_stopping: Option<MedianStopping>,
     /// Seconds for which a paused trial keeps its GPUs while no other trial waits for them. If it
     /// is continued within this time, it does not have to restart. Default: 60.
     #[serde(default = "default_release_seconds")]
@@ -97,6 +107,7 @@ impl Searcher {
             self.adaptive_simple.is_some(),
             self.hyperband.is_some(),
             self.tpe.is_some(),
+            self.sobol.is_some(),
         ];
         let methods = SEARCH_METHODS.into_iter().zip(is_set);
         methods.filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
@@ -313,24 +324,18 @@ pub struct TpeSearch {
     pub multivariate: bool,
 }
 
-/// A way to sample hyperparameters. Exactly one field must be set.
+/// A search at the points of a scrambled Sobol sequence, for up to 64 hyperparameters. The point of
+/// a trial depends on the seed and the index of the trial alone.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub struct SamplerSpec {
-    /// Samples near the hyperparameters of good trials, compared at the greatest length that ten
-    /// trials have reached.
-    pub tpe: TpeSampler,
-}
-
-/// Settings of a tree-structured Parzen estimator.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct TpeSampler {
-    /// Whether dependencies between hyperparameters are learned. Default: false.
-    #[serde(default)]
-    pub multivariate: bool,
+pub struct SobolSearch {
+    /// Total number of trials, from 1 to 100,000. Powers of two cover the space best.
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub max_trials: u32,
+    /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
+    #[serde(default = "default_max_concurrent_trials")]
+    pub max_concurrent_trials: u32,
 }
 
 fn default_true() -> bool {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::{DoubleRange, IntRange, KINDS, LogRange, Parameter, Space, default_base};
+use super::distinct::are_distinct;
+use super::{DoubleRange, IntRange, KINDS, LogRange, ONE_OF, Parameter, Space, default_base};
 use crate::validate::{FieldError, item, member};
 
 /// Path of the tree in an experiment.
@@ -55,9 +56,47 @@ fn subspace(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<S
     if let (Some((kind, body)), None) = (entries.next(), entries.next())
         && KINDS.contains(&kind.as_str())
     {
-        return parameter(&member(path, kind), kind, body, errors).map(Space::Parameter);
+        let path = member(path, kind);
+        return match kind.as_str() {
+            ONE_OF => one_of(&path, body, errors).map(Space::OneOf),
+            _ => parameter(&path, kind, body, errors).map(Space::Parameter),
+        };
     }
     Some(Space::Group(group(path, members, errors)))
+}
+
+/// Parses the groups of a choice. A trial's hyperparameters must show which group they are of.
+fn one_of(path: &str, body: &Value, errors: &mut Vec<FieldError>) -> Option<Vec<Space>> {
+    let groups = body.as_array().filter(|groups| !groups.is_empty());
+    let Some(groups) = groups else {
+        let rule = "must be a list with at least one group to choose from";
+        errors.push(FieldError::new(path, body, rule));
+        return None;
+    };
+    let num_errors = errors.len();
+    let mut spaces: Vec<Space> = vec![];
+    for (i, value) in groups.iter().enumerate() {
+        let path = item(path, i);
+        let is_parameter = |members: &&Map<String, Value>| {
+            members.len() == 1 && members.keys().all(|name| KINDS.contains(&name.as_str()))
+        };
+        let Some(members) = value.as_object().filter(|members| !is_parameter(members)) else {
+            let rule = "must be a group: an object of named hyperparameters";
+            errors.push(FieldError::new(&path, value, rule));
+            continue;
+        };
+        let space = Space::Group(group(&path, members, errors));
+        let twin = spaces.iter().position(|other| !are_distinct(other, &space));
+        if let Some(twin) = twin.filter(|_| errors.len() == num_errors) {
+            let rule = format!(
+                "cannot be told apart from group {twin}; give each group a constant of one name \
+                 with another value, such as `name`"
+            );
+            errors.push(FieldError::new(&path, value, &rule));
+        }
+        spaces.push(space);
+    }
+    (errors.len() == num_errors).then_some(spaces)
 }
 
 fn parameter(

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::{
-    FieldError, Method, NAME_BYTES_MAX, SEED_END, TRIALS_MAX, ValidExperiment, item, member,
-    searches,
+    FieldError, Method, NAME_BYTES_MAX, SEED_END, SOBOL_DIMENSIONS_MAX, TRIALS_MAX,
+    ValidExperiment, item, member, searches,
 };
 use crate::experiment::{
     Entrypoint, EnvVar, ExperimentSpec, Length, SAVE_MAX, SEARCH_METHODS, Searcher, Unit,
@@ -29,6 +29,9 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
     let method = check_searcher(&spec.searcher, &mut errors);
     if let (Some(space), Some(Method::Grid { .. })) = (&space, &method) {
         check_grid(space, &mut errors);
+    }
+    if let Some(space) = &space {
+        check_dimensions(&spec.searcher, space, &mut errors);
     }
     let length = check_length("spec.searcher.maxLength", &spec.searcher.max_length, &mut errors);
     check_env(&spec.env, &mut errors);
@@ -119,11 +122,12 @@ pub(super) fn union_error(path: &str, set: &[&str], rule: &str) -> FieldError {
 }
 
 fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
-    let mut num_points: u128 = 1;
+    let num_points = space.num_points();
     let mut without_count = Vec::new();
-    space.for_each_parameter(&mut |path, parameter| match parameter.num_points() {
-        Some(points) => num_points = num_points.saturating_mul(u128::from(points)),
-        None => without_count.push(member(path, parameter.kind())),
+    space.for_each_parameter(&mut |path, parameter| {
+        if parameter.num_points().is_none() {
+            without_count.push(member(path, parameter.kind()));
+        }
     });
     let root = "spec.hyperparameters.";
     let names: Vec<_> = without_count
@@ -141,6 +145,20 @@ fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
     if num_points > u128::from(TRIALS_MAX) {
         let rule = format!(
             "the grid has {num_points} points, more than {TRIALS_MAX} trials; lower the counts"
+        );
+        errors.push(FieldError::absent("spec.hyperparameters", &rule));
+    }
+}
+
+/// The table of direction numbers has this many rows.
+fn check_dimensions(searcher: &Searcher, space: &Space, errors: &mut Vec<FieldError>) {
+    let is_sobol =
+        searcher.sobol.is_some() || searcher.sampler.is_some_and(|sampler| sampler.sobol.is_some());
+    let num = space.num_dimensions();
+    if is_sobol && num > SOBOL_DIMENSIONS_MAX {
+        let rule = format!(
+            "has {num} dimensions, but sobol has {SOBOL_DIMENSIONS_MAX}; make some \
+             hyperparameters constant, or use random or tpe"
         );
         errors.push(FieldError::absent("spec.hyperparameters", &rule));
     }

@@ -2,18 +2,22 @@
 
 use serde_json::json;
 
-use super::rules::check_length;
+use super::rules::{check_length, union_error};
 use super::{FieldError, Method, TRIALS_MAX};
 use crate::experiment::{Length, SearchLimits, Searcher};
 
 /// Maximum number of brackets and rungs, so that sizes fit into 64 bits.
 const RUNGS_MAX: u32 = 16;
 
+/// Maximum number of steps of median stopping. Each is recorded in the trial.
+const STEPS_MAX: u64 = 128;
+
 /// Checks the method that is set. Errors name its fields below `spec.searcher`.
 pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<Method> {
     let mut checker = Checker { searcher, errors };
     checker.check_sampler();
     checker.check_limits();
+    checker.check_median_stopping();
     if searcher.single.is_some() {
         return Some(Method::Single);
     }
@@ -62,6 +66,10 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
         checker.check_divisor("hyperband.divisor", search.divisor);
         return Some(Method::Hyperband(search));
     }
+    if let Some(search) = searcher.sobol {
+        checker.check_trials("sobol.maxTrials", search.max_trials);
+        return Some(Method::Sobol(search));
+    }
     let search = searcher.tpe?;
     checker.check_trials("tpe.maxTrials", search.max_trials);
     Some(Method::Tpe(search))
@@ -78,11 +86,40 @@ impl Checker<'_> {
     }
 
     fn check_sampler(&mut self) {
-        let method = if self.searcher.grid.is_some() { "grid" } else { "tpe" };
-        let has_own = self.searcher.grid.is_some() || self.searcher.tpe.is_some();
-        if let Some(sampler) = self.searcher.sampler.filter(|_| has_own) {
+        let Some(sampler) = self.searcher.sampler else { return };
+        let methods = self.searcher.methods_set();
+        if let Some(method) = methods.iter().find(|name| ["grid", "tpe", "sobol"].contains(name)) {
             let rule = format!("must be unset: {method} samples in its own way");
-            self.push("sampler", &json!(sampler), &rule);
+            return self.push("sampler", &json!(sampler), &rule);
+        }
+        let set = sampler.set();
+        if set.len() != 1 {
+            let rule = "exactly one of tpe and sobol must be set";
+            self.errors.push(union_error("spec.searcher.sampler", &set, rule));
+        }
+    }
+
+    fn check_median_stopping(&mut self) {
+        let Some(rule) = self.searcher.median_stopping else { return };
+        if self.searcher.single.is_some() {
+            let reason = "must be unset: single has no other trials to compare with";
+            return self.push("medianStopping", &json!(rule), reason);
+        }
+        if rule.min_trials == 0 {
+            self.push("medianStopping.minTrials", &json!(0), "must be at least 1");
+        }
+        let units = self.searcher.max_length.get().map_or(0, |(_, units)| units);
+        let every_min = units.div_ceil(STEPS_MAX).max(1);
+        if rule.every_units < every_min {
+            let reason = format!(
+                "must be at least {every_min}: a trial of {units} units has at most {STEPS_MAX} \
+                 steps"
+            );
+            self.push("medianStopping.everyUnits", &json!(rule.every_units), &reason);
+        }
+        if units > 0 && rule.start_units >= units {
+            let reason = format!("must be less than searcher.maxLength, which is {units}");
+            self.push("medianStopping.startUnits", &json!(rule.start_units), &reason);
         }
     }
 

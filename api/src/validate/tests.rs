@@ -1,5 +1,7 @@
 //! Each rule, tested by an experiment that violates only this rule.
 
+mod samplers;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -80,18 +82,6 @@ fn each_search_rule_names_its_field() {
     check("adaptive", json!({ "budget": { "epochs": 0 } }), "adaptive.budget.epochs", "at least 1");
     check("hyperband", json!({ "divisor": 1 }), "hyperband.divisor", "at least 2");
     check("tpe", json!({ "maxTrials": 0 }), "tpe.maxTrials", "at least 1");
-}
-
-#[test]
-fn sampler_fits_every_method_but_grid_and_tpe() {
-    let mut spec = good();
-    spec["searcher"]["sampler"] = json!({ "tpe": {} });
-    assert!(run("x", spec.clone()).is_ok());
-    let searcher = spec["searcher"].as_object_mut().unwrap();
-    searcher.remove("random");
-    searcher.insert("tpe".to_owned(), json!({ "maxTrials": 4 }));
-    let errors = run("x", spec).unwrap_err();
-    assert_eq!(errors[0].path, "spec.searcher.sampler");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use stoker_api::contract::Directive;
 use stoker_api::decisions::LogEntry;
-use stoker_api::experiment::{DesiredState, Phase, SearchLimits};
+use stoker_api::experiment::{DesiredState, MedianStopping, Phase, SearchLimits};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
 use stoker_api::validate::Method;
@@ -48,7 +48,7 @@ fn program(record: &TrialRecord) -> Program {
 }
 
 /// Simulated runner; it remembers the records as JSON.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Runner {
     config: SearchConfig,
     pub(super) trials: BTreeMap<u32, String>,
@@ -77,9 +77,14 @@ impl Runner {
         }
     }
 
-    pub(super) fn limited(method: Method, seed: u32, limits: SearchLimits) -> Self {
-        let runner = Self::new(method, seed);
-        Self { config: SearchConfig { limits, ..runner.config }, ..runner }
+    pub(super) fn with_median_stopping(mut self, rule: Option<MedianStopping>) -> Self {
+        self.config.median_stopping = rule;
+        self
+    }
+
+    pub(super) fn with_limits(mut self, limits: SearchLimits) -> Self {
+        self.config.limits = limits;
+        self
     }
 
     pub(super) fn records(&self) -> Vec<TrialRecord> {

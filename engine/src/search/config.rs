@@ -1,11 +1,11 @@
 //! Creates the search of an experiment.
 
-use stoker_api::experiment::SearchMode;
+use stoker_api::experiment::{SamplerSpec, SearchMode, SobolSearch, TpeSearch};
 use stoker_api::validate::Method;
 
 use super::SearchConfig;
 use super::layout::{self, AdaptiveAsha, Mode};
-use super::methods::{AsyncHalving, FixedLength, SyncHalving, Tournament};
+use super::methods::{AsyncHalving, FixedLength, Median, SyncHalving, Tournament};
 use super::samplers::Sampler;
 use super::state::{AnyMethod, SearchState};
 
@@ -17,7 +17,12 @@ impl SearchState {
             Sampler::Grid { num_points, .. } => u32::try_from(*num_points).unwrap_or(u32::MAX),
             _ => 0,
         };
-        Self::new(method(&config.method, config.units_max, num_points), sampler, config.seed)
+        let method = method(&config.method, config.units_max, num_points);
+        let method = match config.median_stopping {
+            Some(rule) => AnyMethod::Median(Median::new(method, rule)),
+            None => method,
+        };
+        Self::new(method, sampler, config.seed)
     }
 }
 
@@ -26,8 +31,10 @@ fn sampler(config: &SearchConfig) -> Sampler {
     match (&config.method, config.sampler) {
         (Method::Grid { .. }, _) => Sampler::grid(space),
         (Method::Tpe(search), _) => Sampler::tpe(space, search.multivariate),
-        (_, Some(sampler)) => Sampler::tpe(space, sampler.tpe.multivariate),
-        (_, None) => Sampler::Random(space),
+        (Method::Sobol(_), _) => Sampler::sobol(space, config.seed),
+        (_, Some(SamplerSpec { tpe: Some(tpe), .. })) => Sampler::tpe(space, tpe.multivariate),
+        (_, Some(SamplerSpec { sobol: Some(_), .. })) => Sampler::sobol(space, config.seed),
+        (_, Some(_) | None) => Sampler::Random(space),
     }
 }
 
@@ -104,9 +111,10 @@ fn method(method: &Method, units: u64, num_points: u32) -> AnyMethod {
             let brackets = layout::hyperband(units, search.divisor, search.num_brackets);
             sync(brackets, search.max_concurrent_trials)
         }
-        Method::Tpe(search) => {
-            let concurrency = search.max_concurrent_trials;
-            AnyMethod::FixedLength(FixedLength::new(units, search.max_trials, concurrency, true))
+        Method::Tpe(TpeSearch { max_trials, max_concurrent_trials, .. })
+        | Method::Sobol(SobolSearch { max_trials, max_concurrent_trials }) => {
+            let concurrency = *max_concurrent_trials;
+            AnyMethod::FixedLength(FixedLength::new(units, *max_trials, concurrency, true))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The points of a grid: the product of its parameters' axes, the first axis slowest.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use stoker_api::hyperparameters::{IntRange, Parameter, Space};
 
 use crate::search::sample::json_number;
@@ -9,49 +9,50 @@ use crate::search::sample::json_number;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grid {
     space: Space,
-    axes: Vec<Parameter>,
 }
 
 impl Grid {
     /// The grid over a space: axes in the order of names' bytes, groups in their place.
     pub(crate) fn new(space: Space) -> Self {
-        let mut axes = Vec::new();
-        collect_axes(&space, &mut axes);
-        Self { space, axes }
+        Self { space }
     }
 
     /// Points in all, `u64::MAX` if there are more.
     pub(crate) fn num_points(&self) -> u64 {
-        self.axes.iter().map(len).fold(1, u64::saturating_mul)
+        u64::try_from(self.space.num_points()).unwrap_or(u64::MAX)
     }
 
     /// The point at a place in the product; `None` beyond the last.
     pub(crate) fn point(&self, place: u64) -> Option<Value> {
-        let mut rest = place;
-        let mut values = Vec::with_capacity(self.axes.len());
-        for axis in self.axes.iter().rev() {
-            let len = len(axis);
-            values.push(value(axis, rest.checked_rem(len)?)?);
-            rest /= len;
-        }
-        (rest == 0).then(|| assemble(&self.space, &mut values))
+        let place = u128::from(place);
+        if place >= self.space.num_points() { None } else { point(&self.space, place) }
     }
 }
 
-fn collect_axes(space: &Space, axes: &mut Vec<Parameter>) {
+/// The point of a space at a place below [`Space::num_points`]. The points of a choice are those of
+/// its groups, one group after the other.
+fn point(space: &Space, place: u128) -> Option<Value> {
+    let mut rest = place;
     match space {
-        Space::Parameter(parameter) => axes.push(parameter.clone()),
-        Space::Group(members) => members.values().for_each(|member| collect_axes(member, axes)),
-    }
-}
-
-/// Takes the values from the end, where the first axis is.
-fn assemble(space: &Space, values: &mut Vec<Value>) -> Value {
-    match space {
-        Space::Parameter(_) => values.pop().unwrap_or_default(),
+        Space::Parameter(parameter) => value(parameter, u64::try_from(place).ok()?),
         Space::Group(members) => {
-            let members = members.iter().map(|(name, it)| (name.clone(), assemble(it, values)));
-            Value::Object(members.collect())
+            let mut values = Map::new();
+            for (name, member) in members.iter().rev() {
+                let len = member.num_points();
+                values.insert(name.clone(), point(member, rest.checked_rem(len)?)?);
+                rest /= len;
+            }
+            Some(Value::Object(values))
+        }
+        Space::OneOf(groups) => {
+            for group in groups {
+                let len = group.num_points();
+                match rest.checked_sub(len) {
+                    Some(others) => rest = others,
+                    None => return point(group, rest),
+                }
+            }
+            None
         }
     }
 }
@@ -147,6 +148,24 @@ mod tests {
         let grid = Grid::new(Space::Group(group.collect()));
         assert_eq!(grid.num_points(), u64::MAX);
         assert!(grid.point(u64::MAX - 1).is_some());
+    }
+
+    #[test]
+    fn choices_add_the_points_of_their_groups() {
+        let grid = |space: Value| {
+            let grid = Grid::new(Space::parse(&space).unwrap());
+            let points: Vec<_> = (0..grid.num_points()).map(|i| grid.point(i).unwrap()).collect();
+            assert_eq!(grid.point(grid.num_points()), None);
+            normalized(&Value::Array(points))
+        };
+        let space = json!({ "a": { "categorical": [1, 2] }, "net": { "oneOf": [
+            { "kind": "mlp", "depth": { "int": { "min": 1, "max": 2, "count": 2 } } },
+            { "kind": "none" },
+        ] } });
+        let mlp = |a: u32, depth: u32| json!({ "a": a, "net": { "kind": "mlp", "depth": depth } });
+        let none = |a: u32| json!({ "a": a, "net": { "kind": "none" } });
+        let expected = [mlp(1, 1), mlp(1, 2), none(1), mlp(2, 1), mlp(2, 2), none(2)];
+        assert_eq!(grid(space), json!(expected));
     }
 
     #[test]

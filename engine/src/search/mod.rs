@@ -27,7 +27,7 @@ mod grid;
 mod sample;
 
 use serde_json::Value;
-use stoker_api::experiment::{SamplerSpec, SearchLimits, Unit};
+use stoker_api::experiment::{MedianStopping, SamplerSpec, SearchLimits, Unit};
 use stoker_api::hyperparameters::Space;
 use stoker_api::trial::{CloseCause, DesiredTrialState, TrialSpec};
 use stoker_api::validate::{Method, ValidExperiment};
@@ -43,6 +43,8 @@ pub struct SearchConfig {
     pub method: Method,
     /// Sampler, if it is not that of the method.
     pub sampler: Option<SamplerSpec>,
+    /// Median stopping, in addition to the method.
+    pub median_stopping: Option<MedianStopping>,
     /// Whether a smaller metric is better.
     pub smaller_is_better: bool,
     /// Unit of lengths.
@@ -66,6 +68,7 @@ impl SearchConfig {
             experiment: valid.name.clone(),
             method: valid.method.clone(),
             sampler: valid.spec.searcher.sampler,
+            median_stopping: valid.spec.searcher.median_stopping,
             smaller_is_better: valid.spec.searcher.smaller_is_better,
             unit: valid.unit,
             units_max: valid.units_max,

@@ -26,6 +26,11 @@ impl Loss {
         Self(if loss.is_nan() { f64::INFINITY } else { loss + 0.0 })
     }
 
+    /// Returns the loss as a number.
+    pub fn value(self) -> f64 {
+        self.0
+    }
+
     /// Returns the loss of a metric.
     pub fn of_metric(metric: f64, smaller_is_better: bool) -> Self {
         Self::new(if smaller_is_better { metric } else { -metric })

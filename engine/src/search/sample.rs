@@ -6,12 +6,42 @@ use stoker_api::hyperparameters::{Parameter, Space};
 use crate::search::rng::Random;
 
 /// Draws every parameter, names in the order of their bytes at every level. Constants draw nothing.
+/// A choice draws its group, then the parameters of this group.
 pub(crate) fn sample(space: &Space, random: &mut Random) -> Value {
     match space {
         Space::Parameter(parameter) => sample_parameter(parameter, random),
         Space::Group(members) => {
             let draw = |(name, it): (&String, _)| (name.clone(), sample(it, random));
             Value::Object(members.iter().map(draw).collect())
+        }
+        Space::OneOf(groups) => {
+            let group = random.up_to((groups.len() as u64).saturating_sub(1));
+            groups.get(group as usize).map(|group| sample(group, random)).unwrap_or_default()
+        }
+    }
+}
+
+/// Returns the index of the group that a value was sampled from; `None` if it is of none of them.
+pub(crate) fn group_of(groups: &[Space], value: &Value) -> Option<usize> {
+    groups.iter().position(|group| has_form(group, value))
+}
+
+/// Returns `true` if a value has the names, constants, choices and types of a space.
+fn has_form(space: &Space, value: &Value) -> bool {
+    match space {
+        Space::Group(members) => value.as_object().is_some_and(|values| {
+            members.len() == values.len()
+                && members.iter().all(|(name, member)| {
+                    values.get(name).is_some_and(|value| has_form(member, value))
+                })
+        }),
+        Space::OneOf(groups) => group_of(groups, value).is_some(),
+        Space::Parameter(Parameter::Const(constant)) => normalized(constant) == *value,
+        Space::Parameter(Parameter::Categorical(values)) => {
+            values.iter().any(|choice| normalized(choice) == *value)
+        }
+        Space::Parameter(Parameter::Int(_) | Parameter::Double(_) | Parameter::Log(_)) => {
+            value.is_number()
         }
     }
 }

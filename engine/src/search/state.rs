@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::Draw;
 use super::book::Book;
-use super::methods::{AsyncHalving, FixedLength, Pbt, SearchMethod, SyncHalving, Tournament};
+use super::methods::{
+    AsyncHalving, FixedLength, Median, Pbt, SearchMethod, SyncHalving, Tournament,
+};
 use super::rng::Random;
 use super::sample::normalized;
 use super::samplers::Sampler;
@@ -24,26 +26,30 @@ pub enum AnyMethod {
     SyncHalving(SyncHalving),
     /// Population based training.
     Pbt(Pbt),
+    /// Another method with median stopping.
+    Median(Median),
 }
 
 impl AnyMethod {
-    fn as_dyn(&self) -> &dyn SearchMethod {
+    pub(super) fn as_dyn(&self) -> &dyn SearchMethod {
         match self {
             Self::FixedLength(method) => method,
             Self::AsyncHalving(method) => method,
             Self::Tournament(method) => method,
             Self::SyncHalving(method) => method,
             Self::Pbt(method) => method,
+            Self::Median(method) => method,
         }
     }
 
-    fn as_dyn_mut(&mut self) -> &mut dyn SearchMethod {
+    pub(super) fn as_dyn_mut(&mut self) -> &mut dyn SearchMethod {
         match self {
             Self::FixedLength(method) => method,
             Self::AsyncHalving(method) => method,
             Self::Tournament(method) => method,
             Self::SyncHalving(method) => method,
             Self::Pbt(method) => method,
+            Self::Median(method) => method,
         }
     }
 }

@@ -252,6 +252,10 @@ impl SearchMethod for AsyncHalving {
         self.config.lengths[0]
     }
 
+    fn length_at(&self, _group: u32, units: u64) -> u64 {
+        self.config.lengths[self.rung_of(units)]
+    }
+
     fn forecast(&self) -> BTreeMap<u64, u64> {
         let divisor = u64::from(self.config.divisor);
         let next = |size: &u64| Some((size / divisor).max(1));

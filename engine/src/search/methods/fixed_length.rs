@@ -101,6 +101,10 @@ impl SearchMethod for FixedLength {
         self.units
     }
 
+    fn length_at(&self, _group: u32, _units: u64) -> u64 {
+        self.units
+    }
+
     fn forecast(&self) -> BTreeMap<u64, u64> {
         BTreeMap::from([(self.units, u64::from(self.max_trials))])
     }

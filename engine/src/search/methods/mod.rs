@@ -2,12 +2,14 @@
 
 mod async_halving;
 mod fixed_length;
+mod median;
 mod pbt;
 mod sync_halving;
 mod tournament;
 
 pub use async_halving::{AsyncHalving, AsyncHalvingConfig};
 pub use fixed_length::FixedLength;
+pub use median::Median;
 pub use pbt::{Pbt, PbtConfig};
 pub use sync_halving::{BracketConfig, SyncHalving};
 pub use tournament::Tournament;
@@ -42,6 +44,10 @@ pub trait SearchMethod: Debug + Send {
 
     /// Returns the length with which the trials of a bracket begin.
     fn first_units(&self, group: u32) -> u64;
+
+    /// Returns the shortest length of a bracket at or above this one, at most the greatest length.
+    /// The search decides about trials at these lengths.
+    fn length_at(&self, group: u32, units: u64) -> u64;
 
     /// Returns the number of trials by the length that they train to if none of them fails.
     fn forecast(&self) -> BTreeMap<u64, u64>;

@@ -137,7 +137,8 @@ impl SearchMethod for Pbt {
         if let Step::Continue { trial, .. } | Step::Stop { trial } = step
             && book.trial(*trial).state == TrialState::Active
         {
-            self.leave_way(book.trial(*trial).units);
+            let entry = book.trial(*trial);
+            self.leave_way(self.length_at(entry.group, entry.units));
         }
         match step {
             Step::Create { units, source, .. } => {
@@ -165,7 +166,8 @@ impl SearchMethod for Pbt {
         }
         if let Some(trial) = self.invalid.filter(|_| book.may_replace()) {
             let source = self.sources.get(&trial).copied();
-            return Some(self.create(book.trial(trial).units, source));
+            let entry = book.trial(trial);
+            return Some(self.create(self.length_at(entry.group, entry.units), source));
         }
         let units = *self.finished.keys().next_back()?;
         let is_over = !self.on_way.contains_key(&units);
@@ -182,6 +184,12 @@ impl SearchMethod for Pbt {
 
     fn first_units(&self, group: u32) -> u64 {
         (u64::from(group) + 1) * self.config.units_per_round
+    }
+
+    fn length_at(&self, group: u32, units: u64) -> u64 {
+        // No trial of a later group stops in an earlier round.
+        let rounds = units.div_ceil(self.config.units_per_round).max(u64::from(group) + 1);
+        rounds.min(self.config.num_rounds.into()) * self.config.units_per_round
     }
 
     fn forecast(&self) -> BTreeMap<u64, u64> {

@@ -260,6 +260,11 @@ impl SearchMethod for SyncHalving {
         self.brackets.get(group as usize).map_or(1, |bracket| bracket.config.lengths[0])
     }
 
+    fn length_at(&self, group: u32, units: u64) -> u64 {
+        let bracket = self.brackets.get(group as usize);
+        bracket.map_or(units, |bracket| bracket.config.lengths[bracket.rung_of(units)])
+    }
+
     fn forecast(&self) -> BTreeMap<u64, u64> {
         let configs = self.brackets.iter().map(|bracket| &bracket.config);
         add_all(configs.map(|config| {

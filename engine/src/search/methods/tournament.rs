@@ -61,6 +61,10 @@ impl SearchMethod for Tournament {
         self.brackets.get(group as usize).map_or(1, |bracket| bracket.first_units(0))
     }
 
+    fn length_at(&self, group: u32, units: u64) -> u64 {
+        self.brackets.get(group as usize).map_or(units, |bracket| bracket.length_at(0, units))
+    }
+
     fn forecast(&self) -> BTreeMap<u64, u64> {
         add_all(self.brackets.iter().map(SearchMethod::forecast))
     }

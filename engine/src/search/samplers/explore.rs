@@ -4,12 +4,13 @@ use serde_json::Value;
 use stoker_api::hyperparameters::{Parameter, Space};
 
 use crate::search::rng::Random;
-use crate::search::sample::{json_number, sample};
+use crate::search::sample::{group_of, json_number, sample};
 
 /// How a copy differs from its original.
 ///
 /// Source: Determined's PBT searcher: each parameter is sampled again with some probability;
-/// otherwise a number grows or shrinks by a factor, and everything else stays.
+/// otherwise a number grows or shrinks by a factor, and everything else stays. A choice keeps its
+/// group, whose members change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explore {
     /// Space of the hyperparameters.
@@ -38,6 +39,14 @@ impl Explore {
                     (name.clone(), self.change(member, value, random))
                 };
                 Value::Object(members.iter().map(change).collect())
+            }
+            Space::OneOf(groups) => {
+                let is_resampled = random.unit() < self.resample_probability;
+                let group = group_of(groups, original).filter(|_| !is_resampled);
+                match group {
+                    Some(group) => self.change(&groups[group], original, random),
+                    None => sample(space, random),
+                }
             }
         }
     }

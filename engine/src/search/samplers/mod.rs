@@ -1,11 +1,14 @@
 //! Samplers: they decide which hyperparameters a trial gets.
 
 mod explore;
+mod joe_kuo;
 mod parzen;
+mod sobol;
 mod tpe;
 
 pub use explore::Explore;
-pub use tpe::{Observation, Tpe};
+pub use sobol::Sobol;
+pub use tpe::{Observation, Point, Tpe};
 
 use serde_json::Value;
 use stoker_api::hyperparameters::Space;
@@ -36,8 +39,10 @@ pub enum Sampler {
         /// The estimator.
         tpe: Tpe,
         /// Coordinates by trial; `None` for deleted trials.
-        points: Vec<Option<Vec<f64>>>,
+        points: Vec<Option<Point>>,
     },
+    /// Points of a Sobol sequence.
+    Sobol(Sobol),
     /// Random samples, and changed copies.
     Explore {
         /// How copies are changed.
@@ -59,6 +64,11 @@ impl Sampler {
         Self::Tpe { tpe: Tpe::new(space, is_multivariate), points: vec![] }
     }
 
+    /// Returns a sampler by a Sobol sequence.
+    pub fn sobol(space: Space, seed: u32) -> Self {
+        Self::Sobol(Sobol::new(space, seed))
+    }
+
     /// Returns a sampler for population based training.
     pub fn explore(explore: Explore) -> Self {
         Self::Explore { explore, drawn: vec![] }
@@ -76,6 +86,7 @@ impl Sampler {
             Self::Grid { grid, num_points } => {
                 grid.point(num_points.checked_sub(u64::from(book.next_index()) + 1)?)
             }
+            Self::Sobol(sobol) => Some(sobol.draw(book.next_index())),
             Self::Tpe { tpe, points } => Some(tpe.draw(&observations(points, book), random)),
             Self::Explore { explore, drawn } => {
                 let copied = source.and_then(|source| drawn.get(source.trial as usize)?.as_ref());
@@ -87,7 +98,7 @@ impl Sampler {
     /// Takes in the hyperparameters of the next trial; `None` if the trial was deleted.
     pub(super) fn record(&mut self, hyperparameters: Option<&Value>) {
         match self {
-            Self::Random(_) | Self::Grid { .. } => {}
+            Self::Random(_) | Self::Grid { .. } | Self::Sobol(_) => {}
             Self::Tpe { tpe, points } => {
                 points.push(hyperparameters.and_then(|value| tpe.coordinates(value)));
             }
@@ -98,7 +109,7 @@ impl Sampler {
     /// Forgets a deleted trial.
     pub(super) fn forget(&mut self, trial: u32) {
         match self {
-            Self::Random(_) | Self::Grid { .. } => {}
+            Self::Random(_) | Self::Grid { .. } | Self::Sobol(_) => {}
             Self::Tpe { points, .. } => points[trial as usize] = None,
             Self::Explore { drawn, .. } => drawn[trial as usize] = None,
         }
@@ -107,13 +118,13 @@ impl Sampler {
 
 /// Returns what TPE learns from: the results at the greatest length that has enough of them. All
 /// other trials that may still reach it count as running.
-fn observations(points: &[Option<Vec<f64>>], book: &Book) -> Vec<Observation> {
+fn observations(points: &[Option<Point>], book: &Book) -> Vec<Observation> {
     let mut counts = std::collections::BTreeMap::<u64, usize>::new();
     let results = book.trials().iter().flat_map(|entry| &entry.results);
     results.for_each(|(units, _)| *counts.entry(*units).or_default() += 1);
     let is_known = |(_, count): &(&u64, &usize)| **count >= RESULTS_MIN;
     let length = counts.iter().rev().find(is_known).map(|(units, _)| *units);
-    let observation = |(point, entry): (&Option<Vec<f64>>, &super::book::TrialEntry)| {
+    let observation = |(point, entry): (&Option<Point>, &super::book::TrialEntry)| {
         let result = entry.results.iter().find(|(units, _)| Some(*units) == length);
         let loss = result.map(|(_, loss)| *loss);
         let is_open = entry.state == TrialState::Active;

@@ -9,7 +9,7 @@ use stoker_api::hyperparameters::{Parameter, Space};
 use super::parzen::{Axis, Parzen};
 use crate::search::rng::Random;
 use crate::search::rung::Loss;
-use crate::search::sample::{json_number, normalized, sample};
+use crate::search::sample::{group_of, json_number, normalized, sample};
 
 /// Trials with random hyperparameters at the beginning.
 const NUM_RANDOM: usize = 10;
@@ -22,34 +22,53 @@ const GOOD_MAX: usize = 25;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tpe {
     space: Space,
-    parameters: Vec<Parameter>,
-    axes: Vec<Axis>,
+    block: Block,
     is_multivariate: bool,
 }
+
+/// Axes that are active together: those of all groups that are in no choice, or those of one group
+/// of a choice.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Block {
+    dimensions: Vec<Dimension>,
+}
+
+/// A parameter or a choice that varies.
+#[derive(Clone, Debug, PartialEq)]
+struct Dimension {
+    /// Index of the coordinate in a point.
+    index: usize,
+    axis: Axis,
+    /// Blocks of a choice's groups; empty for a parameter.
+    groups: Vec<Block>,
+}
+
+/// Coordinates of hyperparameters in the order of their names; `None` for those that are not
+/// active.
+pub type Point = Vec<Option<f64>>;
 
 /// A trial from which TPE learns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observation {
     /// Coordinates, by [`Tpe::coordinates`].
-    pub point: Vec<f64>,
+    pub point: Point,
     /// Loss; `None` while the trial runs, which counts as bad.
     pub loss: Option<Loss>,
 }
 
 impl Tpe {
-    /// Returns a sampler of a space. With `is_multivariate`, it estimates all parameters jointly.
+    /// Returns a sampler of a space. With `is_multivariate`, it estimates parameters that are
+    /// active together jointly.
     pub fn new(space: Space, is_multivariate: bool) -> Self {
-        let mut parameters = vec![];
-        collect(&space, &mut parameters);
-        let axes = parameters.iter().filter_map(axis).collect();
-        parameters.retain(|parameter| axis(parameter).is_some());
-        Self { space, parameters, axes, is_multivariate }
+        let mut block = Block::default();
+        block.add(&space, &mut 0);
+        Self { space, block, is_multivariate }
     }
 
     /// Returns the coordinates of hyperparameters; `None` if they are not of this space.
-    pub fn coordinates(&self, hyperparameters: &Value) -> Option<Vec<f64>> {
+    pub fn coordinates(&self, hyperparameters: &Value) -> Option<Point> {
         let mut point = vec![];
-        locate(&self.space, hyperparameters, &mut point)?;
+        locate(&self.space, Some(hyperparameters), &mut point)?;
         Some(point)
     }
 
@@ -59,7 +78,7 @@ impl Tpe {
         for (index, Observation { loss, .. }) in observations.iter().enumerate() {
             finished.extend(loss.map(|loss| (loss, index)));
         }
-        if finished.len() < NUM_RANDOM || self.axes.is_empty() {
+        if finished.len() < NUM_RANDOM || self.block.dimensions.is_empty() {
             return sample(&self.space, random);
         }
         // Of equal losses, the older trial is better.
@@ -67,35 +86,73 @@ impl Tpe {
         let num_good = finished.len().div_ceil(10).min(GOOD_MAX);
         let mut is_good = vec![false; observations.len()];
         finished[..num_good].iter().for_each(|(_, index)| is_good[*index] = true);
-        let points = |of_good: bool| -> Vec<Vec<f64>> {
+        let points = |of_good: bool| -> Vec<&Point> {
             let marked = observations.iter().zip(&is_good);
             let chosen = marked.filter(|(_, is_good)| **is_good == of_good);
-            chosen.map(|(observation, _)| observation.point.clone()).collect()
+            chosen.map(|(observation, _)| &observation.point).collect()
         };
-        let (good, bad) = (points(true), points(false));
-        let point = match self.is_multivariate {
-            true => best_candidate(&self.axes, &good, &bad, random),
-            false => (0..self.axes.len())
-                .flat_map(|axis| {
-                    let column = |points: &[Vec<f64>]| -> Vec<Vec<f64>> {
-                        points.iter().map(|point| vec![point[axis]]).collect()
-                    };
-                    best_candidate(&self.axes[axis..=axis], &column(&good), &column(&bad), random)
-                })
-                .collect(),
-        };
-        self.hyperparameters(&point)
+        let mut point = vec![];
+        self.draw_block(&self.block, &points(true), &points(false), random, &mut point);
+        assemble(&self.space, &mut point.into_iter())
     }
 
-    fn hyperparameters(&self, point: &[f64]) -> Value {
-        let mut values = self.parameters.iter().zip(point).map(|(parameter, x)| match parameter {
-            Parameter::Const(value) => value.clone(),
-            Parameter::Int(_) => Value::from(*x as i64),
-            Parameter::Double(_) => json_number(*x),
-            Parameter::Log(range) => json_number(range.base.powf(*x)),
-            Parameter::Categorical(values) => values[*x as usize].clone(),
-        });
-        assemble(&self.space, &mut values)
+    /// Samples the coordinates of a block, then those of the groups that it chooses. Estimators use
+    /// only trials in which the block is active.
+    fn draw_block(
+        &self,
+        block: &Block,
+        good: &[&Point],
+        bad: &[&Point],
+        random: &mut Random,
+        point: &mut Point,
+    ) {
+        let size = if self.is_multivariate { block.dimensions.len().max(1) } else { 1 };
+        for dimensions in block.dimensions.chunks(size) {
+            let axes: Vec<Axis> = dimensions.iter().map(|dimension| dimension.axis).collect();
+            let active = |points: &[&Point]| -> Vec<Vec<f64>> {
+                let of = |point: &&Point| {
+                    dimensions.iter().map(|dimension| point[dimension.index]).collect()
+                };
+                points.iter().filter_map(of).collect()
+            };
+            let drawn = best_candidate(&axes, &active(good), &active(bad), random);
+            for (dimension, x) in dimensions.iter().zip(drawn) {
+                let num = point.len().max(dimension.index + 1);
+                point.resize(num, None);
+                point[dimension.index] = Some(x);
+            }
+        }
+        for dimension in &block.dimensions {
+            let chosen = point[dimension.index].and_then(|x| dimension.groups.get(x as usize));
+            if let Some(group) = chosen {
+                self.draw_block(group, good, bad, random, point);
+            }
+        }
+    }
+}
+
+impl Block {
+    /// Adds the axes of a space. `next` is the index of the next coordinate.
+    fn add(&mut self, space: &Space, next: &mut usize) {
+        match space {
+            Space::Group(members) => members.values().for_each(|member| self.add(member, next)),
+            Space::Parameter(parameter) => {
+                let Some(axis) = axis(parameter) else { return };
+                self.dimensions.push(Dimension { index: *next, axis, groups: vec![] });
+                *next += 1;
+            }
+            Space::OneOf(groups) => {
+                let (index, axis) = (*next, Axis::Choice(groups.len()));
+                *next += 1;
+                let block = |group: &Space| {
+                    let mut block = Self::default();
+                    block.add(group, next);
+                    block
+                };
+                let groups = groups.iter().map(block).collect();
+                self.dimensions.push(Dimension { index, axis, groups });
+            }
+        }
     }
 }
 
@@ -118,13 +175,6 @@ fn best_candidate(
     best.map(|(_, point)| point).unwrap_or_default()
 }
 
-fn collect(space: &Space, parameters: &mut Vec<Parameter>) {
-    match space {
-        Space::Parameter(parameter) => parameters.push(parameter.clone()),
-        Space::Group(members) => members.values().for_each(|member| collect(member, parameters)),
-    }
-}
-
 /// Returns the axis of a parameter; `None` for a constant.
 fn axis(parameter: &Parameter) -> Option<Axis> {
     match parameter {
@@ -138,42 +188,83 @@ fn axis(parameter: &Parameter) -> Option<Axis> {
     }
 }
 
-fn locate(space: &Space, value: &Value, point: &mut Vec<f64>) -> Option<()> {
+/// Appends the coordinates of a value; `None` for each of them if the space is not active.
+fn locate(space: &Space, value: Option<&Value>, point: &mut Point) -> Option<()> {
     match space {
+        Space::Parameter(Parameter::Const(_)) => {}
         Space::Parameter(parameter) => {
-            match parameter {
-                Parameter::Const(_) => {}
-                Parameter::Int(range) => {
-                    point.push((value.as_i64()? as f64).clamp(range.min as f64, range.max as f64));
-                }
-                Parameter::Double(range) => point.push(value.as_f64()?.clamp(range.min, range.max)),
-                Parameter::Log(range) => {
-                    let exponent = value.as_f64()?.ln() / range.base.ln();
-                    point.push(exponent.clamp(range.min, range.max));
-                }
-                Parameter::Categorical(values) => {
-                    let index = values.iter().position(|choice| normalized(choice) == *value)?;
-                    point.push(index as f64);
-                }
-            }
-            Some(())
+            point.push(match value {
+                Some(value) => Some(coordinate(parameter, value)?),
+                None => None,
+            });
         }
         Space::Group(members) => {
-            members.iter().try_for_each(|(name, member)| locate(member, value.get(name)?, point))
+            for (name, member) in members {
+                let value = match value {
+                    Some(value) => Some(value.get(name)?),
+                    None => None,
+                };
+                locate(member, value, point)?;
+            }
+        }
+        Space::OneOf(groups) => {
+            let chosen = match value {
+                Some(value) => Some(group_of(groups, value)?),
+                None => None,
+            };
+            point.push(chosen.map(|chosen| chosen as f64));
+            for (i, group) in groups.iter().enumerate() {
+                locate(group, value.filter(|_| chosen == Some(i)), point)?;
+            }
+        }
+    }
+    Some(())
+}
+
+fn coordinate(parameter: &Parameter, value: &Value) -> Option<f64> {
+    Some(match parameter {
+        Parameter::Const(_) => 0.0,
+        Parameter::Int(range) => (value.as_i64()? as f64).clamp(range.min as f64, range.max as f64),
+        Parameter::Double(range) => value.as_f64()?.clamp(range.min, range.max),
+        Parameter::Log(range) => {
+            (value.as_f64()?.ln() / range.base.ln()).clamp(range.min, range.max)
+        }
+        Parameter::Categorical(values) => {
+            values.iter().position(|choice| normalized(choice) == *value)? as f64
+        }
+    })
+}
+
+/// Returns the hyperparameters at a point. Takes the coordinates of groups that were not chosen,
+/// too.
+fn assemble(space: &Space, point: &mut impl Iterator<Item = Option<f64>>) -> Value {
+    match space {
+        Space::Parameter(Parameter::Const(value)) => value.clone(),
+        Space::Parameter(parameter) => {
+            let x = point.next().flatten();
+            x.map(|x| value_at(parameter, x)).unwrap_or_default()
+        }
+        Space::Group(members) => {
+            let members = members.iter();
+            let members = members.map(|(name, member)| (name.clone(), assemble(member, point)));
+            Value::Object(members.collect())
+        }
+        Space::OneOf(groups) => {
+            let chosen = point.next().flatten().map_or(0, |x| x as usize);
+            let mut values: Vec<Value> =
+                groups.iter().map(|group| assemble(group, point)).collect();
+            if chosen < values.len() { values.swap_remove(chosen) } else { Value::Null }
         }
     }
 }
 
-fn assemble(space: &Space, values: &mut impl Iterator<Item = Value>) -> Value {
-    match space {
-        Space::Parameter(Parameter::Const(value)) => value.clone(),
-        Space::Parameter(_) => values.next().unwrap_or_default(),
-        Space::Group(members) => {
-            let members = members.iter();
-            Value::Object(
-                members.map(|(name, member)| (name.clone(), assemble(member, values))).collect(),
-            )
-        }
+fn value_at(parameter: &Parameter, x: f64) -> Value {
+    match parameter {
+        Parameter::Const(value) => value.clone(),
+        Parameter::Int(_) => Value::from(x as i64),
+        Parameter::Double(_) => json_number(x),
+        Parameter::Log(range) => json_number(range.base.powf(x)),
+        Parameter::Categorical(values) => values.get(x as usize).cloned().unwrap_or_default(),
     }
 }
 
@@ -239,7 +330,7 @@ mod tests {
         for _ in 0..100 {
             let value = normalized(&sample(&space(), &mut random));
             let point = tpe.coordinates(&value).unwrap();
-            let back = normalized(&tpe.hyperparameters(&point));
+            let back = normalized(&assemble(&space(), &mut point.into_iter()));
             for name in ["dropout", "layers", "optimizer", "fixed"] {
                 assert_eq!(back[name], value[name]);
             }
@@ -247,5 +338,67 @@ mod tests {
             assert!((ratio - 1.0).abs() < 1e-12, "{ratio}");
         }
         assert_eq!(tpe.coordinates(&json!({ "rate": 0.1 })), None);
+    }
+    /// Two optimizers with a rate each; the better one has its optimum at 0.001.
+    fn conditional_space() -> Space {
+        let rate = json!({ "log": { "min": -5, "max": 0 } });
+        Space::parse(&json!({
+            "width": { "int": { "min": 1, "max": 9 } },
+            "optimizer": { "oneOf": [
+                { "name": "sgd", "rate": rate, "momentum": { "double": { "min": 0, "max": 1 } } },
+                { "name": "adam", "rate": rate },
+                {},
+            ] },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn inactive_coordinates_are_unset() {
+        let tpe = Tpe::new(conditional_space(), false);
+        let check = |optimizer: Value, expected: [Option<f64>; 5]| {
+            let value = json!({ "optimizer": optimizer, "width": 4 });
+            let point = tpe.coordinates(&value).unwrap();
+            assert_eq!(point, expected, "{value}");
+            let back = assemble(&conditional_space(), &mut point.into_iter());
+            assert_eq!(normalized(&back), value);
+        };
+        let sgd = json!({ "name": "sgd", "rate": 1, "momentum": 0.5 });
+        check(sgd, [Some(0.0), Some(0.5), Some(0.0), None, Some(4.0)]);
+        check(json!({ "name": "adam", "rate": 1 }), [Some(1.0), None, None, Some(0.0), Some(4.0)]);
+        check(json!({}), [Some(2.0), None, None, None, Some(4.0)]);
+        assert_eq!(tpe.coordinates(&json!({ "optimizer": { "name": "lamb" }, "width": 4 })), None);
+    }
+
+    #[test]
+    fn estimators_use_only_active_trials() {
+        for is_multivariate in [false, true] {
+            let tpe = Tpe::new(conditional_space(), is_multivariate);
+            let observation = |optimizer: Value, loss: f64| Observation {
+                point: tpe.coordinates(&json!({ "optimizer": optimizer, "width": 4 })).unwrap(),
+                loss: Some(Loss::new(loss)),
+            };
+            // All good trials use adam with 0.001. Those with sgd have another rate.
+            let adam = |_| observation(json!({ "name": "adam", "rate": 0.001 }), 0.0);
+            let mut observations: Vec<_> = (0..4).map(adam).collect();
+            observations.extend((0..26).map(|i| {
+                let rate = 0.1 + f64::from(i) / 100.0;
+                observation(json!({ "name": "sgd", "rate": rate, "momentum": 0.5 }), 1.0)
+            }));
+            let mut random = Random::new(5);
+            let draws: Vec<Value> =
+                (0..200).map(|_| tpe.draw(&observations, &mut random)).collect();
+            let names = |name: &str| {
+                draws.iter().filter(|value| value["optimizer"]["name"] == name).count()
+            };
+            assert!(names("adam") > 120, "{}", names("adam"));
+            let is_near = |value: &&Value| {
+                value["optimizer"]["name"] == "adam"
+                    && (value["optimizer"]["rate"].as_f64().unwrap().log10() + 3.0).abs() < 1.0
+            };
+            let num_near = draws.iter().filter(is_near).count();
+            assert!(10 * num_near > 7 * names("adam"), "{num_near} {}", names("adam"));
+            assert!(draws.iter().all(|value| tpe.coordinates(&normalized(value)).is_some()));
+        }
     }
 }

@@ -3,18 +3,25 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
+use stoker_api::experiment::MedianStopping;
 use stoker_api::hyperparameters::Space;
 use stoker_api::trial::CloseCause;
 
 use super::*;
 use crate::search::book::TrialState;
 use crate::search::layout::{self, AdaptiveAsha, Mode};
-use crate::search::methods::PbtConfig;
+use crate::search::methods::{Median, PbtConfig};
 use crate::search::rung::Loss;
 use crate::search::samplers::Explore;
 
 fn space() -> Space {
-    let parameters = serde_json::json!({ "x": { "double": { "min": 0.0, "max": 1.0 } } });
+    let parameters = serde_json::json!({
+        "net": { "oneOf": [
+            { "kind": "deep", "depth": { "int": { "min": 2, "max": 9 } } },
+            { "kind": "flat" },
+        ] },
+        "x": { "double": { "min": 0.0, "max": 1.0 } },
+    });
     let spec = serde_json::from_value(serde_json::json!({
         "entrypoint": { "command": ["true"] },
         "hyperparameters": parameters,
@@ -43,8 +50,13 @@ fn methods() -> Vec<(&'static str, AnyMethod)> {
         PbtConfig { population_size: 5, units_per_round: 3, num_rounds: 4, truncate_fraction: 0.4 };
     let sync =
         |brackets, concurrency| AnyMethod::SyncHalving(SyncHalving::new(brackets, concurrency));
+    let median = |inner| {
+        let rule = MedianStopping { start_units: 2, every_units: 2, min_trials: 2 };
+        AnyMethod::Median(Median::new(inner, rule))
+    };
+    let random = || AnyMethod::FixedLength(FixedLength::new(9, 8, 3, true));
     vec![
-        ("random", AnyMethod::FixedLength(FixedLength::new(9, 8, 3, true))),
+        ("random", random()),
         ("promotion", async_halving(3, false)),
         ("promotion without limit", async_halving(0, false)),
         ("stopping", async_halving(4, true)),
@@ -52,6 +64,11 @@ fn methods() -> Vec<(&'static str, AnyMethod)> {
         ("hyperband", sync(layout::hyperband(9, 3, 0), 4)),
         ("synchronous halving", sync(vec![layout::sync_halving(9, 3, 3, 60)], 0)),
         ("pbt", AnyMethod::Pbt(Pbt::new(pbt))),
+        ("random with median stopping", median(random())),
+        ("promotion with median stopping", median(async_halving(3, false))),
+        ("stopping with median stopping", median(async_halving(4, true))),
+        ("hyperband with median stopping", median(sync(layout::hyperband(9, 3, 0), 4))),
+        ("pbt with median stopping", median(AnyMethod::Pbt(Pbt::new(pbt)))),
     ]
 }
 
@@ -86,14 +103,15 @@ struct Recorded {
 }
 
 impl Recorded {
-    fn new(method: AnyMethod) -> Self {
+    fn new(name: &str, method: AnyMethod) -> Self {
         let sampler = match &method {
-            AnyMethod::Pbt(_) => Sampler::explore(Explore {
+            _ if name.starts_with("pbt") => Sampler::explore(Explore {
                 space: space(),
                 resample_probability: 0.3,
                 perturb_factor: 0.2,
             }),
             AnyMethod::FixedLength(_) | AnyMethod::AsyncHalving(_) => Sampler::tpe(space(), false),
+            AnyMethod::Tournament(_) => Sampler::sobol(space(), 7),
             _ => Sampler::Random(space()),
         };
         let fresh = SearchState::new(method, sampler, 7);
@@ -190,7 +208,7 @@ proptest! {
         happenings in prop::collection::vec((happening(), any::<usize>()), 0..120),
     ) {
         for (name, method) in methods() {
-            let mut recorded = Recorded::new(method);
+            let mut recorded = Recorded::new(name, method);
             for (happening, choice) in &happenings {
                 recorded.happen(*happening, *choice);
                 prop_assert_eq!(&recorded.rebuilt(), &recorded.search, "{}", name);
@@ -203,7 +221,7 @@ proptest! {
         happenings in prop::collection::vec((happening(), any::<usize>()), 0..60),
     ) {
         for (name, method) in methods() {
-            let mut recorded = Recorded::new(method);
+            let mut recorded = Recorded::new(name, method);
             for (happening, choice) in &happenings {
                 recorded.happen(*happening, *choice);
             }
@@ -225,7 +243,7 @@ proptest! {
         happenings in prop::collection::vec((happening(), any::<usize>()), 0..60),
     ) {
         for (name, method) in methods() {
-            let mut recorded = Recorded::new(method);
+            let mut recorded = Recorded::new(name, method);
             for (happening, choice) in &happenings {
                 recorded.happen(*happening, *choice);
             }

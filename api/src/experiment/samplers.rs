@@ -1,0 +1,63 @@
+//! Parts of a search that fit any method: samplers and median stopping.
+
+use serde::{Deserialize, Serialize};
+
+/// A way to sample hyperparameters. Exactly one field must be set.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SamplerSpec {
+    /// Samples near the hyperparameters of good trials, compared at the greatest length that ten
+    /// trials have reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpe: Option<TpeSampler>,
+    /// Samples the points of a scrambled Sobol sequence, for up to 64 hyperparameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sobol: Option<SobolSampler>,
+}
+
+impl SamplerSpec {
+    /// Returns the samplers that are set.
+    pub fn set(&self) -> Vec<&'static str> {
+        let samplers = [("tpe", self.tpe.is_some()), ("sobol", self.sobol.is_some())];
+        samplers.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
+    }
+}
+
+/// Settings of a Sobol sequence.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SobolSampler {}
+
+/// Settings of a tree-structured Parzen estimator.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct TpeSampler {
+    /// Whether dependencies between hyperparameters are learned. Default: false.
+    #[serde(default)]
+    pub multivariate: bool,
+}
+
+/// Median stopping. A trial is validated after each step. It is stopped if its best result so far
+/// is worse than the median of the other trials' running means at the same length.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct MedianStopping {
+    /// Shortest length at which a trial is stopped, in the unit of `maxLength`. Default: 0.
+    #[serde(default)]
+    pub start_units: u64,
+    /// Length of a step, in the unit of `maxLength`. A trial has at most 128 steps.
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub every_units: u64,
+    /// Number of other trials that must have a result at the same length; at least 1. Default: 5.
+    #[serde(default = "default_min_trials")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub min_trials: u32,
+}
+
+fn default_min_trials() -> u32 {
+    5
+}

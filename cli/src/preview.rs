@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use serde_json::Value;
 use stoker_api::experiment::Unit;
 use stoker_engine::preview::{self, Preview};
 use stoker_engine::search::SearchConfig;
@@ -24,9 +25,19 @@ pub(crate) struct Args {
     /// Number of trials to sample
     #[arg(long, value_name = "N", default_value_t = 5)]
     samples: u32,
+    /// Seconds in which a trial trains one unit of maxLength with all its slots; adds the slot time
+    /// of the search, which is GPU time if slots are GPUs
+    #[arg(long, value_name = "X", value_parser = positive)]
+    seconds_per_unit: Option<f64>,
     /// Override a field of the file, such as searcher.random.maxTrials=4; repeatable
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    let is_valid = number.is_finite() && number > 0.0;
+    is_valid.then_some(number).ok_or_else(|| "must be a number above 0".to_owned())
 }
 
 /// Prints the training lengths and the first sampled trials. Returns the exit code.
@@ -38,13 +49,18 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
     let valid = &loaded.valid;
     let config = SearchConfig::new(valid, experiment_seed(valid, UID));
     let preview = preview::preview(&config, args.samples);
+    let cost = args.seconds_per_unit.map(|seconds_per_unit| Cost {
+        seconds_per_unit,
+        slots_per_trial: valid.spec.resources.slots_per_trial,
+    });
     if output == Output::Json {
         let value = serde_json::to_value(&preview);
-        print::out(value.map_err(|error| Failure::System(error.to_string()))?);
+        let value = value.map_err(|error| Failure::System(error.to_string()))?;
+        print::out(cost.map_or(value.clone(), |cost| cost.add_to(value, &preview)));
         return Ok(0);
     }
     loaded.notes.iter().for_each(print::err);
-    print_text(&preview, valid.unit);
+    print::out(text(&preview, valid.unit, cost));
     if valid.spec.reproducibility.experiment_seed.is_none() {
         print::err(
             "these values are an example: reproducibility.experimentSeed is unset, so each run \
@@ -54,21 +70,66 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn print_text(preview: &Preview, unit: Unit) {
+/// Duration of a unit, and slots that it takes.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    seconds_per_unit: f64,
+    slots_per_trial: u32,
+}
+
+impl Cost {
+    fn slot_seconds(self, units: u64) -> f64 {
+        units as f64 * self.seconds_per_unit * f64::from(self.slots_per_trial)
+    }
+
+    /// Adds the slot time of each length and of the search.
+    fn add_to(self, mut value: Value, preview: &Preview) -> Value {
+        let lengths = value["lengths"].as_array_mut().into_iter().flatten();
+        for (fields, length) in lengths.zip(&preview.lengths) {
+            fields["slotSeconds"] = self.slot_seconds(length.total_units()).into();
+        }
+        value["secondsPerUnit"] = self.seconds_per_unit.into();
+        value["slotsPerTrial"] = self.slots_per_trial.into();
+        value["slotSeconds"] = self.slot_seconds(preview.total_units()).into();
+        value
+    }
+}
+
+/// Formats a slot time: `40 s`, `12 min`, `3.5 h` or `1200 h`.
+fn slot_time(seconds: f64) -> String {
+    match seconds {
+        ..59.5 => format!("{seconds:.0} s"),
+        ..3570.0 => format!("{:.0} min", seconds / 60.0),
+        ..359_820.0 => format!("{:.1} h", seconds / 3600.0),
+        _ => format!("{:.0} h", seconds / 3600.0),
+    }
+}
+
+fn text(preview: &Preview, unit: Unit, cost: Option<Cost>) -> String {
     let unit = match unit {
         Unit::Records => "records",
         Unit::Batches => "batches",
         Unit::Epochs => "epochs",
     };
+    let header: &[&str] = match cost {
+        None => &["TRIALS", "LENGTH"],
+        Some(_) => &["TRIALS", "LENGTH", "SLOT TIME"],
+    };
     let lengths: Vec<Vec<String>> = preview
         .lengths
         .iter()
-        .map(|length| vec![length.trials.to_string(), format!("{} {unit}", length.units)])
+        .map(|length| {
+            let time = cost.map(|cost| slot_time(cost.slot_seconds(length.total_units())));
+            let cells = [length.trials.to_string(), format!("{} {unit}", length.units)];
+            cells.into_iter().chain(time).collect()
+        })
         .collect();
-    print::out(print::table(&["TRIALS", "LENGTH"], &lengths));
-    print::out(format!("total: {} {unit}", preview.total_units()));
+    let total = preview.total_units();
+    let time = cost.map(|cost| format!(", {} of slots", slot_time(cost.slot_seconds(total))));
+    let mut text = print::table(header, &lengths);
+    text += &format!("\ntotal: {total} {unit}{}", time.unwrap_or_default());
     if preview.samples.is_empty() {
-        return;
+        return text;
     }
     let samples: Vec<Vec<String>> = preview
         .samples
@@ -78,6 +139,61 @@ fn print_text(preview: &Preview, unit: Unit) {
             vec![sample.index.to_string(), sample.seed.to_string(), hyperparameters]
         })
         .collect();
-    print::out("");
-    print::out(print::table(&["TRIAL", "SEED", "HYPERPARAMETERS"], &samples));
+    text + "\n\n" + &print::table(&["TRIAL", "SEED", "HYPERPARAMETERS"], &samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use stoker_engine::preview::LengthCount;
+
+    use super::*;
+
+    fn preview() -> Preview {
+        let lengths = [(1, 54), (3, 18), (9, 9)];
+        let lengths =
+            lengths.into_iter().map(|(units, trials)| LengthCount { units, trials }).collect();
+        Preview { lengths, samples: vec![] }
+    }
+
+    const COST: Cost = Cost { seconds_per_unit: 90.0, slots_per_trial: 4 };
+
+    #[test]
+    fn slot_time_is_shown_for_each_length() {
+        let without = "TRIALS  LENGTH\n54      1 epochs\n18      3 epochs\n9       9 epochs\n\
+                       total: 189 epochs";
+        assert_eq!(text(&preview(), Unit::Epochs, None), without);
+        let with = "TRIALS  LENGTH    SLOT TIME\n54      1 epochs  5.4 h\n\
+                    18      3 epochs  5.4 h\n9       9 epochs  8.1 h\n\
+                    total: 189 epochs, 18.9 h of slots";
+        assert_eq!(text(&preview(), Unit::Epochs, Some(COST)), with);
+    }
+
+    #[test]
+    fn json_has_the_slot_seconds() {
+        let value = COST.add_to(json!(preview()), &preview());
+        let expected = json!({
+            "lengths": [
+                { "units": 1, "trials": 54, "slotSeconds": 19440.0 },
+                { "units": 3, "trials": 18, "slotSeconds": 19440.0 },
+                { "units": 9, "trials": 9, "slotSeconds": 29160.0 },
+            ],
+            "samples": [], "secondsPerUnit": 90.0, "slotsPerTrial": 4, "slotSeconds": 68040.0,
+        });
+        assert_eq!(value, expected);
+    }
+
+    #[test]
+    fn slot_times_have_a_suitable_unit() {
+        let times = [0.0, 59.0, 60.0, 3540.0, 3599.0, 5400.0, 360_000.0].map(slot_time);
+        assert_eq!(times, ["0 s", "59 s", "1 min", "59 min", "1.0 h", "1.5 h", "100 h"]);
+    }
+
+    #[test]
+    fn unit_duration_must_be_positive() {
+        assert_eq!(positive("0.5"), Ok(0.5));
+        for wrong in ["0", "-1", "NaN", "inf", "x"] {
+            assert!(positive(wrong).is_err(), "{wrong}");
+        }
+    }
 }

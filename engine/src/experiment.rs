@@ -3,7 +3,10 @@
 //! 1. [`Ledger`]: the search, in step with its record.
 //! 2. [`desired_states`]: the desired states of trials, from the search and the user.
 //! 3. [`Summary`]: counts, progress and the best trial.
-//! 4. [`conditions`], [`refusal`]: conditions and messages for users.
+//! 4. [`explain`]: reasons for all decisions, as data and sentences.
+//! 5. [`conditions`], [`refusal`]: conditions and messages for users.
+
+pub mod explain;
 
 mod ledger;
 mod recorded;

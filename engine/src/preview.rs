@@ -41,8 +41,14 @@ pub struct Sample {
 impl Preview {
     /// Returns the sum of all trials' lengths, in the experiment's unit.
     pub fn total_units(&self) -> u64 {
-        let units = self.lengths.iter().map(|length| length.units.saturating_mul(length.trials));
-        units.fold(0, u64::saturating_add)
+        self.lengths.iter().map(LengthCount::total_units).fold(0, u64::saturating_add)
+    }
+}
+
+impl LengthCount {
+    /// Returns the sum of these trials' lengths.
+    pub fn total_units(&self) -> u64 {
+        self.units.saturating_mul(self.trials)
     }
 }
 

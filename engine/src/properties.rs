@@ -168,15 +168,18 @@ proptest! {
             let mut undisturbed = runner.clone();
             undisturbed.settle(usize::MAX);
             runner.settle(pick % 6);
+            runner.check_explained();
             runner.live = None;
             runner.settle(usize::MAX);
             prop_assert_eq!(&runner.trials, &undisturbed.trials);
             prop_assert_eq!(&runner.log, &undisturbed.log);
             prop_assert_eq!(&runner.live, &undisturbed.live);
             runner.check();
+            runner.check_explained();
             runner.check_released();
         }
         runner.finish();
+        runner.check_explained_at_each_turn();
         prop_assert!(runner.num_closes.values().all(|closes| *closes == 1));
     }
 
@@ -206,7 +209,10 @@ proptest! {
                     runner.state = paused[usize::from(die > 128)];
                     runner.settle(usize::MAX);
                 }
-                2 => runner.settle(usize::MAX),
+                2 => {
+                    runner.settle(usize::MAX);
+                    runner.check_explained();
+                }
                 _ => runner.step(pick, die),
             }
             prop_assert!(deleted.iter().all(|index| !runner.trials.contains_key(index)));
@@ -214,6 +220,7 @@ proptest! {
         }
         runner.state = DesiredState::Active;
         runner.finish();
+        runner.check_explained();
         let ledger = runner.ledger();
         let created = ledger.book().next_index();
         prop_assert_eq!(runner.trials.len() + deleted.len(), created as usize);

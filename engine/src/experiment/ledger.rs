@@ -9,6 +9,7 @@
 //! in the experiment's log. The home is durable before any effect of the turn and before the next
 //! turn. So after a crash, the record has all decisions from which anything can have followed.
 
+mod explained;
 mod limits;
 mod rebuild;
 
@@ -270,6 +271,11 @@ impl Ledger {
     /// for room start in this order.
     pub fn granted_in(&self, trial: u32) -> u64 {
         self.granted_in.get(trial as usize).copied().unwrap_or(u64::MAX)
+    }
+
+    /// Returns the position of the next turn.
+    pub fn next_order(&self) -> u64 {
+        self.search.next_order()
     }
 
     /// Returns the maximum number of active trials; `None` means no limit.

@@ -10,7 +10,8 @@
 //! 4. [`methods`]: how long trials train. A new method implements [`methods::SearchMethod`],
 //!    becomes a variant of [`state::AnyMethod`], and joins the list in the property tests.
 //! 5. [`samplers`]: hyperparameters of new trials.
-//! 6. [`state`]: decides turns and replays recorded ones; [`simulate`]: runs a search on curves.
+//! 6. [`view`]: rungs and ranks, to explain decisions.
+//! 7. [`state`]: decides turns and replays recorded ones; [`simulate`]: runs a search on curves.
 
 pub mod book;
 mod config;
@@ -22,6 +23,7 @@ pub mod samplers;
 pub mod simulate;
 pub mod state;
 pub mod turn;
+pub mod view;
 
 mod grid;
 mod sample;

@@ -35,6 +35,13 @@ impl Loss {
     pub fn of_metric(metric: f64, smaller_is_better: bool) -> Self {
         Self::new(if smaller_is_better { metric } else { -metric })
     }
+
+    /// Returns the metric with this loss. `None` for an infinite loss: of NaN, or without a result.
+    pub fn to_metric(self, smaller_is_better: bool) -> Option<f64> {
+        // Not `-loss`, which is -0 for 0.
+        let metric = if smaller_is_better { self.0 } else { 0.0 - self.0 };
+        (self.0 < f64::INFINITY).then_some(metric)
+    }
 }
 
 impl Eq for Loss {}
@@ -177,6 +184,42 @@ impl Rung {
     /// Returns the undecided trials that are not among the best, best first.
     pub fn losers(&self) -> impl Iterator<Item = u32> + '_ {
         self.losers.iter().map(|key| key.trial)
+    }
+
+    /// Returns all entries, best first.
+    pub fn ranking(&self) -> impl Iterator<Item = (u32, Loss)> + '_ {
+        self.best.iter().chain(&self.rest).map(|key| (key.trial, key.loss))
+    }
+
+    /// Returns the rank of a trial, from 1, and its loss. Takes O(n).
+    pub fn rank(&self, trial: u32) -> Option<(usize, Loss)> {
+        let (key, _) = self.entries.get(&trial)?;
+        let num_better = match self.best.contains(key) {
+            true => self.best.range(..key).count(),
+            false => self.best.len() + self.rest.range(..key).count(),
+        };
+        Some((num_better + 1, key.loss))
+    }
+
+    /// Returns the number of entries among the best.
+    pub fn num_best(&self) -> usize {
+        self.best.len()
+    }
+
+    /// Returns the loss of the worst entry among the best.
+    pub fn cut(&self) -> Option<Loss> {
+        self.best.last().map(|key| key.loss)
+    }
+
+    /// Returns `true` if a trial was promoted.
+    pub fn is_promoted(&self, trial: u32) -> bool {
+        self.entries.get(&trial).is_some_and(|(_, fate)| *fate == Fate::Promoted)
+    }
+
+    /// Returns the trials that were promoted, by index.
+    pub fn promoted(&self) -> impl Iterator<Item = u32> + '_ {
+        let is_promoted = |(_, (_, fate)): &(&u32, &(Key, Fate))| *fate == Fate::Promoted;
+        self.entries.iter().filter(is_promoted).map(|(trial, _)| *trial)
     }
 
     /// Records that a trial was promoted.

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stoker_api::decisions::{DeletedEvent, DeletedTrial, LogEntry, LogEvent, StepRecord};
-use stoker_api::trial::{Grant, TrialSpec};
+use stoker_api::time::Timestamp;
+use stoker_api::trial::{Fact, Grant, TrialSpec};
 
 use super::{Ledger, Record, Unreadable, Write, effects, groups};
 use crate::experiment::recorded;
 use crate::search::SearchConfig;
-use crate::search::state::{RecordedDraw, SearchState};
+use crate::search::state::{self as search, RecordedDraw, SearchState};
 use crate::search::turn::{Event, Step};
 
 /// Where a turn is recorded.
@@ -18,6 +19,26 @@ enum Home<'a> {
     /// The home was deleted. Its effects are left.
     Deleted,
 }
+
+impl Home<'_> {
+    /// Returns the time of the turn's event, if it is recorded.
+    fn time(&self, record: Record<'_>) -> Option<Timestamp> {
+        match self {
+            Self::Log(entry) => Some(entry.at),
+            Self::Grant(trial, grant) => {
+                let facts = &record.trials.get(trial)?.status.facts;
+                match facts.get(grant.fact? as usize)? {
+                    Fact::Result(result) => result.at,
+                    Fact::Closed(closed) => closed.at,
+                }
+            }
+            Self::Deleted => None,
+        }
+    }
+}
+
+/// Observer of replayed turns: gets the search after the turn, the turn and its time.
+pub(super) type Watch<'a> = &'a mut dyn FnMut(&SearchState, &search::Turn, Option<Timestamp>);
 
 /// Content of a recorded turn.
 struct Turn {
@@ -38,6 +59,15 @@ impl Ledger {
         config: &SearchConfig,
         record: Record<'_>,
     ) -> Result<(Self, Vec<Write>), Unreadable> {
+        Self::rebuild_with(config, record, &mut |_, _, _| {})
+    }
+
+    /// Rebuilds the search. `watch` gets each turn with the search after it and its time.
+    pub(super) fn rebuild_with(
+        config: &SearchConfig,
+        record: Record<'_>,
+        watch: Watch<'_>,
+    ) -> Result<(Self, Vec<Write>), Unreadable> {
         let mut ledger = Self {
             config: config.clone(),
             search: SearchState::of(config),
@@ -51,10 +81,10 @@ impl Ledger {
         };
         let mut writes = vec![];
         if record.log.is_empty() && (record.trials_created > 0 || !record.trials.is_empty()) {
-            ledger.begin_old_record(record)?;
+            ledger.begin_old_record(record, watch)?;
         }
         for (order, home) in homes(record)? {
-            ledger.replay(order, &home, record, &mut writes)?;
+            ledger.replay(order, &home, record, &mut writes, watch)?;
         }
         ledger.adopt(first_unused(record), record);
         ledger.skip_facts(record);
@@ -62,7 +92,7 @@ impl Ledger {
     }
 
     /// Derives the first turn of a record by a version that did not record steps.
-    fn begin_old_record(&mut self, record: Record<'_>) -> Result<(), Unreadable> {
+    fn begin_old_record(&mut self, record: Record<'_>, watch: Watch<'_>) -> Result<(), Unreadable> {
         // Only the first turn of a newer version has this position, and it is in the log.
         if let Some(trial) = record.trials.values().find(|trial| trial.spec.order == Some(0)) {
             return Err(Unreadable {
@@ -75,17 +105,24 @@ impl Ledger {
                 ),
             });
         }
-        self.derive(0, Event::Began, record);
+        self.derive(0, Event::Began, record, (None, watch));
         self.search.skip_to_order(0);
         Ok(())
     }
 
     /// Decides the event of a turn whose steps were not recorded.
-    fn derive(&mut self, order: u64, event: Event, record: Record<'_>) {
+    fn derive(
+        &mut self,
+        order: u64,
+        event: Event,
+        record: Record<'_>,
+        (at, watch): (Option<Timestamp>, Watch<'_>),
+    ) {
         self.has_begun = true;
         let end = first_unused(record);
         if let Some(turn) = self.search.advance(event) {
             self.note(order, &turn.changes);
+            watch(&self.search, &turn, at);
             for (draw, random_words) in turn.created.into_iter().zip(turn.random_words) {
                 let index = draw.index;
                 self.admit(order, random_words);
@@ -104,10 +141,12 @@ impl Ledger {
         home: &Home<'_>,
         record: Record<'_>,
         writes: &mut Vec<Write>,
+        watch: Watch<'_>,
     ) -> Result<(), Unreadable> {
+        let at = home.time(record);
         let Turn { events, steps, last_mentioned } = self.content(order, home, record)?;
         let Some(steps) = steps else {
-            events.into_iter().for_each(|event| self.derive(order, event, record));
+            events.into_iter().for_each(|event| self.derive(order, event, record, (at, watch)));
             self.search.skip_to_order(order + 1);
             return self.place(home, order);
         };
@@ -141,6 +180,7 @@ impl Ledger {
         self.note(order, &turn.changes);
         let groups = groups(&steps, next);
         self.add_missing(&turn, next, &groups);
+        watch(&self.search, &turn, at);
         self.place(home, order)?;
         let home_trial = match home {
             Home::Grant(trial, _) => Some(*trial),

@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 
 use stoker_api::trial::CloseCause;
 
-use super::{SearchMethod, stops};
+use super::{SearchMethod, standing_in, stops};
 use crate::search::book::{Before, Book, TrialState};
 use crate::search::rung::{Rung, Ties};
 use crate::search::turn::{Event, Step};
+use crate::search::view::{BracketView, NextPromotion, Rule, RungView, Standing};
 
 /// Size of an asynchronous halving.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,6 +136,35 @@ impl AsyncHalving {
         match self.config.stop_once {
             true => create(),
             false => promotion().or_else(create),
+        }
+    }
+
+    /// Returns what the next result of a rung leads to.
+    fn next_promotion(&self, rung: usize, book: &Book) -> NextPromotion {
+        let Self { rungs, on_way, config, .. } = self;
+        if rung == self.top() {
+            return NextPromotion::Top;
+        }
+        if let Some(trial) = rungs[rung].candidate().filter(|_| !config.stop_once) {
+            return NextPromotion::Trial(trial);
+        }
+        let is_below_open = |below: usize| !config.stop_once && rungs[below].num_candidates() > 0;
+        let is_open = self.num_missing(book) > 0
+            || on_way[..=rung].iter().any(|num| *num > 0)
+            || (0..rung).any(is_below_open);
+        if !is_open {
+            return NextPromotion::Closed;
+        }
+        let num_results = rungs[rung].len() + 1;
+        let num_best = num_results / config.divisor as usize;
+        let num_best = if config.stop_once { num_best.max(1) } else { num_best };
+        let Some(last) = num_best.checked_sub(1) else {
+            return NextPromotion::AtResults(config.divisor as usize);
+        };
+        match rungs[rung].ranking().nth(last) {
+            Some((_, loss)) if config.stop_once => NextPromotion::AtMost(loss),
+            Some((_, loss)) => NextPromotion::Below(loss),
+            None => NextPromotion::AtResults(num_results),
         }
     }
 
@@ -262,6 +292,28 @@ impl SearchMethod for AsyncHalving {
         let first = Some(u64::from(self.config.max_trials));
         let sizes = std::iter::successors(first, next).take(self.config.lengths.len());
         stops(&self.config.lengths, &sizes.collect::<Vec<_>>())
+    }
+
+    fn rule(&self) -> Rule {
+        if self.config.stop_once { Rule::StopOnce } else { Rule::Promotion }
+    }
+
+    fn standing(&self, trial: u32, units: u64, _book: &Book) -> Option<Standing> {
+        let rung = self.config.lengths.partition_point(|length| *length <= units).checked_sub(1)?;
+        let standing = standing_in(&self.rungs[rung], trial)?;
+        let num_required = if self.config.stop_once { 1 } else { self.config.divisor as usize };
+        let (units, num_rungs) = (self.config.lengths[rung], self.rungs.len());
+        Some(Standing { rung, num_rungs, units, num_required, ..standing })
+    }
+
+    fn views(&self, book: &Book) -> Vec<BracketView> {
+        let view = |rung: usize| {
+            let (units, num_training) = (self.config.lengths[rung], self.on_way[rung] as usize);
+            let next = self.next_promotion(rung, book);
+            RungView::new(units, num_training, &self.rungs[rung], next, book)
+        };
+        let rungs = (0..self.rungs.len()).map(view).collect();
+        vec![BracketView { rungs, num_missing: self.num_missing(book), places: self.places() }]
     }
 }
 

@@ -7,6 +7,7 @@ use stoker_api::trial::CloseCause;
 use super::SearchMethod;
 use crate::search::book::{Before, Book, TrialState};
 use crate::search::turn::{Event, Step};
+use crate::search::view::{BracketView, Rule, Standing};
 
 /// Creates a number of trials, each with the full length.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,5 +108,18 @@ impl SearchMethod for FixedLength {
 
     fn forecast(&self) -> BTreeMap<u64, u64> {
         BTreeMap::from([(self.units, u64::from(self.max_trials))])
+    }
+
+    fn rule(&self) -> Rule {
+        Rule::FullLength
+    }
+
+    fn standing(&self, _trial: u32, _units: u64, _book: &Book) -> Option<Standing> {
+        None
+    }
+
+    fn views(&self, book: &Book) -> Vec<BracketView> {
+        let (num_missing, places) = (self.num_missing(book), self.places());
+        vec![BracketView { rungs: vec![], num_missing, places }]
     }
 }

@@ -14,6 +14,7 @@ use crate::search::book::{Before, Book, TrialState};
 use crate::search::rung::Loss;
 use crate::search::state::AnyMethod;
 use crate::search::turn::{Event, Step};
+use crate::search::view::{BracketView, MedianStanding, Rule, Standing};
 
 /// A method whose trials train in steps, and may be stopped after each of them.
 ///
@@ -27,12 +28,20 @@ pub struct Median {
     means: BTreeMap<u64, Means>,
     /// Trial with a result between the lengths of the inner method, and whether it stops.
     undecided: Option<(u32, bool)>,
+    /// Comparisons by which trials were stopped.
+    stopped: BTreeMap<u32, MedianStanding>,
 }
 
 impl Median {
     /// Returns a search by `inner` that also stops trials by `rule`.
     pub fn new(inner: AnyMethod, rule: MedianStopping) -> Self {
-        Self { inner: Box::new(inner), rule, means: BTreeMap::new(), undecided: None }
+        Self {
+            inner: Box::new(inner),
+            rule,
+            means: BTreeMap::new(),
+            undecided: None,
+            stopped: BTreeMap::new(),
+        }
     }
 
     fn inner(&self) -> &dyn SearchMethod {
@@ -46,25 +55,27 @@ impl Median {
     }
 
     /// Returns the length that the inner method granted to a trial that trains to `units`.
-    fn goal(&self, trial: u32, units: u64, book: &Book) -> u64 {
+    fn goal_of(&self, trial: u32, units: u64, book: &Book) -> u64 {
         self.inner().length_at(book.trial(trial).group, units)
     }
 
-    /// Takes in the results of a trial up to `units`. Returns `true` if the trial must stop.
-    fn compare(&mut self, trial: u32, units: u64, book: &Book) -> bool {
+    /// Takes in the results of a trial up to `units`. Returns the comparison if it must stop.
+    fn compare(&mut self, trial: u32, units: u64, book: &Book) -> Option<MedianStanding> {
         let losses: Vec<Loss> = book.trial(trial).results.iter().map(|(_, loss)| *loss).collect();
-        let Some(best) = losses.iter().min() else { return false };
+        let best = *losses.iter().min()?;
         let sum: f64 = losses.iter().map(|loss| loss.value()).sum();
         let means = self.means.entry(units).or_default();
+        let num_others = means.len();
         let may_stop =
-            units >= self.rule.start_units && means.len() >= self.rule.min_trials.max(1) as usize;
-        let is_worse = may_stop && means.median().is_some_and(|median| *best > median);
+            units >= self.rule.start_units && num_others >= self.rule.min_trials.max(1) as usize;
+        let median = means.median().filter(|median| may_stop && best > *median);
         means.insert(trial, Loss::new(sum / losses.len() as f64));
-        is_worse
+        median.map(|median| MedianStanding { best, median, num_others })
     }
 
     fn forget(&mut self, trial: u32) {
         self.undecided.take_if(|(undecided, _)| *undecided == trial);
+        self.stopped.remove(&trial);
         self.means.retain(|_, means| {
             means.remove(trial);
             means.len() > 0
@@ -75,9 +86,10 @@ impl Median {
 impl SearchMethod for Median {
     fn observe(&mut self, event: &Event, before: Option<Before>, book: &Book) {
         if let Event::Result { trial, units, .. } = *event {
-            let is_worse = self.compare(trial, units, book);
-            if self.goal(trial, units, book) > units {
-                self.undecided = Some((trial, is_worse));
+            let stopped = self.compare(trial, units, book);
+            if self.goal_of(trial, units, book) > units {
+                self.undecided = Some((trial, stopped.is_some()));
+                self.stopped.extend(stopped.map(|standing| (trial, standing)));
                 return;
             }
         }
@@ -87,7 +99,7 @@ impl SearchMethod for Median {
             self.forget(trial);
         }
         let before = event.trial().zip(before).map(|(trial, before)| {
-            let units = self.goal(trial, before.units, book);
+            let units = self.goal_of(trial, before.units, book);
             Before { units, ..before }
         });
         self.inner.as_dyn_mut().observe(event, before, book);
@@ -105,14 +117,14 @@ impl SearchMethod for Median {
                 hyperparameters: hyperparameters.clone(),
             },
             Step::Continue { trial, units } => {
-                if *units <= self.goal(*trial, book.trial(*trial).units, book) {
+                if *units <= self.goal_of(*trial, book.trial(*trial).units, book) {
                     return;
                 }
-                Step::Continue { trial: *trial, units: self.goal(*trial, *units, book) }
+                Step::Continue { trial: *trial, units: self.goal_of(*trial, *units, book) }
             }
             Step::Stop { trial } => {
                 let units = book.trial(*trial).units;
-                let goal = self.goal(*trial, units, book);
+                let goal = self.goal_of(*trial, units, book);
                 if goal > units {
                     // The inner method still counts the trial as active.
                     let event = Event::Closed { trial: *trial, cause: CloseCause::StoppedEarly };
@@ -129,7 +141,7 @@ impl SearchMethod for Median {
     fn decide(&self, book: &Book) -> Option<Step> {
         if let Some((trial, is_worse)) = self.undecided {
             let units = book.trial(trial).units;
-            let next = self.step_end(units, self.goal(trial, units, book));
+            let next = self.step_end(units, self.goal_of(trial, units, book));
             return Some(match is_worse {
                 true => Step::Stop { trial },
                 false => Step::Continue { trial, units: next },
@@ -165,8 +177,28 @@ impl SearchMethod for Median {
         self.step_end(units.saturating_sub(1), self.inner().length_at(group, units))
     }
 
+    fn goal(&self, group: u32, units: u64) -> u64 {
+        self.inner().length_at(group, units)
+    }
+
+    fn median_of(&self, trial: u32) -> Option<MedianStanding> {
+        self.stopped.get(&trial).copied()
+    }
+
     fn forecast(&self) -> BTreeMap<u64, u64> {
         self.inner().forecast()
+    }
+
+    fn rule(&self) -> Rule {
+        self.inner().rule()
+    }
+
+    fn standing(&self, trial: u32, units: u64, book: &Book) -> Option<Standing> {
+        self.inner().standing(trial, units, book)
+    }
+
+    fn views(&self, book: &Book) -> Vec<BracketView> {
+        self.inner().views(book)
     }
 }
 

@@ -18,7 +18,9 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use super::book::{Before, Book};
+use super::rung::Rung;
 use super::turn::{Event, Step};
+use super::view::{BracketView, MedianStanding, PEERS_MAX, Rule, Standing};
 
 /// Rules by which a search creates, continues and stops trials.
 ///
@@ -49,8 +51,49 @@ pub trait SearchMethod: Debug + Send {
     /// The search decides about trials at these lengths.
     fn length_at(&self, group: u32, units: u64) -> u64;
 
+    /// Returns the length up to which a trial of a bracket trains before it is compared, if it was
+    /// granted `units`. Greater than `units` if trials train in steps.
+    fn goal(&self, _group: u32, units: u64) -> u64 {
+        units
+    }
+
+    /// Returns the comparison by which a trial was stopped between the lengths of the method.
+    fn median_of(&self, _trial: u32) -> Option<MedianStanding> {
+        None
+    }
+
     /// Returns the number of trials by the length that they train to if none of them fails.
     fn forecast(&self) -> BTreeMap<u64, u64>;
+
+    /// Returns the rule by which trials continue.
+    fn rule(&self) -> Rule;
+
+    /// Returns the rank of a trial in the highest rung whose length is at most `units`. `None` if
+    /// it is not in that rung, or if the method does not compare trials.
+    fn standing(&self, trial: u32, units: u64, book: &Book) -> Option<Standing>;
+
+    /// Returns the brackets. If there is only one, all trials belong to it.
+    fn views(&self, book: &Book) -> Vec<BracketView>;
+}
+
+/// Returns the rank of a trial in a rung, with the numbers of a rule that continues the best ones.
+fn standing_in(rung: &Rung, trial: u32) -> Option<Standing> {
+    let (rank, loss) = rung.rank(trial)?;
+    let others = rung.ranking().filter(|(other, _)| *other != trial);
+    Some(Standing {
+        rung: 0,
+        num_rungs: 1,
+        units: 0,
+        loss,
+        rank,
+        num_results: rung.len(),
+        num_continuing: rung.num_best(),
+        continues: rung.is_among_best(trial),
+        cut: rung.cut(),
+        num_required: 0,
+        num_missing: 0,
+        peers: others.take(PEERS_MAX).collect(),
+    })
 }
 
 /// Counts trials by the length at which they stop, given how many reach each length. The numbers

@@ -10,6 +10,7 @@ use super::SearchMethod;
 use crate::search::book::{Before, Book, TrialState};
 use crate::search::rung::Loss;
 use crate::search::turn::{Event, Source, Step};
+use crate::search::view::{BracketView, NextPromotion, PEERS_MAX, Rule, RungView, Standing};
 
 /// Size of a population and its rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,6 +75,57 @@ impl Pbt {
         Step::Create { group, units, source, hyperparameters: None }
     }
 
+    /// Returns the trials with a result at this length, best first.
+    fn ranking(&self, units: u64, book: &Book) -> Vec<(u32, Loss)> {
+        let loss = |trial: u32| {
+            let results = &book.trial(trial).results;
+            let result = results.iter().find(|(length, _)| *length == units);
+            result.map_or(Loss::INFINITE, |(_, loss)| *loss)
+        };
+        let finished = self.finished.get(&units).into_iter().flatten();
+        let mut ranking: Vec<_> = finished.map(|trial| (*trial, loss(*trial))).collect();
+        ranking.sort_by_key(|(trial, loss)| (*loss, *trial));
+        ranking
+    }
+
+    /// Returns how many trials of a round continue. Trials that ended rank last, and their places
+    /// are the first to be replaced.
+    fn num_kept(&self, num_results: usize) -> usize {
+        let num_ended = (self.config.population_size as usize).saturating_sub(num_results);
+        num_results - self.num_truncated().saturating_sub(num_ended).min(num_results)
+    }
+
+    fn view(&self, round: u32, book: &Book) -> RungView {
+        let units = u64::from(round + 1) * self.config.units_per_round;
+        let ranking = self.ranking(units, book);
+        let num_training = self.on_way.get(&units).map_or(0, |num| *num as usize);
+        let is_latest = self.finished.keys().next_back().is_none_or(|latest| *latest <= units);
+        let waits = |trial: u32| {
+            let entry = book.trial(trial);
+            entry.units == units && entry.state == TrialState::Waiting
+        };
+        let num_paused = ranking.iter().filter(|(trial, _)| waits(*trial)).count();
+        let has_continued = |trial: u32| book.trial(trial).units > units;
+        let num_promoted = ranking.iter().filter(|(trial, _)| has_continued(*trial)).count();
+        let last = self.num_kept(ranking.len()).checked_sub(1);
+        let cut = last.filter(|_| num_promoted > 0).and_then(|last| ranking.get(last));
+        RungView {
+            units,
+            num_training,
+            num_results: ranking.len(),
+            num_promoted,
+            num_paused,
+            num_ended: ranking.len().saturating_sub(num_promoted + num_paused),
+            cut: cut.map(|(_, loss)| *loss),
+            best: ranking.first().map(|(_, loss)| *loss),
+            next: match num_training {
+                _ if round + 1 == self.config.num_rounds => NextPromotion::Top,
+                0 if !is_latest || ranking.len() > num_paused => NextPromotion::Closed,
+                num => NextPromotion::AfterResults(num),
+            },
+        }
+    }
+
     /// Returns the next step at the end of a round, in this order: stop the worst, copy the best,
     /// continue the others.
     fn end_round(&self, units: u64, book: &Book) -> Option<Step> {
@@ -83,17 +135,8 @@ impl Pbt {
         if units >= last {
             return finished.iter().copied().find(waits).map(|trial| Step::Stop { trial });
         }
-        let loss = |trial: u32| {
-            let results = &book.trial(trial).results;
-            let result = results.iter().find(|(length, _)| *length == units);
-            result.map_or(Loss::INFINITE, |(_, loss)| *loss)
-        };
-        let mut ranking: Vec<u32> = finished.iter().copied().collect();
-        ranking.sort_by_key(|trial| (loss(*trial), *trial));
-        // Trials that ended rank last, and their places are the first to be replaced.
-        let num_ended = (self.config.population_size as usize).saturating_sub(ranking.len());
-        let num_stopped = self.num_truncated().saturating_sub(num_ended).min(ranking.len());
-        let num_kept = ranking.len() - num_stopped;
+        let ranking: Vec<u32> = self.ranking(units, book).iter().map(|(trial, _)| *trial).collect();
+        let num_kept = self.num_kept(ranking.len());
         if let Some(trial) = ranking[num_kept..].iter().copied().find(waits) {
             return Some(Step::Stop { trial });
         }
@@ -199,5 +242,38 @@ impl SearchMethod for Pbt {
             (1..u64::from(num_rounds)).map(|round| (round * units_per_round, num_truncated));
         let last = (u64::from(num_rounds) * units_per_round, u64::from(population_size));
         rounds.chain([last]).filter(|(_, num)| *num > 0).collect()
+    }
+
+    fn rule(&self) -> Rule {
+        Rule::Population
+    }
+
+    fn standing(&self, trial: u32, units: u64, book: &Book) -> Option<Standing> {
+        let round = (units / self.config.units_per_round).checked_sub(1)?;
+        let units = (round + 1) * self.config.units_per_round;
+        let ranking = self.ranking(units, book);
+        let position = ranking.iter().position(|(other, _)| *other == trial)?;
+        let num_kept = self.num_kept(ranking.len());
+        let others = ranking.iter().filter(|(other, _)| *other != trial);
+        Some(Standing {
+            rung: round as usize,
+            num_rungs: self.config.num_rounds as usize,
+            units,
+            loss: ranking[position].1,
+            rank: position + 1,
+            num_results: ranking.len(),
+            num_continuing: num_kept,
+            continues: position < num_kept,
+            cut: num_kept.checked_sub(1).map(|last| ranking[last].1),
+            num_required: 0,
+            num_missing: self.on_way.get(&units).map_or(0, |num| *num as usize),
+            peers: others.copied().take(PEERS_MAX).collect(),
+        })
+    }
+
+    fn views(&self, book: &Book) -> Vec<BracketView> {
+        let rungs = (0..self.config.num_rounds).map(|round| self.view(round, book)).collect();
+        let num_missing = self.config.population_size.saturating_sub(self.num_created);
+        vec![BracketView { rungs, num_missing, places: None }]
     }
 }

@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 
 use stoker_api::trial::CloseCause;
 
-use super::{SearchMethod, add_all, stops};
+use super::{SearchMethod, add_all, standing_in, stops};
 use crate::search::book::{Before, Book, TrialState};
 use crate::search::rung::{Rung, Ties};
 use crate::search::turn::{Event, Step};
+use crate::search::view::{BracketView, NextPromotion, Rule, RungView, Standing};
 
 /// One synchronous bracket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +28,8 @@ struct Bracket {
     rungs: Vec<Rung>,
     /// Number of active trials that train to each rung.
     on_way: Vec<u32>,
-    /// Whether all results that can come to a rung below the top are there.
-    is_complete: Vec<bool>,
+    /// Number of results that a rung below the top waits for.
+    num_awaited: Vec<usize>,
     num_created: u32,
     num_invalid: u32,
 }
@@ -56,7 +57,7 @@ impl Bracket {
             let next = self.config.sizes[rung + 1] as usize;
             self.rungs[rung].set_num_best(next.saturating_sub(missing));
             num_arriving += self.rungs[rung].num_candidates();
-            self.is_complete[rung] = missing == 0;
+            self.num_awaited[rung] = missing;
         }
     }
 
@@ -86,10 +87,24 @@ impl Bracket {
         (self.num_missing(book) > 0).then_some(create)
     }
 
+    fn views(&self, book: &Book) -> Vec<RungView> {
+        let next = |rung: usize| match (self.rungs[rung].candidate(), self.num_awaited[rung]) {
+            _ if rung == self.top() => NextPromotion::Top,
+            (Some(trial), _) => NextPromotion::Trial(trial),
+            (None, 0) => NextPromotion::Closed,
+            (None, awaited) => NextPromotion::AfterResults(awaited),
+        };
+        let view = |rung: usize| {
+            let (units, num_training) = (self.config.lengths[rung], self.on_way[rung] as usize);
+            RungView::new(units, num_training, &self.rungs[rung], next(rung), book)
+        };
+        (0..self.rungs.len()).map(view).collect()
+    }
+
     /// Ends the paused trials of complete rungs that are not sure to be promoted.
     fn close_out(&self, group: u32) -> Option<Step> {
         (0..self.top()).find_map(|rung| {
-            if !self.is_complete[rung] {
+            if self.num_awaited[rung] > 0 {
                 return None;
             }
             let mut losers = self.rungs[rung].losers();
@@ -121,10 +136,10 @@ impl SyncHalving {
         let new = |config: BracketConfig| {
             let num_rungs = config.lengths.len();
             Bracket {
+                num_awaited: config.sizes.iter().map(|size| *size as usize).collect(),
                 config,
                 rungs: vec![Rung::new(Ties::FirstIsBest); num_rungs],
                 on_way: vec![0; num_rungs],
-                is_complete: vec![false; num_rungs],
                 num_created: 0,
                 num_invalid: 0,
             }
@@ -271,5 +286,34 @@ impl SearchMethod for SyncHalving {
             let sizes: Vec<u64> = config.sizes.iter().map(|size| u64::from(*size)).collect();
             stops(&config.lengths, &sizes)
         }))
+    }
+
+    fn rule(&self) -> Rule {
+        Rule::Synchronous
+    }
+
+    fn standing(&self, trial: u32, units: u64, book: &Book) -> Option<Standing> {
+        let Bracket { config, rungs, num_awaited, .. } =
+            &self.brackets[book.trial(trial).group as usize];
+        let rung = config.lengths.partition_point(|length| *length <= units).checked_sub(1)?;
+        let standing = standing_in(&rungs[rung], trial)?;
+        let is_top = rung + 1 == rungs.len();
+        Some(Standing {
+            rung,
+            num_rungs: rungs.len(),
+            units: config.lengths[rung],
+            num_continuing: config.sizes.get(rung + 1).map_or(0, |size| *size as usize),
+            num_missing: if is_top { 0 } else { num_awaited[rung] },
+            ..standing
+        })
+    }
+
+    fn views(&self, book: &Book) -> Vec<BracketView> {
+        let places = self.places();
+        let view = |bracket: &Bracket| {
+            let num_missing = bracket.num_missing(book);
+            BracketView { rungs: bracket.views(book), num_missing, places }
+        };
+        self.brackets.iter().map(view).collect()
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{AsyncHalving, AsyncHalvingConfig, SearchMethod, add_all};
 use crate::search::book::{Before, Book};
 use crate::search::turn::{Event, Step};
+use crate::search::view::{BracketView, Rule, Standing};
 
 /// Brackets with separate trials and separate places. The group of a trial is the index of its
 /// bracket.
@@ -67,5 +68,17 @@ impl SearchMethod for Tournament {
 
     fn forecast(&self) -> BTreeMap<u64, u64> {
         add_all(self.brackets.iter().map(SearchMethod::forecast))
+    }
+
+    fn rule(&self) -> Rule {
+        self.brackets.first().map_or(Rule::Promotion, SearchMethod::rule)
+    }
+
+    fn standing(&self, trial: u32, units: u64, book: &Book) -> Option<Standing> {
+        self.brackets[book.trial(trial).group as usize].standing(trial, units, book)
+    }
+
+    fn views(&self, book: &Book) -> Vec<BracketView> {
+        self.brackets.iter().flat_map(|bracket| bracket.views(book)).collect()
     }
 }

@@ -1,0 +1,226 @@
+//! Sentences of small searches, worked out step by step.
+
+use serde_json::json;
+use stoker_api::experiment::{
+    AdaptiveAshaSearch, AsyncHalvingSearch, Length, SearchMode, SyncHalvingSearch, Unit,
+};
+use stoker_api::trial::CloseCause;
+use stoker_api::validate::Method;
+
+use super::*;
+use crate::fixture::config;
+use crate::search::SearchConfig;
+use crate::search::methods::{Pbt, PbtConfig};
+use crate::search::rung::Loss;
+use crate::search::samplers::{Explore, Sampler};
+use crate::search::state::{AnyMethod, SearchState};
+use crate::search::turn::Event;
+
+/// Runs a search on events such as `0=0.5` (a result), `0!` (failed), `0?` (invalid), `0~` (ended
+/// early), `0x` (cancelled) and `0-` (deleted).
+fn run(config: &SearchConfig, mut search: SearchState, events: &str) -> Explanation {
+    let mut explainer = Explainer::new(config);
+    let began = search.advance(Event::Began).unwrap();
+    explainer.take_in(&search, &began, None);
+    for word in events.split_whitespace() {
+        let end = word.find(|char: char| !char.is_ascii_digit()).unwrap();
+        let trial: u32 = word[..end].parse().unwrap();
+        let closed = |cause| Event::Closed { trial, cause };
+        let event = match &word[end..] {
+            "!" => closed(CloseCause::Failed),
+            "?" => closed(CloseCause::InvalidHyperparameters),
+            "~" => closed(CloseCause::StoppedEarly),
+            "x" => closed(CloseCause::Cancelled),
+            "-" => Event::Deleted { trial },
+            result => {
+                let metric: f64 = result[1..].parse().unwrap();
+                let loss = Loss::of_metric(metric, config.smaller_is_better);
+                Event::Result { trial, units: search.book().trial(trial).units, loss }
+            }
+        };
+        let turn = search.advance(event).unwrap_or_else(|| panic!("{word} changes nothing"));
+        explainer.take_in(&search, &turn, None);
+    }
+    explainer.finish(&search)
+}
+
+fn text(explanation: &Explanation) -> String {
+    let decisions = explanation.decisions();
+    let decisions = decisions.iter().map(|decision| decision.sentence());
+    let next = explanation.brackets.iter().flat_map(|bracket| {
+        let rungs = bracket.rungs.iter().map(|rung| {
+            let RungExplanation { training, results, promoted, paused, ended, .. } = rung;
+            format!(
+                "  at {}: {training} training, {results} results, {promoted} promoted, \
+                 {paused} paused, {ended} ended; {}",
+                rung.units, rung.next
+            )
+        });
+        let bracket = format!("Bracket {}: {}", bracket.bracket, bracket.next);
+        std::iter::once(bracket).chain(rungs)
+    });
+    decisions.chain(next).collect::<Vec<_>>().join("\n")
+}
+
+fn halving(max_trials: u32, places: u32, stop_once: bool) -> Method {
+    Method::AsyncHalving(AsyncHalvingSearch {
+        max_trials,
+        num_rungs: 2,
+        divisor: 3,
+        max_concurrent_trials: places,
+        stop_once,
+    })
+}
+
+fn sync_halving() -> Method {
+    Method::SyncHalving {
+        search: SyncHalvingSearch {
+            num_rungs: 2,
+            budget: Length::new(Unit::Epochs, 30),
+            divisor: 3,
+            max_concurrent_trials: 2,
+        },
+        budget: 30,
+    }
+}
+
+fn adaptive() -> Method {
+    Method::AdaptiveAsha(AdaptiveAshaSearch {
+        max_trials: 6,
+        mode: SearchMode::Conservative,
+        max_rungs: 2,
+        bracket_rungs: vec![],
+        divisor: 2,
+        max_concurrent_trials: 3,
+        stop_once: false,
+    })
+}
+
+fn population(config: &SearchConfig) -> SearchState {
+    let size = PbtConfig {
+        population_size: 4,
+        units_per_round: 3,
+        num_rounds: 3,
+        truncate_fraction: 0.25,
+    };
+    let space = config.space.clone();
+    let explore = Explore { space, resample_probability: 0.25, perturb_factor: 1.2 };
+    SearchState::new(AnyMethod::Pbt(Pbt::new(size)), Sampler::explore(explore), 7)
+}
+
+/// Compares the sentences of worked searches with `sentences.txt`, which people have read.
+#[test]
+fn sentences_of_all_methods_match_the_file() {
+    let random = Method::Random { max_trials: 4, max_concurrent: 3 };
+    let methods = [
+        ("promotion", halving(5, 1, false)),
+        ("stopping", halving(4, 2, true)),
+        ("synchronous", sync_halving()),
+        ("adaptive", adaptive()),
+        ("random", random),
+        ("population", Method::Single),
+    ];
+    let expected = include_str!("sentences.txt");
+    let mut found = String::new();
+    for heading in expected.lines().filter_map(|line| line.strip_prefix("== ")) {
+        let (name, events) = heading.split_once(':').unwrap();
+        let (_, method) = methods.iter().find(|(of, _)| *of == name).unwrap();
+        let config = config(method.clone());
+        let search = match name {
+            "population" => population(&config),
+            _ => SearchState::of(&config),
+        };
+        found += &format!("== {heading}\n{}\n\n", text(&run(&config, search, events)));
+    }
+    assert_eq!(found.trim_end(), expected.trim_end(), "\n{found}\n");
+}
+
+#[test]
+fn current_reason_compares_with_all_results() {
+    let config = config(halving(9, 1, false));
+    let search = SearchState::of(&config);
+    let explanation = run(&config, search, "0=0.5 1=0.3 2=0.4 1=0.1 3=0.6 4=0.2 4=0.1 5=0.7");
+    let trial = &explanation.trials[2];
+    let paused = trial.decisions.last().unwrap().comparison.clone().unwrap();
+    assert_eq!((paused.rank, paused.results, paused.continuing), (2, 3, 1));
+    let expected = "paused at 3 epochs: 0.4 ranks 3rd of 6 results, and the best 2 continue (the \
+                    2nd has 0.3)";
+    assert_eq!(trial.why.as_ref().unwrap().to_string(), expected);
+}
+
+#[test]
+fn larger_metrics_rank_first_if_they_are_better() {
+    let config = SearchConfig { smaller_is_better: false, ..config(halving(9, 1, false)) };
+    let explanation = run(&config, SearchState::of(&config), "0=0 1=0.3 2=NaN");
+    let why: Vec<String> =
+        explanation.trials.iter().map(|trial| trial.why.as_ref().unwrap().to_string()).collect();
+    let second = "2nd of 3 results, and the best one continues (it has 0.3)";
+    assert_eq!(why[0], format!("paused at 3 epochs: 0 ranks {second}"));
+    let third = "3rd of 3 results, and the best one continues (it has 0.3)";
+    assert_eq!(why[2], format!("paused at 3 epochs: NaN ranks {third}"));
+    let next = explanation.brackets[0].rungs[0].next;
+    assert_eq!(next.to_string(), "promotes the next result above 0.3");
+}
+
+#[test]
+fn paused_trial_in_the_cut_waits_for_a_place() {
+    let config = config(halving(9, 1, false));
+    let mut explanation = run(&config, SearchState::of(&config), "0=0.5 1=0.3 2=0.4");
+    let mut decision = explanation.trials[2].decisions.pop().unwrap();
+    decision.comparison.as_mut().unwrap().continues = true;
+    let expected = "paused at 3 epochs: 0.4 ranks 2nd of 3 results, the best one continues, and it \
+                    waits for a free place";
+    assert_eq!(decision.to_string(), expected);
+}
+
+#[test]
+fn json_has_stable_names_and_sentences() {
+    let config = config(halving(9, 1, false));
+    let explanation = run(&config, SearchState::of(&config), "0=0.5 1=0.3 2=0.4");
+    let expected = json!({
+        "order": 3, "trial": 2, "decision": "paused", "units": 3, "unit": "epochs",
+        "cause": { "event": "result", "trial": 2, "units": 3, "metric": 0.4 },
+        "rule": "promotion",
+        "comparison": {
+            "rung": 1, "rungs": 2, "units": 3, "metric": 0.4, "rank": 2, "results": 3,
+            "continuing": 1, "continues": false, "cutMetric": 0.3, "required": 3, "missing": 0,
+            "comparedWith": [{ "trial": 1, "metric": 0.3 }, { "trial": 0, "metric": 0.5 }],
+        },
+        "text": "paused at 3 epochs: 0.4 ranks 2nd of 3 results, and the best one continues (it \
+                 has 0.3)",
+    });
+    let trial = explanation.trials[2].to_json();
+    assert_eq!((&trial["state"], &trial["why"]), (&json!("paused"), &expected));
+    assert_eq!(trial["decisions"][1], expected);
+    let experiment = explanation.to_json();
+    assert_eq!(experiment["trials"][1]["state"], "training");
+    assert_eq!(experiment["decisions"].as_array().unwrap().len(), 7);
+    let bracket = json!({
+        "bracket": 0, "created": 3, "remaining": 6, "training": 1, "waiting": 0, "paused": 2,
+        "promotions": 1, "stopped": 0, "completed": 0, "ended": 0, "places": 1,
+        "next": { "action": "creates", "remaining": 6,
+            "text": "creates a trial when a place is free, 6 are left" },
+        "rungs": [
+            { "rung": 1, "units": 3, "training": 0, "results": 3, "promoted": 1, "paused": 2,
+                "ended": 0, "cutMetric": 0.3, "bestMetric": 0.3,
+                "next": { "action": "promotesBetter", "metric": 0.3,
+                    "text": "promotes the next result below 0.3" } },
+            { "rung": 2, "units": 9, "training": 1, "results": 0, "promoted": 0, "paused": 0,
+                "ended": 0, "cutMetric": null, "bestMetric": null,
+                "next": { "action": "none", "text": "last rung" } },
+        ],
+    });
+    assert_eq!(experiment["brackets"], json!([bracket]));
+}
+
+#[test]
+fn numbers_are_short_and_readable() {
+    let numbers = [1, 2, 3, 4, 11, 12, 13, 21, 101, 111].map(sentences::ordinal);
+    let expected = ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "101st", "111th"];
+    assert_eq!(numbers, expected);
+    let metrics = [Some(0.0), Some(0.9299), Some(-12.5), Some(1.0 / 3.0), Some(1e-7), None];
+    assert_eq!(metrics.map(metric), ["0", "0.9299", "-12.5", "0.3333", "1.000e-7", "NaN"]);
+    let lengths = [(1, Unit::Epochs), (2, Unit::Batches), (3, Unit::Records)];
+    let lengths = lengths.map(|(units, unit)| length(units, unit));
+    assert_eq!(lengths, ["1 epoch", "2 batches", "3 records"]);
+}

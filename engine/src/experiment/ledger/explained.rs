@@ -1,0 +1,98 @@
+//! Explains the decisions of a search, from its record or while it runs.
+
+use stoker_api::decisions::{LogEvent, StepRecord};
+use stoker_api::time::Timestamp;
+
+use super::{Ledger, PendingFact, Record, Unreadable, Write};
+use crate::experiment::explain::{Context, Decision, Explainer, Explanation, decisions};
+use crate::experiment::recorded;
+use crate::search::SearchConfig;
+use crate::search::book::TrialState;
+use crate::search::state::{Change, SearchState, Turn};
+use crate::search::turn::{Event, Step};
+
+impl Ledger {
+    /// Explains all decisions of a search from its record.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreadable`].
+    pub fn explain(config: &SearchConfig, record: Record<'_>) -> Result<Explanation, Unreadable> {
+        let mut explainer = Explainer::new(config);
+        let mut watch = |search: &SearchState, turn: &Turn, at: Option<Timestamp>| {
+            explainer.take_in(search, turn, at);
+        };
+        let (ledger, _) = Self::rebuild_with(config, record, &mut watch)?;
+        Ok(explainer.finish(&ledger.search))
+    }
+
+    /// Returns the decisions of the turn that these writes record. It must be the latest one.
+    /// `fact` is the fact of the turn, if it has one.
+    pub fn decisions(&self, fact: Option<&PendingFact>, writes: &[Write]) -> Vec<Decision> {
+        let (order, home, steps, at) = match writes.first() {
+            None => return vec![],
+            Some(Write::Log(entry)) => (entry.order, None, entry.steps.as_slice(), Some(entry.at)),
+            Some(Write::Grant { trial, grant }) => {
+                let at = fact.map(|fact| fact.at).filter(|at| *at != Timestamp::default());
+                (grant.order, Some(*trial), grant.steps.as_deref().unwrap_or_default(), at)
+            }
+        };
+        let own = home.and_then(|trial| self.own_change(trial, steps));
+        let effects = writes.iter().skip(1).flat_map(|write| match write {
+            Write::Grant { trial, grant } => changes(*trial, grant.units, grant.steps.as_deref()),
+            Write::Log(_) => vec![],
+        });
+        let turn = Turn {
+            order,
+            events: fact.map_or_else(|| logged(writes), |fact| vec![fact.event.clone()]),
+            steps: steps.iter().map(recorded::step).collect(),
+            changes: own.into_iter().chain(effects).collect(),
+            created: vec![],
+            random_words: vec![],
+        };
+        decisions(Context::new(&self.config), &self.search, &turn, at)
+    }
+
+    /// Returns what the steps of a turn did to the trial of its event, at last.
+    fn own_change(&self, trial: u32, steps: &[StepRecord]) -> Option<Change> {
+        let entry = self.book().trial(trial);
+        let own = changes(trial, entry.units, Some(steps)).pop();
+        // A step that stops all paused trials does not name them.
+        let is_stopped = entry.state == TrialState::Stopped && own.is_some();
+        match is_stopped {
+            true => Some(Change { trial, units: entry.units, step: Step::Stop { trial } }),
+            false => own,
+        }
+    }
+}
+
+/// Returns the events of a turn that the log records.
+fn logged(writes: &[Write]) -> Vec<Event> {
+    let Some(Write::Log(entry)) = writes.first() else { return vec![] };
+    match &entry.event {
+        LogEvent::Began(_) => vec![Event::Began],
+        LogEvent::LimitReached(_) => vec![Event::LimitReached],
+        LogEvent::Deleted(deleted) => {
+            deleted.trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()
+        }
+    }
+}
+
+/// Returns the changes of a trial by recorded steps.
+fn changes(trial: u32, units: u64, steps: Option<&[StepRecord]>) -> Vec<Change> {
+    let steps = steps.unwrap_or_default().iter().map(recorded::step);
+    let is_own = |step: &Step| match step {
+        Step::Continue { trial: of, .. }
+        | Step::PromoteClosed { trial: of, .. }
+        | Step::Pause { trial: of }
+        | Step::Stop { trial: of } => *of == trial,
+        Step::Create { .. } | Step::StopPaused { .. } | Step::StopAll | Step::Finish => false,
+    };
+    let change = |step: Step| match step {
+        Step::Continue { units, .. } | Step::PromoteClosed { units, .. } => {
+            Change { trial, units, step }
+        }
+        step => Change { trial, units, step },
+    };
+    steps.filter(is_own).map(change).collect()
+}

@@ -5,6 +5,7 @@
 
 mod cluster;
 mod commands;
+mod explain;
 mod failure;
 mod file;
 mod job;

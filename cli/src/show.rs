@@ -10,6 +10,7 @@ use stoker_storage::{Storage, layout};
 
 use crate::cluster::checkpoint::{Choice, Download, Lines};
 use crate::commands::block_on;
+use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::print::{self, Output};
 use crate::run::record::{RecordDir, is_locked, trial_object};
@@ -55,6 +56,10 @@ impl LocalRun {
     fn ranking(&self) -> MetricRanking<'_> {
         let searcher = &self.experiment.spec.searcher;
         MetricRanking { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better }
+    }
+
+    fn explained(&self) -> Explained {
+        Explained::new(&self.experiment, self.trials.values())
     }
 
     fn storage(&self) -> Result<Storage, Failure> {
@@ -122,12 +127,14 @@ pub(crate) fn describe_experiment(
     output: Output,
 ) -> Result<(), Failure> {
     let run = LocalRun::open(root, name)?;
+    let explained = run.explained();
     if output == Output::Json {
-        print::out(json!(run.experiment));
+        print::out(explained.add_to_experiment(json!(run.experiment)));
     } else {
         print_yaml(&json!(run.experiment))?;
         print::out("");
         print_trials(&run, output);
+        print_section(&explained.experiment_sections());
     }
     Ok(())
 }
@@ -163,9 +170,16 @@ pub(crate) fn describe_trial(
 ) -> Result<(), Failure> {
     let run = LocalRun::open(root, name)?;
     let object = json!(trial_object(run.trial(index)?));
+    let explained = run.explained();
     match output {
-        Output::Json => print::out(object),
-        Output::Text => print_yaml(&object)?,
+        Output::Json => print::out(explained.add_to_trial(index, object)),
+        Output::Text => {
+            print_yaml(&object)?;
+            if let Some(why) = explained.why(index) {
+                print::out(format!("\nWhy: {why}"));
+            }
+            print_section(&explained.trial_section(index));
+        }
     }
     Ok(())
 }
@@ -271,6 +285,13 @@ fn print_list(output: Output, header: &[&str], rows: &[Vec<String>], values: Vec
     match output {
         Output::Json => print::out(Value::Array(values)),
         Output::Text => print::out(print::table(header, rows)),
+    }
+}
+
+/// Prints tables below other output. They begin with an empty line.
+fn print_section(section: &str) {
+    if !section.is_empty() {
+        print::out(section.strip_prefix('\n').unwrap_or(section));
     }
 }
 

@@ -9,11 +9,13 @@ use stoker_api::experiment::{DesiredState, Experiment, ExperimentSpec, Phase, Se
 use stoker_api::names::LABEL_EXPERIMENT;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::Trial;
+use stoker_engine::trial::TrialRecord;
 
 use super::connect::Cluster;
 use super::resource::ClusterResource;
 use super::text::{self, Fields};
 use super::{events, storage};
+use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::print::{self, Output};
 use crate::run;
@@ -100,15 +102,27 @@ pub(crate) async fn trials(
 /// Prints one experiment.
 pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
     let experiment = cluster.experiment(name).await?;
-    if output == Output::Json {
-        print::out(json!(experiment));
-        return Ok(());
-    }
     let trials: Vec<Trial> =
         trials(cluster, &experiment).await?.into_iter().map(|(trial, _)| trial).collect();
+    let explained = explained(&experiment, &trials);
+    if output == Output::Json {
+        print::out(explained.add_to_experiment(json!(experiment)));
+        return Ok(());
+    }
     let events = events::section(cluster, "Experiment", name, None).await;
-    print::out(render(&experiment, &trials, text::now()) + &events);
+    let sections = explained.experiment_sections();
+    print::out(render(&experiment, &trials, text::now()) + &sections + &events);
     Ok(())
+}
+
+/// Explains the search of an experiment with these trials.
+pub(crate) fn explained(experiment: &Experiment, trials: &[Trial]) -> Explained {
+    let record = |trial: &Trial| TrialRecord {
+        spec: trial.spec.clone(),
+        status: trial.status.clone().unwrap_or_default(),
+    };
+    let records: Vec<TrialRecord> = trials.iter().map(record).collect();
+    Explained::new(experiment, &records)
 }
 
 fn render(experiment: &Experiment, trials: &[Trial], now: Timestamp) -> String {

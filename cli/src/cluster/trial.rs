@@ -3,18 +3,16 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
-use stoker_api::decisions::StepRecord;
 use stoker_api::experiment::Experiment;
 use stoker_api::names::LABEL_TRIAL;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{
-    Attempt, CheckpointRecord, DesiredTrialState, Fact, Grant, Trial, TrialStatus,
-};
+use stoker_api::trial::{Attempt, CheckpointRecord, DesiredTrialState, Trial, TrialStatus};
 use stoker_engine::trial::TrialRecord;
 
 use super::connect::Cluster;
 use super::text::{self, Fields};
 use super::{events, experiment};
+use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::print::{self, Output};
 use crate::run::{self, MetricRanking};
@@ -77,11 +75,13 @@ fn row(trial: &Trial, ranking: &MetricRanking<'_>, now: Timestamp) -> Vec<String
 /// Prints one trial.
 pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
     let trial = cluster.trial(name).await?;
+    let experiment = cluster.experiment(&trial.spec.experiment).await;
+    let explained = explained(cluster, &experiment).await;
     if output == Output::Json {
-        print::out(json!(trial));
+        print::out(explained.add_to_trial(trial.spec.index, json!(trial)));
         return Ok(());
     }
-    let experiment = cluster.experiment(&trial.spec.experiment).await.ok();
+    let experiment = experiment.ok();
     let params = ListParams::default().labels(&format!("{LABEL_TRIAL}={name}"));
     let pods = match cluster.list::<Pod>("pods", &params, false).await {
         Ok(pods) => {
@@ -91,11 +91,32 @@ pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> R
         Err(error) => format!("\n\nPods: {error}"),
     };
     let events = events::section(cluster, "Trial", name, Some(&format!("{name}-a"))).await;
-    print::out(render(&trial, experiment.as_ref(), text::now()) + &pods + &events);
+    let text = render(&trial, experiment.as_ref(), &explained, text::now());
+    print::out(text + &pods + &events);
     Ok(())
 }
 
-fn render(trial: &Trial, experiment: Option<&Experiment>, now: Timestamp) -> String {
+/// Explains the search of a trial's experiment, which compares all its trials.
+async fn explained(cluster: &Cluster, experiment: &Result<Experiment, Failure>) -> Explained {
+    let experiment = match experiment {
+        Ok(experiment) => experiment,
+        Err(error) => return Explained::unavailable(error.to_string()),
+    };
+    match experiment::trials(cluster, experiment).await {
+        Ok(trials) => {
+            let trials: Vec<Trial> = trials.into_iter().map(|(trial, _)| trial).collect();
+            experiment::explained(experiment, &trials)
+        }
+        Err(error) => Explained::unavailable(error.to_string()),
+    }
+}
+
+fn render(
+    trial: &Trial,
+    experiment: Option<&Experiment>,
+    explained: &Explained,
+    now: Timestamp,
+) -> String {
     let (metadata, spec) = (&trial.metadata, &trial.spec);
     let status = trial.status.clone().unwrap_or_default();
     let mut fields = Fields::default();
@@ -113,6 +134,7 @@ fn render(trial: &Trial, experiment: Option<&Experiment>, now: Timestamp) -> Str
     let message =
         status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
     fields.add("Phase", format!("{:?}{message}", status.phase));
+    fields.add("Why", explained.why(spec.index).unwrap_or_default());
     let total = Some(status.batches_total).filter(|total| *total > 0);
     let of = total.map(|total| format!(" of {total}"));
     fields.add("Batches", format!("{}{}", status.batches, of.unwrap_or_default()));
@@ -124,7 +146,7 @@ fn render(trial: &Trial, experiment: Option<&Experiment>, now: Timestamp) -> Str
     fields.add("Last metrics", metrics.collect::<Vec<_>>().join("\n"));
     fields.add("Best metric", best_metric(&status, experiment));
     fields.to_string()
-        + &grants(spec.index, spec.units, &spec.grants, &status)
+        + &explained.trial_section(spec.index)
         + &attempts(&status.attempts, now)
         + &checkpoints(&status.checkpoints)
         + &experiment::conditions(&status.conditions, now)
@@ -136,34 +158,6 @@ fn best_metric(status: &TrialStatus, experiment: Option<&Experiment>) -> String 
         Some(experiment) => format!("{}={best}", experiment.spec.searcher.metric),
         None => best.clone(),
     }
-}
-
-/// Formats the granted lengths, the facts that caused them, and what the search decided.
-fn grants(index: u32, units: u64, grants: &[Grant], status: &TrialStatus) -> String {
-    let mut rows = vec![vec!["-".to_owned(), units.to_string(), "the start".to_owned()]];
-    rows[0].push("trains".to_owned());
-    rows.extend(grants.iter().map(|grant| {
-        let fact = grant.fact.and_then(|fact| status.facts.get(fact as usize));
-        let why = match fact {
-            Some(Fact::Result(result)) => format!("{} at {}", result.metric, result.units),
-            Some(Fact::Closed(closed)) => format!("closed: {:?}", closed.cause),
-            None => "a turn of another trial".to_owned(),
-        };
-        vec![grant.order.to_string(), grant.units.to_string(), why, decision(index, grant)]
-    }));
-    text::section("Grants", &["ORDER", "UNITS", "AFTER", "DECISION"], &rows)
-}
-
-/// Returns what a turn decided about a trial.
-fn decision(index: u32, grant: &Grant) -> String {
-    let decided = grant.steps.iter().flatten().find_map(|step| match step {
-        StepRecord::Continue(step) if step.trial == index => Some("continues"),
-        StepRecord::PromoteClosed(step) if step.trial == index => Some("counts as promoted"),
-        StepRecord::Pause(step) if step.trial == index => Some("pauses"),
-        StepRecord::Stop(step) if step.trial == index => Some("stops"),
-        _ => None,
-    });
-    decided.unwrap_or("-").to_owned()
 }
 
 fn attempts(attempts: &[Attempt], now: Timestamp) -> String {
@@ -304,8 +298,10 @@ mod tests {
     }
 
     #[test]
-    fn description_shows_hyperparameters_grants_and_attempts() {
-        let text = render(&trial(), None, "2026-11-21T19:05:10Z".parse().unwrap());
+    fn description_shows_hyperparameters_decisions_and_attempts() {
+        let now = "2026-11-21T19:05:10Z".parse().unwrap();
+        let explained = Explained::unavailable("the experiment was deleted".to_owned());
+        let text = render(&trial(), None, &explained, now);
         let expected = "\
 Name:             mnist-3
 Namespace:        ml
@@ -324,10 +320,7 @@ Last metrics:     accuracy=0.9
                   val_loss=0.4
 Best metric:      0.4
 
-Grants:
-  ORDER  UNITS  AFTER       DECISION
-  -      100    the start   trains
-  5      400    0.5 at 100  -
+Decisions: the experiment was deleted
 
 Attempts:
   ATTEMPT  STARTED               TOOK  END        REASON     FROM            MESSAGE

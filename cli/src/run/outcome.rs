@@ -13,6 +13,7 @@ use super::display::{MetricRanking, format_metric};
 use super::record::trial_object;
 use super::report_server::SharedState;
 use super::state::State;
+use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::print;
 
@@ -161,7 +162,11 @@ pub(crate) fn print_text(state: &State, paths: &RunPaths, ranking: &MetricRankin
     let header = ["TRIAL", "PHASE", &metric, "BATCHES", "HYPERPARAMETERS", "CHECKPOINT"];
     print::out("");
     print::out(print::table(&header, &rows));
-    print::out("");
+    let rungs = Explained::new(&state.experiment, state.trials.values()).rungs_section();
+    print::out(rungs.strip_prefix('\n').unwrap_or_default());
+    if !rungs.is_empty() {
+        print::out("");
+    }
     print::out(summary(&state.status(), paths));
     for trial in trials.iter().filter(|trial| trial.status.phase == Phase::Failed) {
         let message = trial.status.message.as_deref().unwrap_or("no message");

@@ -31,7 +31,35 @@ pub struct Explanation {
     pub brackets: Vec<BracketExplanation>,
 }
 
+impl TrialExplanation {
+    /// Returns the state, including an end that the search has not taken in.
+    pub fn state(&self) -> State {
+        self.end.unwrap_or(self.state)
+    }
+
+    /// Returns the reason for the state as a sentence without its subject.
+    pub fn reason(&self) -> String {
+        let why = self.why.as_ref().map(ToString::to_string);
+        match (self.end, why) {
+            (None, Some(why)) => why,
+            (Some(end), Some(why)) => format!("{end}; the last decision was: {why}"),
+            (_, None) => self.state().to_string(),
+        }
+    }
+}
+
 impl Explanation {
+    /// Takes in that the experiment has ended: nothing follows, even if the search has not ended.
+    pub fn close(&mut self) {
+        for bracket in &mut self.brackets {
+            bracket.next = Next::Finished { trials: bracket.created };
+            let below_top = bracket.rungs.len().saturating_sub(1);
+            for rung in &mut bracket.rungs[..below_top] {
+                rung.next.next = NextPromotion::Closed;
+            }
+        }
+    }
+
     /// Returns all decisions in the order in which they were made.
     pub fn decisions(&self) -> Vec<&Decision> {
         let mut decisions: Vec<&Decision> =
@@ -50,6 +78,8 @@ pub struct TrialExplanation {
     pub bracket: u32,
     /// State that follows from the decisions.
     pub state: State,
+    /// State by a recorded end that no turn has taken in, such as after the user's cancel.
+    pub end: Option<State>,
     /// Granted length.
     pub units: u64,
     /// Reason for the state. A paused trial is compared with the results that are there now. Unset

@@ -1,15 +1,16 @@
 //! Simulated runner of an experiment.
 
+mod explained;
+
 use std::collections::BTreeMap;
 
 use stoker_api::contract::Directive;
 use stoker_api::decisions::LogEntry;
 use stoker_api::experiment::{DesiredState, MedianStopping, Phase, SearchLimits};
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{AttemptEnd, CloseCause, DesiredTrialState, Fact};
+use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
 use stoker_api::validate::Method;
 
-use crate::experiment::explain::State;
 use crate::experiment::{Ledger, Record, Request, Summary, Write, desired_states};
 use crate::fixture::{LOSS, checkpointed, config, report, validated};
 use crate::search::SearchConfig;
@@ -45,23 +46,6 @@ fn program(record: &TrialRecord) -> Program {
         2 => Program::Fails,
         3 => Program::EndsUntrained,
         _ => Program::Trains,
-    }
-}
-
-/// Returns the state in which a trial is explained.
-fn explained(state: TrialState, is_complete: bool) -> State {
-    match state {
-        TrialState::Active => State::Training,
-        TrialState::Waiting => State::Waiting,
-        TrialState::Paused => State::Paused,
-        TrialState::Stopped if is_complete => State::Completed,
-        TrialState::Stopped => State::Stopped,
-        TrialState::Closed(CloseCause::Completed) => State::Completed,
-        TrialState::Closed(CloseCause::StoppedEarly) => State::EndedEarly,
-        TrialState::Closed(CloseCause::InvalidHyperparameters) => State::Invalid,
-        TrialState::Closed(CloseCause::Failed) => State::Failed,
-        TrialState::Closed(CloseCause::Cancelled) => State::Cancelled,
-        TrialState::Closed(CloseCause::Deleted) | TrialState::Deleted => State::Deleted,
     }
 }
 
@@ -118,54 +102,6 @@ impl Runner {
         let trials = records.iter().map(|record| (record.spec.index, record)).collect();
         let record = Record { log: &log, trials: &trials, trials_created: self.trials_created };
         Ledger::rebuild(&self.config, record).unwrap()
-    }
-
-    /// Explains the record. Each trial has the state of the rebuilt search, and a reason for it.
-    pub(super) fn check_explained(&self) {
-        self.check_explanation(&self.log(), &self.records(), self.trials_created);
-    }
-
-    /// Explains the record as it was after each turn.
-    pub(super) fn check_explained_at_each_turn(&self) {
-        for order in 0..self.ledger().next_order() {
-            let mut log = self.log();
-            log.retain(|entry| entry.order <= order);
-            let mut records = self.records();
-            records.retain(|record| record.spec.order <= Some(order));
-            for record in &mut records {
-                record.spec.grants.retain(|grant| grant.order <= order);
-            }
-            self.check_explanation(&log, &records, 0);
-        }
-    }
-
-    fn check_explanation(&self, log: &[LogEntry], records: &[TrialRecord], trials_created: u32) {
-        let trials = records.iter().map(|record| (record.spec.index, record)).collect();
-        let record = Record { log, trials: &trials, trials_created };
-        let explanation = Ledger::explain(&self.config, record).unwrap();
-        let rebuilt = Ledger::rebuild(&self.config, record).unwrap().0;
-        let entries = rebuilt.book().trials();
-        assert_eq!(explanation.trials.len(), entries.len());
-        for (trial, entry) in explanation.trials.iter().zip(entries) {
-            let is_complete = entry.units == self.config.units_max;
-            assert_eq!(trial.state, explained(entry.state, is_complete), "{trial:?}");
-            // The turns of a trial without a record may have been deleted with it.
-            let is_known = trials.contains_key(&trial.trial);
-            assert!(trial.why.is_some() || !is_known, "{trial:?}");
-            for decision in &trial.decisions {
-                let sentence = decision.sentence();
-                assert!(sentence.len() < 160 && !sentence.contains("  "), "{sentence}");
-                let standing = decision.comparison.as_ref();
-                assert!(
-                    standing.is_none_or(|of| (1..=of.results).contains(&of.rank)),
-                    "{of:?}",
-                    of = standing
-                );
-            }
-        }
-        let num_members: u32 = explanation.brackets.iter().map(|bracket| bracket.created).sum();
-        assert_eq!(num_members as usize, entries.len());
-        assert!(explanation.to_json()["decisions"].is_array());
     }
 
     pub(super) fn ledger(&self) -> Ledger {
@@ -245,8 +181,10 @@ impl Runner {
         if !self.create(&mut ledger, &mut run) {
             return;
         }
+        let mut decided = vec![];
         for fact in pending {
             let writes = ledger.advance(&fact);
+            decided.extend(ledger.decisions(Some(&fact), &writes));
             if !run(self, writes) || !self.create(&mut ledger, &mut run) {
                 return;
             }
@@ -263,6 +201,7 @@ impl Runner {
         }
         let (rebuilt, missing) = self.rebuilt();
         assert_eq!(missing, []);
+        self.check_decided(decided);
         // The deletion of a trial after the end of the search is not recorded.
         let is_finished = ledger.book().is_finished() && !ledger.deleted(&trials).is_empty();
         if !is_over && !is_finished {

@@ -76,6 +76,11 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// Returns a trial as this pass read or wrote it.
+    pub(super) fn trial(&self, index: u32) -> Option<&Trial> {
+        self.trials.get(&index).map(|trial| &trial.trial)
+    }
+
     /// Returns the experiment's status.
     pub(super) fn status(&self) -> ExperimentStatus {
         self.experiment.status.clone().unwrap_or_default()

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use stoker_api::experiment::DesiredState;
+use stoker_engine::experiment::explain::Decision;
 use stoker_engine::experiment::{Ledger, Request, Unreadable, Write, desired_states};
 use stoker_engine::search::SearchConfig;
 
@@ -16,6 +17,8 @@ pub(super) struct Decided {
     pub(super) wake: Option<Duration>,
     /// Error of a trial's creation.
     pub(super) creation: Option<Error>,
+    /// Decisions that were recorded in this pass.
+    pub(super) decisions: Vec<Decision>,
 }
 
 /// Lets the search take in what is recorded, and writes what follows from it: turns, new trials and
@@ -29,6 +32,7 @@ pub(super) async fn decide(
     let (mut ledger, missing) = writer.rebuild(config)?;
     let is_over = matches!(request.state, DesiredState::Cancelled | DesiredState::Killed);
     let mut creation = None;
+    let mut decisions = vec![];
     let mut is_recorded = true;
     if is_over || is_failed {
         // Nothing is decided any more. The outcome depends on whether the search has ended.
@@ -36,7 +40,7 @@ pub(super) async fn decide(
             ledger.advance(&fact);
         }
     } else if let Err(error) =
-        take_turns(writer, &mut ledger, missing, request, &mut creation).await
+        take_turns(writer, &mut ledger, missing, request, (&mut creation, &mut decisions)).await
     {
         writer.errors.push(error);
         is_recorded = false;
@@ -54,16 +58,17 @@ pub(super) async fn decide(
         false => ledger.seconds_to_limit(&writer.spending(config), request.now),
     };
     let wake = desired.wake_seconds.into_iter().chain(limit).min().map(Duration::from_secs);
-    Ok(Decided { ledger, wake, creation })
+    Ok(Decided { ledger, wake, creation, decisions })
 }
 
-/// Writes all turns that follow from the record. Each turn is complete before the next one.
+/// Writes all turns that follow from the record. Each turn is complete before the next one. Adds
+/// the recorded decisions, and the error of a creation.
 async fn take_turns(
     writer: &mut Writer<'_>,
     ledger: &mut Ledger,
     missing: Vec<Write>,
     request: Request,
-    creation: &mut Option<Error>,
+    (creation, decisions): (&mut Option<Error>, &mut Vec<Decision>),
 ) -> Result<(), Error> {
     let missing = missing.into_iter().filter_map(|write| match write {
         Write::Grant { trial, grant } => Some((trial, grant)),
@@ -77,17 +82,23 @@ async fn take_turns(
     let deleted = writer.deleted(ledger).await?;
     if !deleted.is_empty() {
         let writes = ledger.delete(deleted, request.now);
+        let decided = ledger.decisions(None, &writes);
         writer.turn(writes).await?;
+        decisions.extend(decided);
     }
     let writes = ledger.reach_limit(&writer.spending(ledger.config()), request.now);
+    let decided = ledger.decisions(None, &writes);
     writer.turn(writes).await?;
+    decisions.extend(decided);
     if let Err(error) = writer.create(ledger, request).await {
         *creation = Some(error);
         return Ok(());
     }
     for fact in ledger.pending(writer.records()) {
         let writes = ledger.advance(&fact);
+        let decided = ledger.decisions(Some(&fact), &writes);
         writer.turn(writes).await?;
+        decisions.extend(decided);
         if let Err(error) = writer.create(ledger, request).await {
             *creation = Some(error);
             return Ok(());

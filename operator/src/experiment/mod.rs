@@ -9,6 +9,7 @@
 pub(crate) mod apply;
 mod clean_up;
 mod decide;
+mod events;
 
 use std::time::Duration;
 
@@ -103,7 +104,8 @@ async fn run(
         Ok(decided) => decided,
         Err(unreadable) => return report_unreadable(context, key, experiment, &unreadable).await,
     };
-    let Decided { ledger, wake, creation } = decided;
+    let Decided { ledger, wake, creation, decisions } = decided;
+    events::emit_decisions(context, &writer, &decisions).await;
     let mut planned = status_of(&writer.records(), &ledger, state);
     let (mut refusals, mut errors) = split_refusals(writer.errors, creation);
     let wait = if refusals.is_empty() { context.resync_interval(key) } else { REFUSAL_RETRY };

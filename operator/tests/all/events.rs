@@ -19,7 +19,7 @@ use crate::worker::Work;
 type Expected<'a> = (&'a str, &'a str, &'a [&'a str]);
 
 /// Returns the events of one object, oldest first.
-async fn events_of(ns: &TestNamespace, kind: &str, name: &str) -> Vec<Event> {
+pub(crate) async fn events_of(ns: &TestNamespace, kind: &str, name: &str) -> Vec<Event> {
     let api: Api<Event> = Api::namespaced(ns.client.clone(), &ns.namespace);
     let mut events = api.list(&Default::default()).await.unwrap().items;
     events.retain(|event| {

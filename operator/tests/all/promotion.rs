@@ -11,6 +11,7 @@ use stoker_engine::experiment::{Ledger, Record};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 
+use crate::events::events_of;
 use crate::kubelet::{Kubelet, Script};
 use crate::setup::{TestNamespace, free_ports, runtime};
 
@@ -70,6 +71,27 @@ async fn wait_for_trial(ns: &TestNamespace, condition: impl Fn(&Trial) -> bool) 
     }
 }
 
+/// Checks that promotions, pauses and stops have one event each, with the rank of the trial. An
+/// operator that was killed may have lost some.
+async fn check_decision_events(ns: &TestNamespace, trials: &[Trial]) {
+    let mut reasons = BTreeSet::new();
+    for trial in trials {
+        let name = format!("asha-{}", trial.spec.index);
+        let mut actions = BTreeSet::new();
+        for event in events_of(ns, "Trial", &name).await {
+            let reason = event.reason.unwrap_or_default();
+            if ["Promoted", "PausedBySearch", "StoppedBySearch"].contains(&reason.as_str()) {
+                let note = event.note.unwrap_or_default();
+                assert!(note.contains(" ranks "), "{name}: {note}");
+                let action = event.action.unwrap_or_default();
+                assert!(actions.insert(action.clone()), "{name} has two events of {action}");
+                reasons.insert(reason);
+            }
+        }
+    }
+    assert_eq!(reasons.len(), 3, "{reasons:?}");
+}
+
 #[test]
 fn promotion_survives_the_death_of_the_operator() {
     if !stoker_test_cluster::clusters_enabled() {
@@ -105,6 +127,7 @@ fn promotion_survives_the_death_of_the_operator() {
         // No unit was trained twice.
         let units: u64 = (0..9).map(trained).sum();
         assert_eq!(kubelet.units(), units);
+        check_decision_events(&ns, &trials).await;
         // A pod of every attempt, and no other.
         let expected: BTreeSet<String> = trials
             .iter()

@@ -18,7 +18,7 @@ pub(super) fn brackets(
         let members: Vec<&TrialExplanation> =
             trials.iter().filter(|trial| is_single || trial.bracket == bracket).collect();
         let num = |states: &[State]| {
-            members.iter().filter(|trial| states.contains(&trial.state)).count() as u32
+            members.iter().filter(|trial| states.contains(&trial.state())).count() as u32
         };
         let (training, waiting, paused) =
             (num(&[State::Training]), num(&[State::Waiting]), num(&[State::Paused]));
@@ -69,7 +69,7 @@ fn next(
     view: &BracketView,
     members: &[&TrialExplanation],
 ) -> Next {
-    let is_open = |trial: &TrialExplanation| trial.state < State::Stopped;
+    let is_open = |trial: &TrialExplanation| trial.state() < State::Stopped;
     let num_open = members.iter().filter(|trial| is_open(trial)).count();
     if search.book().is_finished() || (num_open == 0 && view.num_missing == 0) {
         return Next::Finished { trials: members.len() as u32 };
@@ -89,7 +89,7 @@ fn next(
     }
     let training: Vec<u32> = members
         .iter()
-        .filter(|trial| trial.state == State::Training)
+        .filter(|trial| trial.state() == State::Training)
         .map(|trial| trial.trial)
         .collect();
     // Rounds are compared one after another, so the round with training trials is the next to end.

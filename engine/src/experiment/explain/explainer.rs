@@ -1,5 +1,7 @@
 //! Derives decisions from turns, and the explanation from all decisions.
 
+use std::collections::BTreeMap;
+
 use stoker_api::experiment::Unit;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::CloseCause;
@@ -116,7 +118,8 @@ impl Collector<'_> {
 
     /// Adds the end of a trial by the search.
     fn add_stop(&mut self, trial: u32, units: u64) {
-        if self.cause == Cause::LimitReached {
+        let trained = self.search.book().trial(trial).trained();
+        if self.cause == Cause::LimitReached && trained < self.context.units_max {
             return self.add(trial, Kind::Stopped, units, None);
         }
         let group = self.search.book().trial(trial).group;
@@ -139,8 +142,14 @@ impl Collector<'_> {
     fn add_event(&mut self, event: &Event, changes: &[Change]) {
         match *event {
             Event::Closed { trial, cause } => {
-                let units = self.search.book().trial(trial).units;
-                let standing = self.standing_at_goal(trial, units);
+                // A promotion of an ended trial in the same turn changes its length.
+                let is_own = |change: &&Change| change.trial == trial;
+                let length = match changes.iter().find(is_own) {
+                    Some(promoted) => promoted.units.saturating_sub(1),
+                    None => self.search.book().trial(trial).units,
+                };
+                let standing = self.standing_at_goal(trial, length);
+                let units = standing.as_ref().map_or(length, |standing| standing.units);
                 self.add(trial, ended(cause), units, standing);
             }
             Event::Deleted { trial } => {
@@ -263,14 +272,22 @@ impl Explainer {
         }
     }
 
-    /// Returns the explanation. `search` is the search after the last turn.
-    pub(in crate::experiment) fn finish(mut self, search: &SearchState) -> Explanation {
+    /// Returns the explanation. `search` is the search after the last turn, and `ends` are the
+    /// recorded ends of trials that it has not taken in.
+    pub(in crate::experiment) fn finish(
+        mut self,
+        search: &SearchState,
+        ends: &BTreeMap<u32, CloseCause>,
+    ) -> Explanation {
         // Trials without a decision are known only from their own records.
         self.trials.resize(search.book().trials().len(), vec![]);
         let context = self.context;
         let trials: Vec<TrialExplanation> = (0..)
             .zip(self.trials)
-            .map(|(trial, decisions)| explain(context, search, trial, decisions))
+            .map(|(trial, decisions)| {
+                let end = ends.get(&trial).and_then(|cause| state(ended(*cause)));
+                TrialExplanation { end, ..explain(context, search, trial, decisions) }
+            })
             .collect();
         let brackets = brackets::brackets(context, search, &trials);
         Explanation { trials, brackets }
@@ -284,30 +301,39 @@ fn explain(
     decisions: Vec<Decision>,
 ) -> TrialExplanation {
     let entry = search.book().trial(trial);
-    let mut state = State::Training;
+    let mut current = State::Training;
     let mut why = None;
     for decision in &decisions {
-        let next = match decision.decision {
-            Kind::Created | Kind::Promoted => State::Training,
-            // A trial that is open here has ended too, but the record of its end was deleted.
-            Kind::CountedAsPromoted if state < State::Stopped => State::Failed,
-            Kind::CountedAsPromoted => continue,
-            Kind::Paused => State::Paused,
-            Kind::Waits => State::Waiting,
-            Kind::Stopped => State::Stopped,
-            Kind::Completed => State::Completed,
-            Kind::EndedEarly => State::EndedEarly,
-            Kind::Failed => State::Failed,
-            Kind::Invalid => State::Invalid,
-            Kind::Cancelled => State::Cancelled,
-            Kind::Deleted => State::Deleted,
-        };
-        state = next;
-        why = Some(decision.clone());
+        // A trial that is open here has ended too, but the record of its end was deleted.
+        let is_lost = decision.decision == Kind::CountedAsPromoted && current < State::Stopped;
+        let next = if is_lost { Some(State::Failed) } else { state(decision.decision) };
+        if let Some(next) = next {
+            current = next;
+            why = Some(decision.clone());
+        }
     }
+    let state = current;
     if let Some(why) = why.as_mut().filter(|_| matches!(state, State::Paused | State::Waiting)) {
         let standing = search.standing(trial, entry.units);
         why.comparison = standing.map(|standing| context.comparison(&standing));
     }
-    TrialExplanation { trial, bracket: entry.group, state, units: entry.units, why, decisions }
+    let (bracket, units) = (entry.group, entry.units);
+    TrialExplanation { trial, bracket, state, end: None, units, why, decisions }
+}
+
+/// Returns the state after a decision; `None` if it stays.
+fn state(decision: Kind) -> Option<State> {
+    match decision {
+        Kind::Created | Kind::Promoted => Some(State::Training),
+        Kind::CountedAsPromoted => None,
+        Kind::Paused => Some(State::Paused),
+        Kind::Waits => Some(State::Waiting),
+        Kind::Stopped => Some(State::Stopped),
+        Kind::Completed => Some(State::Completed),
+        Kind::EndedEarly => Some(State::EndedEarly),
+        Kind::Failed => Some(State::Failed),
+        Kind::Invalid => Some(State::Invalid),
+        Kind::Cancelled => Some(State::Cancelled),
+        Kind::Deleted => Some(State::Deleted),
+    }
 }

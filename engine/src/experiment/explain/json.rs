@@ -59,7 +59,7 @@ impl TrialExplanation {
     pub fn to_json(&self) -> Value {
         let decisions: Vec<Value> = self.decisions.iter().map(described).collect();
         json!({
-            "state": self.state, "bracket": self.bracket, "units": self.units,
+            "state": self.state(), "bracket": self.bracket, "units": self.units,
             "why": self.why.as_ref().map(Decision::to_json), "decisions": decisions,
         })
     }
@@ -76,8 +76,8 @@ impl Explanation {
     /// Returns the brackets, the state of each trial and the latest decisions.
     pub fn to_json(&self) -> Value {
         let trial = |trial: &TrialExplanation| {
-            let why = trial.why.as_ref().map(ToString::to_string);
-            json!({ "trial": trial.trial, "state": trial.state, "why": why })
+            let (state, why) = (trial.state(), trial.reason());
+            json!({ "trial": trial.trial, "state": state, "why": why })
         };
         let trials: Vec<Value> = self.trials.iter().map(trial).collect();
         let decisions = self.decisions();

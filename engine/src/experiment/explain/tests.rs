@@ -1,5 +1,7 @@
 //! Sentences of small searches, worked out step by step.
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
 use stoker_api::experiment::{
     AdaptiveAshaSearch, AsyncHalvingSearch, Length, SearchMode, SyncHalvingSearch, Unit,
@@ -41,7 +43,7 @@ fn run(config: &SearchConfig, mut search: SearchState, events: &str) -> Explanat
         let turn = search.advance(event).unwrap_or_else(|| panic!("{word} changes nothing"));
         explainer.take_in(&search, &turn, None);
     }
-    explainer.finish(&search)
+    explainer.finish(&search, &BTreeMap::new())
 }
 
 fn text(explanation: &Explanation) -> String {
@@ -146,6 +148,26 @@ fn current_reason_compares_with_all_results() {
     let expected = "paused at 3 epochs: 0.4 ranks 3rd of 6 results, and the best 2 continue (the \
                     2nd has 0.3)";
     assert_eq!(trial.why.as_ref().unwrap().to_string(), expected);
+}
+
+#[test]
+fn end_that_the_search_ignores_is_the_state() {
+    let config = config(halving(9, 1, false));
+    let mut search = SearchState::of(&config);
+    let mut explainer = Explainer::new(&config);
+    let began = search.advance(Event::Began).unwrap();
+    explainer.take_in(&search, &began, None);
+    let ends = BTreeMap::from([(0, CloseCause::Cancelled)]);
+    let mut explanation = explainer.finish(&search, &ends);
+    explanation.close();
+    let trial = &explanation.trials[0];
+    assert_eq!((trial.state, trial.state()), (State::Training, State::Cancelled));
+    let why = "cancelled; the last decision was: created when the search began; trains to 3 epochs";
+    assert_eq!(trial.reason(), why);
+    let bracket = &explanation.brackets[0];
+    assert_eq!((bracket.training, bracket.ended), (0, 1));
+    assert_eq!(bracket.next.to_string(), "finished, its trial has ended");
+    assert_eq!(bracket.rungs[0].next.to_string(), "closed, every result is in");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use stoker_api::decisions::{LogEvent, StepRecord};
 use stoker_api::time::Timestamp;
+use stoker_api::trial::Fact;
 
 use super::{Ledger, PendingFact, Record, Unreadable, Write};
 use crate::experiment::explain::{Context, Decision, Explainer, Explanation, decisions};
@@ -23,7 +24,17 @@ impl Ledger {
             explainer.take_in(search, turn, at);
         };
         let (ledger, _) = Self::rebuild_with(config, record, &mut watch)?;
-        Ok(explainer.finish(&ledger.search))
+        let ends = record.trials.iter().filter_map(|(index, trial)| {
+            let is_open = ledger.state(*index)?.is_open();
+            let num_placed = *ledger.num_placed.get(*index as usize)? as usize;
+            let mut facts = trial.status.facts.iter().skip(num_placed);
+            let end = facts.find_map(|fact| match fact {
+                Fact::Closed(closed) => Some(closed.cause),
+                Fact::Result(_) => None,
+            });
+            end.filter(|_| is_open).map(|cause| (*index, cause))
+        });
+        Ok(explainer.finish(&ledger.search, &ends.collect()))
     }
 
     /// Returns the decisions of the turn that these writes record. It must be the latest one.
@@ -37,7 +48,7 @@ impl Ledger {
                 (grant.order, Some(*trial), grant.steps.as_deref().unwrap_or_default(), at)
             }
         };
-        let own = home.and_then(|trial| self.own_change(trial, steps));
+        let own = home.map_or(vec![], |trial| self.own_changes(trial, steps));
         let effects = writes.iter().skip(1).flat_map(|write| match write {
             Write::Grant { trial, grant } => changes(*trial, grant.units, grant.steps.as_deref()),
             Write::Log(_) => vec![],
@@ -53,16 +64,16 @@ impl Ledger {
         decisions(Context::new(&self.config), &self.search, &turn, at)
     }
 
-    /// Returns what the steps of a turn did to the trial of its event, at last.
-    fn own_change(&self, trial: u32, steps: &[StepRecord]) -> Option<Change> {
+    /// Returns what the steps of a turn did to the trial of its event.
+    fn own_changes(&self, trial: u32, steps: &[StepRecord]) -> Vec<Change> {
         let entry = self.book().trial(trial);
-        let own = changes(trial, entry.units, Some(steps)).pop();
+        let mut own = changes(trial, entry.units, Some(steps));
         // A step that stops all paused trials does not name them.
-        let is_stopped = entry.state == TrialState::Stopped && own.is_some();
-        match is_stopped {
-            true => Some(Change { trial, units: entry.units, step: Step::Stop { trial } }),
-            false => own,
+        let is_paused = own.last().is_some_and(|last| last.step == Step::Pause { trial });
+        if is_paused && entry.state == TrialState::Stopped {
+            own.push(Change { trial, units: entry.units, step: Step::Stop { trial } });
         }
+        own
     }
 }
 

@@ -100,8 +100,12 @@ fn runner() -> impl Strategy<Value = Runner> {
     let rule = (0..5_u64, 1..5_u64, 1..4_u32).prop_map(|(start_units, every_units, min_trials)| {
         MedianStopping { start_units, every_units, min_trials }
     });
-    (method(), 0..1000_u32, prop::option::weighted(0.3, rule))
-        .prop_map(|(method, seed, rule)| Runner::new(method, seed).with_median_stopping(rule))
+    (method(), 0..1000_u32, prop::option::weighted(0.3, rule), any::<bool>()).prop_map(
+        |(method, seed, rule, has_objective)| {
+            let runner = Runner::new(method, seed).with_median_stopping(rule);
+            runner.with_objective(has_objective)
+        },
+    )
 }
 
 type Steps = Vec<(u8, usize, u8)>;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use stoker_api::contract::Directive;
 use stoker_api::decisions::LogEntry;
-use stoker_api::experiment::{DesiredState, MedianStopping, Phase};
+use stoker_api::experiment::{DesiredState, MedianStopping, Objective, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
 use stoker_api::validate::Method;
@@ -79,6 +79,12 @@ impl Runner {
 
     pub(super) fn with_median_stopping(mut self, rule: Option<MedianStopping>) -> Self {
         self.config.median_stopping = rule;
+        self
+    }
+
+    pub(super) fn with_objective(mut self, is_set: bool) -> Self {
+        let objective = Objective { metric: "speed".to_owned(), smaller_is_better: false };
+        self.config.other_objectives = vec![objective; usize::from(is_set)];
         self
     }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 use stoker_api::hyperparameters::{Parameter, Space};
 
 use super::parzen::{Axis, Parzen};
+use crate::search::pareto;
 use crate::search::rng::Random;
 use crate::search::rung::Loss;
 use crate::search::sample::{group_of, json_number, normalized, sample};
@@ -54,6 +55,8 @@ pub struct Observation {
     pub point: Point,
     /// Loss; `None` while the trial runs, which counts as bad.
     pub loss: Option<Loss>,
+    /// Other objectives; empty if there are none.
+    pub others: Vec<Loss>,
 }
 
 impl Tpe {
@@ -73,24 +76,17 @@ impl Tpe {
     }
 
     /// Samples hyperparameters. Observations are in the order of their trials.
-    pub fn draw(&self, observations: &[Observation], random: &mut Random) -> Value {
-        let mut finished: Vec<(Loss, &Point)> = vec![];
-        let mut running: Vec<&Point> = vec![];
-        for Observation { point, loss } in observations {
-            match loss {
-                Some(loss) => finished.push((*loss, point)),
-                None => running.push(point),
-            }
-        }
+    pub fn draw<'a>(&self, observations: &'a [Observation], random: &mut Random) -> Value {
+        let (finished, running): (Vec<&Observation>, Vec<&Observation>) =
+            observations.iter().partition(|observation| observation.loss.is_some());
         if finished.len() < NUM_RANDOM || self.block.dimensions.is_empty() {
             return sample(&self.space, random);
         }
-        // Stable: of equal losses, the older trial is better.
-        finished.sort_by_key(|(loss, _)| *loss);
-        let num_good = finished.len().div_ceil(10).min(GOOD_MAX);
-        let points = finished.iter().map(|(_, point)| *point);
-        let good: Vec<&Point> = points.clone().take(num_good).collect();
-        let bad: Vec<&Point> = points.skip(num_good).chain(running).collect();
+        let (good, bad) = split(finished);
+        let points =
+            |observations: Vec<&'a Observation>| observations.into_iter().map(|of| &of.point);
+        let good: Vec<&Point> = points(good).collect();
+        let bad: Vec<&Point> = points(bad).chain(points(running)).collect();
         let mut point = vec![];
         self.draw_block(&self.block, &good, &bad, random, &mut point);
         assemble(&self.space, &mut point.into_iter())
@@ -154,6 +150,28 @@ impl Block {
             }
         }
     }
+}
+
+/// Splits finished trials into good and bad ones. With several objectives, the first Pareto fronts
+/// are good.
+fn split(mut finished: Vec<&Observation>) -> (Vec<&Observation>, Vec<&Observation>) {
+    let num_good = finished.len().div_ceil(10).min(GOOD_MAX);
+    if finished.iter().all(|observation| observation.others.is_empty()) {
+        // Stable: of equal losses, the older trial is better.
+        finished.sort_by_key(|observation| observation.loss);
+        let bad = finished.split_off(num_good);
+        return (finished, bad);
+    }
+    let losses = |observation: &&Observation| {
+        observation.loss.iter().chain(&observation.others).copied().collect()
+    };
+    let points: Vec<Vec<Loss>> = finished.iter().map(losses).collect();
+    let chosen = pareto::best(&points, num_good);
+    let numbered = finished.into_iter().enumerate();
+    let (good, bad): (Vec<_>, Vec<_>) =
+        numbered.partition(|(i, _)| chosen.binary_search(i).is_ok());
+    let observations = |numbered: Vec<(usize, _)>| numbered.into_iter().map(|(_, of)| of).collect();
+    (observations(good), observations(bad))
 }
 
 /// Returns the candidate from the good points with the greatest ratio of densities.
@@ -309,7 +327,8 @@ mod tests {
             let value = normalized(&value);
             best = best.min(loss(&value));
             let point = tpe.coordinates(&value).unwrap();
-            observations.push(Observation { point, loss: Some(Loss::new(loss(&value))) });
+            let loss = Some(Loss::new(loss(&value)));
+            observations.push(Observation { point, loss, others: vec![] });
         }
         best
     }
@@ -377,6 +396,7 @@ mod tests {
             let observation = |optimizer: Value, loss: f64| Observation {
                 point: tpe.coordinates(&json!({ "optimizer": optimizer, "width": 4 })).unwrap(),
                 loss: Some(Loss::new(loss)),
+                others: vec![],
             };
             // All good trials use adam with 0.001. Those with sgd have another rate.
             let adam = |_| observation(json!({ "name": "adam", "rate": 0.001 }), 0.0);
@@ -399,6 +419,33 @@ mod tests {
             let num_near = draws.iter().filter(is_near).count();
             assert!(10 * num_near > 7 * names("adam"), "{num_near} {}", names("adam"));
             assert!(draws.iter().all(|value| tpe.coordinates(&normalized(value)).is_some()));
+        }
+    }
+
+    /// Minimizes x and 1 - x in one half of the space, and is worse in the other one.
+    #[test]
+    fn good_trials_are_the_first_fronts() {
+        let space =
+            json!({ "x": { "double": { "min": 0, "max": 1 } }, "bad": { "categorical": [0, 1] } });
+        let tpe = Tpe::new(Space::parse(&space).unwrap(), false);
+        let mut random = Random::new(3);
+        let mut observations = vec![];
+        let draw = |observations: &[Observation], random: &mut Random| {
+            let value = normalized(&tpe.draw(observations, random));
+            let (x, bad) = (value["x"].as_f64().unwrap(), value["bad"].as_f64().unwrap());
+            let point = tpe.coordinates(&value).unwrap();
+            let losses = [x + bad, 1.0 - x + bad].map(Loss::new);
+            (x, bad, Observation { point, loss: Some(losses[0]), others: vec![losses[1]] })
+        };
+        for _ in 0..100 {
+            let (_, _, observation) = draw(&observations, &mut random);
+            observations.push(observation);
+        }
+        let draws: Vec<_> = (0..100).map(|_| draw(&observations, &mut random)).collect();
+        assert!(draws.iter().filter(|(_, bad, _)| *bad == 0.0).count() > 70);
+        // With one objective, all draws would be on one side.
+        for side in [0.0..0.4, 0.6..1.0] {
+            assert!(draws.iter().filter(|(x, ..)| side.contains(x)).count() > 15, "{side:?}");
         }
     }
 }

@@ -17,13 +17,13 @@ use crate::pod::PodTemplate;
 pub use length::{Length, Unit};
 pub use limits::SearchLimits;
 pub use resources::Resources;
-pub use samplers::{MedianStopping, SamplerSpec, SobolSampler, TpeSampler};
+pub use samplers::{MedianStopping, Objective, SamplerSpec, SobolSampler, TpeSampler};
 pub use search::{
     AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, GridSearch,
     HyperbandSearch, RandomSearch, SEARCH_METHODS, SearchMode, Searcher, SingleSearch, SobolSearch,
     SyncHalvingSearch, TpeSearch,
 };
-pub use status::{BestTrial, ExperimentStatus, Phase, StorageRecord};
+pub use status::{BestTrial, ExperimentStatus, ParetoTrial, Phase, StorageRecord};
 
 /// Specification of an experiment: program, search space, search method and training length.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

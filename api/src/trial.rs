@@ -251,6 +251,10 @@ pub struct ResultFact {
     /// Value of the metric as a decimal string; `NaN` ranks last.
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
     pub metric: String,
+    /// Values of the other objectives, as decimal strings.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 3)))]
+    pub values: Vec<String>,
     /// Time at which the result was recorded. Unset in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Timestamp>,

@@ -26,6 +26,7 @@ pub(crate) fn config(method: Method) -> SearchConfig {
         sampler: None,
         median_stopping: None,
         smaller_is_better: true,
+        other_objectives: vec![],
         unit: Unit::Epochs,
         units_max: 9,
         limits: SearchLimits::default(),
@@ -49,7 +50,7 @@ pub(crate) fn plain_record(index: u32) -> TrialRecord {
 
 /// Minimizes `loss`.
 pub(crate) const LOSS: SearchedMetric<'_> =
-    SearchedMetric { name: "loss", smaller_is_better: true };
+    SearchedMetric { name: "loss", smaller_is_better: true, others: &[] };
 
 pub(crate) fn report(attempt: u32, batches: u64, event: ReportEvent) -> Report {
     Report { version: CONTRACT_VERSION, attempt, batches, event }

@@ -111,9 +111,10 @@ fn runner() -> impl Strategy<Value = Runner> {
     let rule = (0..5_u64, 1..5_u64, 1..4_u32).prop_map(|(start_units, every_units, min_trials)| {
         MedianStopping { start_units, every_units, min_trials }
     });
-    (method(), 0..1000_u32, prop::option::weighted(0.3, rule), limits()).prop_map(
-        |(method, seed, rule, limits)| {
-            Runner::new(method, seed).with_median_stopping(rule).with_limits(limits)
+    (method(), 0..1000_u32, prop::option::weighted(0.3, rule), limits(), any::<bool>()).prop_map(
+        |(method, seed, rule, limits, has_objective)| {
+            let runner = Runner::new(method, seed).with_median_stopping(rule).with_limits(limits);
+            runner.with_objective(has_objective)
         },
     )
 }

@@ -1,4 +1,4 @@
-//! Parts of a search that fit any method: samplers and median stopping.
+//! Parts of a search that fit any method: objectives, samplers and median stopping.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,23 @@ pub struct TpeSampler {
     /// Whether dependencies between hyperparameters are learned. Default: false.
     #[serde(default)]
     pub multivariate: bool,
+}
+
+/// A metric that a search improves, with its direction.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Objective {
+    /// Name of the validation metric.
+    #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
+    pub metric: String,
+    /// Whether a smaller metric is better. Default: true.
+    #[serde(default = "default_smaller_is_better")]
+    pub smaller_is_better: bool,
+}
+
+fn default_smaller_is_better() -> bool {
+    true
 }
 
 /// Median stopping. A trial is validated after each step. It is stopped if its best result so far

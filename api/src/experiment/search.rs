@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::length::Length;
 use super::limits::SearchLimits;
-use super::samplers::{MedianStopping, SamplerSpec};
+use super::samplers::{MedianStopping, Objective, SamplerSpec};
 
 /// Names of the search methods. Exactly one of them must be set.
 pub const SEARCH_METHODS: [&str; 11] = [
@@ -42,6 +42,12 @@ pub struct Searcher {
     /// Whether a smaller metric is better. Default: true.
     #[serde(default = "default_true")]
     pub smaller_is_better: bool,
+    /// All objectives, if there are several: at most 4, and the first one is `metric` with
+    /// `smallerIsBetter`. TPE and the Pareto front compare by all of them, and methods that stop
+    /// trials early by the first one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 4)))]
+    pub objectives: Vec<Objective>,
     /// Training length of a trial, unless it is stopped early.
     pub max_length: Length,
     /// Runs one trial.
@@ -94,6 +100,11 @@ pub struct Searcher {
 }
 
 impl Searcher {
+    /// Returns the objectives after the first one.
+    pub fn other_objectives(&self) -> &[Objective] {
+        self.objectives.get(1..).unwrap_or_default()
+    }
+
     /// Returns the search methods that are set.
     pub fn methods_set(&self) -> Vec<&'static str> {
         let is_set = [

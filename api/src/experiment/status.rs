@@ -21,6 +21,11 @@ pub struct ExperimentStatus {
     /// Best trial so far by the searched metric.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<BestTrial>,
+    /// Trials with several objectives that no other trial surpasses in all of them, by their latest
+    /// results. At most 64, spread evenly along the first objective.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 64)))]
+    pub pareto: Vec<ParetoTrial>,
     /// Why the experiment is pending, in one word, such as `Unschedulable`. Unset in other phases.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -129,4 +134,16 @@ pub struct BestTrial {
     /// Name of the newest checkpoint with this metric, if one exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
+}
+
+/// A trial of the Pareto front.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ParetoTrial {
+    /// Index of the trial.
+    pub index: u32,
+    /// Values of all objectives, as decimal strings.
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 4)))]
+    pub values: Vec<String>,
 }

@@ -12,12 +12,16 @@ const RUNGS_MAX: u32 = 16;
 /// Maximum number of steps of median stopping. Each is recorded in the trial.
 const STEPS_MAX: u64 = 128;
 
+/// Maximum number of objectives.
+const OBJECTIVES_MAX: usize = 4;
+
 /// Checks the method that is set. Errors name its fields below `spec.searcher`.
 pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<Method> {
     let mut checker = Checker { searcher, errors };
     checker.check_sampler();
     checker.check_limits();
     checker.check_median_stopping();
+    checker.check_objectives();
     if searcher.single.is_some() {
         return Some(Method::Single);
     }
@@ -96,6 +100,29 @@ impl Checker<'_> {
         if set.len() != 1 {
             let rule = "exactly one of tpe and sobol must be set";
             self.errors.push(union_error("spec.searcher.sampler", &set, rule));
+        }
+    }
+
+    fn check_objectives(&mut self) {
+        let objectives = &self.searcher.objectives;
+        let Some(first) = objectives.first() else { return };
+        if !(2..=OBJECTIVES_MAX).contains(&objectives.len()) {
+            let rule = format!("must have from 2 to {OBJECTIVES_MAX} objectives, or be unset");
+            self.push("objectives", &json!(objectives), &rule);
+        }
+        let Searcher { metric, smaller_is_better, .. } = self.searcher;
+        if (&first.metric, first.smaller_is_better) != (metric, *smaller_is_better) {
+            let rule = "must be searcher.metric with searcher.smallerIsBetter; change either";
+            self.push("objectives[0]", &json!(first), rule);
+        }
+        for (i, objective) in objectives.iter().enumerate().skip(1) {
+            let path = format!("objectives[{i}].metric");
+            let is_repeated = objectives[..i].iter().any(|other| other.metric == objective.metric);
+            if objective.metric.trim().is_empty() {
+                self.push(&path, &json!(objective.metric), "must name a validation metric");
+            } else if is_repeated {
+                self.push(&path, &json!(objective.metric), "is an objective twice; keep one");
+            }
         }
     }
 

@@ -149,6 +149,7 @@ fn render(experiment: &Experiment, trials: &[Trial], now: Timestamp) -> String {
     fields.add("Storage", storage_location(experiment));
     fields.add("Trials", counts(trials));
     fields.add("Best", best(experiment, trials));
+    fields.add("Pareto front", pareto(experiment));
     fields.add("Failures", failures(trials));
     fields.to_string() + &conditions(&status.conditions, now)
 }
@@ -235,6 +236,11 @@ fn best(experiment: &Experiment, trials: &[Trial]) -> String {
         lines.push(format!("checkpoint: {address}"));
     }
     lines.join("\n")
+}
+
+fn pareto(experiment: &Experiment) -> String {
+    let front = experiment.status.as_ref().map_or(&[][..], |status| &status.pareto);
+    run::pareto(&experiment.spec.searcher, front).join("\n")
 }
 
 fn failures(trials: &[Trial]) -> String {

@@ -124,8 +124,11 @@ impl MetricRanking<'_> {
         if closed(trial) == Some(CloseCause::StoppedEarly) {
             return trial.status.best_metric.clone();
         }
-        let searched =
-            SearchedMetric { name: self.metric, smaller_is_better: self.smaller_is_better };
+        let searched = SearchedMetric {
+            name: self.metric,
+            smaller_is_better: self.smaller_is_better,
+            others: &[],
+        };
         searched.of(&trial.status.metrics).cloned()
     }
 

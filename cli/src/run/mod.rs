@@ -29,7 +29,7 @@ use stoker_storage::Storage;
 
 pub(crate) use self::display::MetricRanking;
 use self::display::View;
-pub(crate) use self::outcome::{RunPaths, hyperparameters, row};
+pub(crate) use self::outcome::{RunPaths, hyperparameters, pareto, row};
 use self::report_server::SharedState;
 use self::runner::{Runner, RunnerConfig};
 use self::signals::Signals;
@@ -189,7 +189,7 @@ fn print_outcome(state: &State, paths: &RunPaths, valid: &ValidExperiment, outpu
         MetricRanking { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better };
     match output {
         Output::Json => print::out(outcome::json_line(state, paths)),
-        Output::Text => outcome::print_text(state, paths, &ranking),
+        Output::Text => outcome::print_text(state, paths, searcher, &ranking),
     }
     let phase = state.status().phase;
     if !phase.is_terminal() {

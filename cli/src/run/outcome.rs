@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
-use stoker_api::experiment::{CheckpointStorage, ExperimentStatus, Phase};
+use stoker_api::experiment::{CheckpointStorage, ExperimentStatus, ParetoTrial, Phase, Searcher};
 use stoker_api::trial::CheckpointRecord;
 use stoker_engine::retention;
 use stoker_engine::trial::TrialRecord;
@@ -150,11 +150,17 @@ pub(crate) fn json_line(state: &State, paths: &RunPaths) -> Value {
         "message": status.message,
         "trials": state.trials.len(),
         "best": best,
+        "pareto": status.pareto,
     })
 }
 
 /// Prints the table of trials, the failures and the best trial.
-pub(crate) fn print_text(state: &State, paths: &RunPaths, ranking: &MetricRanking<'_>) {
+pub(crate) fn print_text(
+    state: &State,
+    paths: &RunPaths,
+    searcher: &Searcher,
+    ranking: &MetricRanking<'_>,
+) {
     let mut trials: Vec<&TrialRecord> = state.trials.values().collect();
     trials.sort_by(|a, b| ranking.sort_key(a).total_cmp(&ranking.sort_key(b)));
     let rows: Vec<Vec<String>> = trials.iter().map(|trial| row(trial, ranking)).collect();
@@ -184,6 +190,22 @@ pub(crate) fn print_text(state: &State, paths: &RunPaths, ranking: &MetricRankin
             print::out(format!("  checkpoint: {}", paths.checkpoint(best.index, &name)));
         }
     }
+    let front = pareto(searcher, &state.status().pareto);
+    if !front.is_empty() {
+        print::out("Pareto front:");
+        front.iter().for_each(|line| print::out(format!("  {line}")));
+    }
+}
+
+/// Returns one line for each trial of the Pareto front: `trial 3: loss 0.5, seconds 2`.
+pub(crate) fn pareto(searcher: &Searcher, front: &[ParetoTrial]) -> Vec<String> {
+    let line = |trial: &ParetoTrial| {
+        let values = searcher.objectives.iter().zip(&trial.values);
+        let values: Vec<String> =
+            values.map(|(objective, value)| format!("{} {value}", objective.metric)).collect();
+        format!("trial {}: {}", trial.index, values.join(", "))
+    };
+    front.iter().map(line).collect()
 }
 
 fn summary(status: &ExperimentStatus, paths: &RunPaths) -> String {
@@ -242,6 +264,18 @@ fn truncate(text: &str, chars_max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pareto_front_names_all_objectives() {
+        let searcher = json!({
+            "metric": "loss", "maxLength": { "epochs": 1 }, "single": {},
+            "objectives": [{ "metric": "loss" }, { "metric": "seconds" }],
+        });
+        let searcher: Searcher = serde_json::from_value(searcher).unwrap();
+        let values = vec!["0.5".to_owned(), "2".to_owned()];
+        let lines = pareto(&searcher, &[ParetoTrial { index: 3, values }]);
+        assert_eq!(lines, ["trial 3: loss 0.5, seconds 2"]);
+    }
 
     #[test]
     fn hyperparameters_are_one_short_line() {

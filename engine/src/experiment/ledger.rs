@@ -157,7 +157,7 @@ impl Ledger {
                 // The facts of a trial keep their order, even if a clock was set back.
                 at = at.max(time.unwrap_or_default());
                 if fact >= num_placed {
-                    let event = recorded::event(trial, recorded, self.config.smaller_is_better);
+                    let event = recorded::event(trial, recorded, &self.config);
                     pending.push(PendingFact { at, trial, fact, event });
                 }
             }

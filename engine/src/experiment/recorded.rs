@@ -4,8 +4,9 @@ use stoker_api::decisions::{
     CreateStep, FinishStep, LengthStep, StepRecord, StopAllStep, StopPausedStep, TrialStep,
 };
 use stoker_api::number;
-use stoker_api::trial::Fact;
+use stoker_api::trial::{Fact, ResultFact};
 
+use crate::search::SearchConfig;
 use crate::search::rung::Loss;
 use crate::search::turn::{Event, Step};
 
@@ -89,13 +90,25 @@ pub(super) fn last_mentioned(steps: &[StepRecord]) -> Option<u32> {
 }
 
 /// Returns the event of a trial's fact.
-pub(super) fn event(trial: u32, fact: &Fact, smaller_is_better: bool) -> Event {
+pub(super) fn event(trial: u32, fact: &Fact, config: &SearchConfig) -> Event {
     match fact {
         Fact::Result(result) => {
-            let metric = number::parse(&result.metric).unwrap_or(f64::NAN);
-            let loss = Loss::of_metric(metric, smaller_is_better);
-            Event::Result { trial, units: result.units, loss }
+            let losses = losses(result, config);
+            let (loss, others) = (losses[0], losses[1..].to_vec());
+            Event::Result { trial, units: result.units, loss, others }
         }
         Fact::Closed(closed) => Event::Closed { trial, cause: closed.cause },
     }
+}
+
+/// Returns the losses of all objectives, the searched metric first.
+pub(super) fn losses(result: &ResultFact, config: &SearchConfig) -> Vec<Loss> {
+    let loss = |value: Option<&String>, smaller_is_better: bool| {
+        let metric = value.and_then(|value| number::parse(value)).unwrap_or(f64::NAN);
+        Loss::of_metric(metric, smaller_is_better)
+    };
+    let first = loss(Some(&result.metric), config.smaller_is_better);
+    let others = config.other_objectives.iter().enumerate();
+    let others = others.map(|(i, of)| loss(result.values.get(i), of.smaller_is_better));
+    std::iter::once(first).chain(others).collect()
 }

@@ -3,14 +3,14 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-use stoker_api::experiment::{BestTrial, ExperimentStatus, Phase};
+use stoker_api::experiment::{BestTrial, ExperimentStatus, ParetoTrial, Phase};
 use stoker_api::number;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{CheckpointRecord, CloseCause, Fact, TrialStatus};
 
-use super::Ledger;
+use super::{Ledger, recorded};
 use crate::search::rung::Loss;
-use crate::search::{Outcome, SearchConfig, outcome};
+use crate::search::{Outcome, SearchConfig, outcome, pareto};
 use crate::trial::{TrialRecord, closed, compare, ended_seconds, granted_units, running_since};
 
 /// Parts into which the full length is divided to measure progress.
@@ -25,6 +25,8 @@ struct Share {
     parts: u64,
     best: Option<(Rank, String)>,
     spent: Spent,
+    /// Losses and values of several objectives, by the latest result.
+    objectives: Option<(Vec<Loss>, Vec<String>)>,
 }
 
 /// What a trial has spent. Units are the length of its latest result.
@@ -34,6 +36,9 @@ struct Spent {
     ended_seconds: u64,
     running_since: Option<Timestamp>,
 }
+
+/// Maximum number of trials of the Pareto front in a status.
+const PARETO_MAX: usize = 64;
 
 /// Position among the trials: NaN last, then the lowest index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,6 +61,8 @@ pub struct Summary {
     num_attempts: u32,
     /// Sum over the live attempts.
     running_since: i64,
+    /// Trials of the Pareto front.
+    front: BTreeSet<u32>,
 }
 
 impl Summary {
@@ -76,7 +83,8 @@ impl Summary {
         if self.shares.get(&index) == Some(&share) {
             return;
         }
-        self.remove(index);
+        let is_moved = self.losses(index) != share.objectives.as_ref().map(|(losses, _)| losses);
+        self.withdraw(index);
         if let Some(cause) = share.closed {
             *self.num_closed.entry(cause).or_default() += 1;
         }
@@ -88,10 +96,67 @@ impl Summary {
         self.num_attempts += u32::from(share.spent.running_since.is_some());
         self.running_since += share.spent.running_since.map_or(0, |since| since.0);
         self.shares.insert(index, share);
+        if is_moved {
+            self.place(index);
+        }
     }
 
     /// Takes in that a trial was deleted.
     pub fn remove(&mut self, index: u32) {
+        self.withdraw(index);
+        self.place(index);
+    }
+
+    fn losses(&self, index: u32) -> Option<&Vec<Loss>> {
+        self.shares.get(&index)?.objectives.as_ref().map(|(losses, _)| losses)
+    }
+
+    /// Updates the Pareto front after a change of one trial.
+    fn place(&mut self, index: u32) {
+        if self.front.remove(&index) {
+            // Trials that this one surpassed may be on the front now.
+            let trials: Vec<u32> = self.shares.keys().copied().collect();
+            self.front.clear();
+            trials.into_iter().for_each(|trial| self.add_to_front(trial));
+        } else {
+            self.add_to_front(index);
+        }
+    }
+
+    fn add_to_front(&mut self, index: u32) {
+        let Some(losses) = self.losses(index) else { return };
+        let of = |trial: &u32| self.losses(*trial).map_or(&[][..], Vec::as_slice);
+        if self.front.iter().any(|other| pareto::dominates(of(other), losses)) {
+            return;
+        }
+        let is_surpassed = |other: &&u32| pareto::dominates(losses, of(other));
+        let surpassed: Vec<u32> = self.front.iter().filter(is_surpassed).copied().collect();
+        surpassed.iter().for_each(|other| {
+            self.front.remove(other);
+        });
+        self.front.insert(index);
+    }
+
+    /// Returns the Pareto front by index. A large front is thinned out along the first objective.
+    fn pareto(&self) -> Vec<ParetoTrial> {
+        let mut trials: Vec<u32> = self.front.iter().copied().collect();
+        if trials.len() > PARETO_MAX {
+            trials.sort_by(|one, other| {
+                self.losses(*one).cmp(&self.losses(*other)).then(one.cmp(other))
+            });
+            let last = trials.len() - 1;
+            trials = (0..PARETO_MAX).map(|i| trials[i * last / (PARETO_MAX - 1)]).collect();
+            trials.sort_unstable();
+        }
+        let trial = |index: u32| {
+            let (_, values) = self.shares.get(&index)?.objectives.clone()?;
+            Some(ParetoTrial { index, values })
+        };
+        trials.into_iter().filter_map(trial).collect()
+    }
+
+    /// Takes a trial out of all sums.
+    fn withdraw(&mut self, index: u32) {
         let Some(share) = self.shares.remove(&index) else { return };
         if let Some(num) = share.closed.and_then(|cause| self.num_closed.get_mut(&cause)) {
             *num -= 1;
@@ -156,6 +221,7 @@ impl Summary {
             trials_closed: num_created - self.num_open().min(num_created),
             message: self.message(phase, ledger, best.is_some()),
             best,
+            pareto: self.pareto(),
             trials_running: self.num_running,
             progress_percent: (self.progress(ledger, phase).clamp(0.0, 1.0) * 100.0) as u32,
             ..ExperimentStatus::default()
@@ -246,7 +312,24 @@ fn share(config: &SearchConfig, record: &TrialRecord) -> Share {
         is_running: closed.is_none() && record.status.phase == Phase::Running,
         parts: if closed.is_some() { PARTS } else { trained_parts(config, record) },
         best,
+        objectives: objectives(config, record),
     }
+}
+
+/// Returns the losses and values of several objectives; `None` without a result.
+fn objectives(config: &SearchConfig, record: &TrialRecord) -> Option<(Vec<Loss>, Vec<String>)> {
+    if config.other_objectives.is_empty() {
+        return None;
+    }
+    let results = record.status.facts.iter().filter_map(|fact| match fact {
+        Fact::Result(result) => Some(result),
+        Fact::Closed(_) => None,
+    });
+    let latest = results.max_by_key(|result| result.units)?;
+    let mut values = latest.values.clone();
+    values.resize(config.other_objectives.len(), number::format(f64::NAN));
+    values.insert(0, latest.metric.clone());
+    Some((recorded::losses(latest, config), values))
 }
 
 /// Returns the metric by which a trial is compared: the best of its results. A trial without one,

@@ -1,6 +1,8 @@
 //! Tests of the summary: counts, phase, progress, best trial.
 
-use stoker_api::experiment::{BestTrial, ExperimentStatus, Phase};
+use std::collections::BTreeMap;
+
+use stoker_api::experiment::{BestTrial, ExperimentStatus, Objective, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, CloseCause, ClosedFact, Fact, ResultFact};
 use stoker_api::validate::Method;
@@ -13,7 +15,7 @@ use crate::trial::{BackOffLimits, RestartLimits, begin_attempt, end_attempt, rec
 const RANDOM: Method = Method::Random { max_trials: 4, max_concurrent: 2 };
 
 fn result(units: u64, metric: &str) -> Fact {
-    Fact::Result(ResultFact { units, metric: metric.to_owned(), at: None })
+    Fact::Result(ResultFact { units, metric: metric.to_owned(), values: vec![], at: None })
 }
 
 fn end(cause: CloseCause) -> Fact {
@@ -194,4 +196,47 @@ fn summary_that_is_updated_equals_a_new_one() {
     fresh.update(&config, &before[2]);
     fresh.remove(2);
     assert_eq!(summary, fresh);
+}
+
+/// Trials by the values of two objectives, of which larger is better in the second one.
+#[test]
+fn pareto_front_follows_results_and_deletions() {
+    let accuracy = Objective { metric: "accuracy".to_owned(), smaller_is_better: false };
+    let config = SearchConfig { other_objectives: vec![accuracy], ..config(RANDOM) };
+    let record = |index: u32, results: &[(u64, &str, &str)]| {
+        let mut record = plain_record(index);
+        for (units, metric, other) in results {
+            let (metric, values) = ((*metric).to_owned(), vec![(*other).to_owned()]);
+            let result = ResultFact { units: *units, metric, values, at: None };
+            record.status.facts.push(Fact::Result(result));
+        }
+        record
+    };
+    let mut summary = Summary::default();
+    let (ledger, _) =
+        Ledger::rebuild(&config, Record { log: &[], trials: &BTreeMap::new(), trials_created: 0 })
+            .unwrap();
+    let mut check = |change: Result<TrialRecord, u32>, expected: &[(u32, [&str; 2])]| {
+        match change {
+            Ok(record) => summary.update(&config, &record),
+            Err(deleted) => summary.remove(deleted),
+        }
+        let status = summary.status(&ledger, false, |_| None);
+        let front: Vec<_> =
+            status.pareto.iter().map(|trial| (trial.index, &trial.values[..])).collect();
+        let expected: Vec<_> = expected.iter().map(|(index, values)| (*index, *values)).collect();
+        assert_eq!(format!("{front:?}"), format!("{expected:?}"));
+    };
+    check(Ok(record(0, &[(3, "0.5", "0.8")])), &[(0, ["0.5", "0.8"])]);
+    let both = [(0, ["0.5", "0.8"]), (1, ["0.6", "0.9"])];
+    check(Ok(record(1, &[(3, "0.6", "0.9")])), &both);
+    check(Ok(record(2, &[(3, "0.6", "0.8")])), &both);
+    check(Ok(record(3, &[(3, "NaN", "NaN")])), &both);
+    // The latest result counts, and a trial that was surpassed returns.
+    check(Ok(record(4, &[(3, "0.4", "0.95")])), &[(4, ["0.4", "0.95"])]);
+    check(
+        Ok(record(4, &[(3, "0.4", "0.95"), (9, "0.4", "0.7")])),
+        &[(0, both[0].1), (1, both[1].1), (4, ["0.4", "0.7"])],
+    );
+    check(Err(0), &[(1, both[1].1), (4, ["0.4", "0.7"])]);
 }

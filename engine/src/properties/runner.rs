@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use stoker_api::contract::Directive;
 use stoker_api::decisions::LogEntry;
-use stoker_api::experiment::{DesiredState, MedianStopping, Phase, SearchLimits};
+use stoker_api::experiment::{DesiredState, MedianStopping, Objective, Phase, SearchLimits};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
 use stoker_api::validate::Method;
@@ -86,6 +86,12 @@ impl Runner {
 
     pub(super) fn with_limits(mut self, limits: SearchLimits) -> Self {
         self.config.limits = limits;
+        self
+    }
+
+    pub(super) fn with_objective(mut self, is_set: bool) -> Self {
+        let objective = Objective { metric: "speed".to_owned(), smaller_is_better: false };
+        self.config.other_objectives = vec![objective; usize::from(is_set)];
         self
     }
 

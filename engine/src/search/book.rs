@@ -42,6 +42,8 @@ pub struct TrialEntry {
     pub state: TrialState,
     /// Results as length and loss, in the order of their events.
     pub results: Vec<(u64, Loss)>,
+    /// Other objectives of the results; empty if there are none.
+    pub others: Vec<Vec<Loss>>,
 }
 
 impl TrialEntry {
@@ -188,27 +190,31 @@ impl Book {
             let TrialEntry { state, units, .. } = *self.trial(trial);
             Before { state, units }
         });
-        match *event {
+        match event {
             Event::Began => {}
             Event::LimitReached => self.is_limited = true,
-            Event::Result { trial, units, loss } => {
-                let entry = &mut self.trials[trial as usize];
+            Event::Result { trial, units, loss, others } => {
+                let entry = &mut self.trials[*trial as usize];
                 self.num_with_result += u32::from(entry.results.is_empty());
-                entry.results.push((units, loss));
+                entry.results.push((*units, *loss));
+                if !others.is_empty() {
+                    entry.others.push(others.clone());
+                }
                 entry.state = TrialState::Waiting;
             }
             Event::Closed { trial, cause } => {
-                self.num_invalid += u32::from(cause == CloseCause::InvalidHyperparameters);
-                self.end(trial, TrialState::Closed(cause));
+                self.num_invalid += u32::from(*cause == CloseCause::InvalidHyperparameters);
+                self.end(*trial, TrialState::Closed(*cause));
             }
             Event::Deleted { trial } => {
-                let entry = &mut self.trials[trial as usize];
+                let entry = &mut self.trials[*trial as usize];
                 self.num_with_result -= u32::from(!entry.results.is_empty());
                 entry.results.clear();
+                entry.others.clear();
                 entry.units = 0;
                 let closed = TrialState::Closed(CloseCause::InvalidHyperparameters);
                 self.num_invalid -= u32::from(entry.state == closed);
-                self.end(trial, TrialState::Deleted);
+                self.end(*trial, TrialState::Deleted);
             }
         }
         before
@@ -221,7 +227,13 @@ impl Book {
                 self.num_open += 1;
                 let state = TrialState::Active;
                 let (group, units) = (*group, *units);
-                self.trials.push(TrialEntry { group, units, state, results: vec![] });
+                self.trials.push(TrialEntry {
+                    group,
+                    units,
+                    state,
+                    results: vec![],
+                    others: vec![],
+                });
             }
             Step::Continue { trial, units } => {
                 let entry = &mut self.trials[*trial as usize];

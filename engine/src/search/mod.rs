@@ -17,6 +17,7 @@ pub mod book;
 mod config;
 pub mod layout;
 pub mod methods;
+pub(crate) mod pareto;
 pub mod rng;
 pub mod rung;
 pub mod samplers;
@@ -29,7 +30,7 @@ mod grid;
 mod sample;
 
 use serde_json::Value;
-use stoker_api::experiment::{MedianStopping, SamplerSpec, SearchLimits, Unit};
+use stoker_api::experiment::{MedianStopping, Objective, SamplerSpec, SearchLimits, Unit};
 use stoker_api::hyperparameters::Space;
 use stoker_api::trial::{CloseCause, DesiredTrialState, TrialSpec};
 use stoker_api::validate::{Method, ValidExperiment};
@@ -49,6 +50,8 @@ pub struct SearchConfig {
     pub median_stopping: Option<MedianStopping>,
     /// Whether a smaller metric is better.
     pub smaller_is_better: bool,
+    /// Objectives after the searched metric.
+    pub other_objectives: Vec<Objective>,
     /// Unit of lengths.
     pub unit: Unit,
     /// Full length of a trial, in `unit`.
@@ -72,6 +75,7 @@ impl SearchConfig {
             sampler: valid.spec.searcher.sampler,
             median_stopping: valid.spec.searcher.median_stopping,
             smaller_is_better: valid.spec.searcher.smaller_is_better,
+            other_objectives: valid.spec.searcher.other_objectives().to_vec(),
             unit: valid.unit,
             units_max: valid.units_max,
             limits: valid.spec.searcher.limits.unwrap_or_default(),

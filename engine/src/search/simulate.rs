@@ -286,7 +286,10 @@ impl<'a> Run<'a> {
         }
         let event = match exit {
             Some(exit) => Event::Closed { trial, cause: exit.cause() },
-            None => Event::Result { trial, units, loss: loss.unwrap_or(Loss::INFINITE) },
+            None => {
+                let loss = loss.unwrap_or(Loss::INFINITE);
+                Event::Result { trial, units, loss, others: vec![] }
+            }
         };
         let index = self.events.len();
         let decision = exit.map_or(Decision::Pause, Decision::Exit);

@@ -18,6 +18,8 @@ pub enum Event {
         units: u64,
         /// Searched metric.
         loss: Loss,
+        /// Other objectives.
+        others: Vec<Loss>,
     },
     /// A trial has ended by itself or by the user. The search did not stop it.
     Closed {

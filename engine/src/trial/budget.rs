@@ -35,6 +35,7 @@ pub fn bound(status: &mut TrialStatus) {
     for fact in &mut status.facts {
         if let Fact::Result(fact) = fact {
             number::bound(&mut fact.metric);
+            fact.values.iter_mut().for_each(number::bound);
         }
     }
     for attempt in &mut status.attempts {

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use stoker_api::contract::{ACTIVITY_CHARS_MAX, Report, ReportEvent};
+use stoker_api::experiment::Objective;
 use stoker_api::names::{checkpoint_name, parse_checkpoint_name};
 use stoker_api::number;
 use stoker_api::trial::{CheckpointRecord, Fact, ResultFact};
@@ -17,6 +18,8 @@ pub struct SearchedMetric<'a> {
     pub name: &'a str,
     /// Whether smaller values are better.
     pub smaller_is_better: bool,
+    /// Other objectives, whose values results contain too.
+    pub others: &'a [Objective],
 }
 
 impl SearchedMetric<'_> {
@@ -102,7 +105,7 @@ pub fn record_report(
             }
             record_best(record, searched.of(metrics), searched);
             if let Some(units) = *granted_units {
-                record_result(record, units, searched.of(metrics));
+                record_result(record, units, metrics, searched);
             }
         }
         ReportEvent::Checkpointed { name, manifest_sha256, bytes, metric } => {
@@ -128,16 +131,31 @@ pub fn record_report(
     if record.status == before { ReportEffect::Repeat } else { ReportEffect::New }
 }
 
-fn record_result(record: &mut TrialRecord, units: u64, metric: Option<&String>) {
+fn record_result(
+    record: &mut TrialRecord,
+    units: u64,
+    metrics: &BTreeMap<String, String>,
+    searched: &SearchedMetric<'_>,
+) {
     let spec = &record.spec;
     let is_granted = units == spec.units || spec.grants.iter().any(|grant| grant.units == units);
     if !is_granted || result_at(record, units).is_some() {
         return;
     }
-    let metric = metric.filter(|metric| number::parse(metric).is_some()).cloned();
-    let mut metric = metric.unwrap_or_else(|| number::format(f64::NAN));
-    number::bound(&mut metric);
-    record.status.facts.push(Fact::Result(ResultFact { units, metric, at: None }));
+    let value = |metric: Option<&String>| {
+        let metric = metric.filter(|metric| number::parse(metric).is_some()).cloned();
+        let mut metric = metric.unwrap_or_else(|| number::format(f64::NAN));
+        number::bound(&mut metric);
+        metric
+    };
+    let other = |objective: &Objective| {
+        let Objective { metric, smaller_is_better } = objective;
+        let others = &[];
+        SearchedMetric { name: metric, smaller_is_better: *smaller_is_better, others }.of(metrics)
+    };
+    let metric = value(searched.of(metrics));
+    let values = searched.others.iter().map(|objective| value(other(objective))).collect();
+    record.status.facts.push(Fact::Result(ResultFact { units, metric, values, at: None }));
 }
 
 /// Updates the best metric. Ignores a metric that is not a number.

@@ -241,7 +241,11 @@ async fn write(
 
 fn searched_metric(valid: &ValidExperiment) -> SearchedMetric<'_> {
     let searcher = &valid.spec.searcher;
-    SearchedMetric { name: &searcher.metric, smaller_is_better: searcher.smaller_is_better }
+    SearchedMetric {
+        name: &searcher.metric,
+        smaller_is_better: searcher.smaller_is_better,
+        others: searcher.other_objectives(),
+    }
 }
 
 /// Returns the current directive for the trainer of the trial with this UID; `Wait` if the trial

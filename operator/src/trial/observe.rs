@@ -77,6 +77,7 @@ impl ObservedTrial {
             searched: SearchedMetric {
                 name: &searcher.metric,
                 smaller_is_better: searcher.smaller_is_better,
+                others: searcher.other_objectives(),
             },
             timeouts: self.timeouts,
             limits: self.limits(),

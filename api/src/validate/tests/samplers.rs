@@ -128,3 +128,27 @@ fn sobol_refuses_spaces_with_too_many_dimensions() {
         assert!(errors[0].rule.contains("65 dimensions, but sobol has 64"), "{errors:?}");
     }
 }
+
+#[test]
+fn objective_rules_name_their_fields() {
+    let check = |objectives: Value, field: &str, words: &str| {
+        let searcher = json!({
+            "metric": "loss", "maxLength": { "batches": 1 }, "random": { "maxTrials": 9 },
+            "objectives": objectives,
+        });
+        check("searcher", searcher, &format!("spec.searcher.objectives{field}"), words);
+    };
+    let metric = |name: &str| json!({ "metric": name });
+    check(json!([metric("loss")]), "", "from 2 to 4");
+    let five: Vec<Value> = ["loss", "a", "b", "c", "d"].map(metric).into();
+    check(json!(five), "", "from 2 to 4");
+    check(json!([metric("a"), metric("loss")]), "[0]", "searcher.metric");
+    let larger = json!({ "metric": "loss", "smallerIsBetter": false });
+    check(json!([larger, metric("a")]), "[0]", "searcher.smallerIsBetter");
+    check(json!([metric("loss"), metric(" ")]), "[1].metric", "must name");
+    check(json!([metric("loss"), metric("a"), metric("a")]), "[2].metric", "twice");
+    let mut spec = good();
+    spec["searcher"]["objectives"] = json!([metric("loss"), metric("seconds")]);
+    let searcher = run("x", spec).unwrap().spec.searcher;
+    assert_eq!(searcher.other_objectives(), &searcher.objectives[1..]);
+}

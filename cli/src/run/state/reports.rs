@@ -1,6 +1,7 @@
 //! Reports of trainers.
 
 use stoker_api::contract::{Directive, Report, ReportEvent};
+use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::{self, ReportEffect, SearchedMetric};
 
 use super::{Happening, State};
@@ -20,8 +21,12 @@ impl State {
             return Ok(Directive::Fenced);
         };
         let num_facts = record.status.facts.len();
-        let smaller_is_better = self.ledger.config().smaller_is_better;
-        let searched = SearchedMetric { name: &self.metric, smaller_is_better };
+        let SearchConfig { smaller_is_better, other_objectives, .. } = self.ledger.config();
+        let searched = SearchedMetric {
+            name: &self.metric,
+            smaller_is_better: *smaller_is_better,
+            others: other_objectives,
+        };
         let effect = trial::record_report(&mut record, report, &searched);
         if let ReportEffect::Refused { why } = effect {
             self.note(format!("trial {index}: a report was refused: {why}"));

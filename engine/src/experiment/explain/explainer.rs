@@ -68,7 +68,7 @@ impl Context {
         });
         match events.first() {
             Some(Event::Began) => Cause::Began,
-            Some(Event::Result { trial, units, loss }) => {
+            Some(Event::Result { trial, units, loss, .. }) => {
                 Cause::Result { trial: *trial, units: *units, metric: self.metric(*loss) }
             }
             Some(Event::Closed { trial, .. }) => Cause::Ended { trial: *trial },

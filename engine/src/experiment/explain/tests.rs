@@ -37,7 +37,12 @@ fn run(config: &SearchConfig, mut search: SearchState, events: &str) -> Explanat
             result => {
                 let metric: f64 = result[1..].parse().unwrap();
                 let loss = Loss::of_metric(metric, config.smaller_is_better);
-                Event::Result { trial, units: search.book().trial(trial).units, loss }
+                Event::Result {
+                    trial,
+                    units: search.book().trial(trial).units,
+                    loss,
+                    others: vec![],
+                }
             }
         };
         let turn = search.advance(event).unwrap_or_else(|| panic!("{word} changes nothing"));

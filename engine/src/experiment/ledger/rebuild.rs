@@ -229,7 +229,7 @@ impl Ledger {
                 let Some(fact) = facts.and_then(|facts| facts.get(index)) else {
                     return Err(unreadable(home, order, "refers to a fact that does not exist"));
                 };
-                let event = recorded::event(*trial, fact, self.config.smaller_is_better);
+                let event = recorded::event(*trial, fact, &self.config);
                 let recorded = grant.steps.as_deref();
                 let last_mentioned = recorded.and_then(recorded::last_mentioned);
                 Turn { events: vec![event], steps: recorded.map(steps), last_mentioned }
@@ -268,8 +268,7 @@ impl Ledger {
         for (trial, of_trial) in record.trials {
             let Some(num_placed) = self.num_placed.get_mut(*trial as usize) else { continue };
             let facts = of_trial.status.facts.iter().skip(*num_placed as usize);
-            let events =
-                facts.map(|fact| recorded::event(*trial, fact, self.config.smaller_is_better));
+            let events = facts.map(|fact| recorded::event(*trial, fact, &self.config));
             let num_skipped = events.take_while(|event| !self.search.accepts(event)).count();
             *num_placed += num_skipped as u32;
         }

@@ -12,7 +12,7 @@ use crate::search::state::SearchState;
 const RANDOM: Method = Method::Random { max_trials: 3, max_concurrent: 2 };
 
 fn result(units: u64, metric: &str) -> Fact {
-    Fact::Result(ResultFact { units, metric: metric.to_owned(), at: None })
+    Fact::Result(ResultFact { units, metric: metric.to_owned(), values: vec![], at: None })
 }
 
 fn end(cause: CloseCause) -> Fact {

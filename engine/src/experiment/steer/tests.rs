@@ -38,7 +38,12 @@ fn records(trials: &str) -> Vec<TrialRecord> {
         }
         if text.contains('9') {
             let metric = "0.5".to_owned();
-            record.status.facts.push(Fact::Result(ResultFact { units: 9, metric, at: None }));
+            record.status.facts.push(Fact::Result(ResultFact {
+                units: 9,
+                metric,
+                values: vec![],
+                at: None,
+            }));
         }
         if text.contains('.') {
             close(&mut record, CloseCause::Cancelled, None);

@@ -58,6 +58,7 @@ fn trials_with_a_result_wait_for_the_search() {
     record.status.facts.push(Fact::Result(ResultFact {
         units: 9,
         metric: "0.5".to_owned(),
+        values: vec![],
         at: None,
     }));
     let status = plan_of(&record, "", 2, 9).record.status;

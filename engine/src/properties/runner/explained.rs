@@ -73,7 +73,7 @@ impl Runner {
         let entries = rebuilt.book().trials();
         assert_eq!(explanation.trials.len(), entries.len());
         for (trial, entry) in explanation.trials.iter().zip(entries) {
-            let is_complete = entry.units == self.config.units_max;
+            let is_complete = entry.trained() == self.config.units_max;
             assert_eq!(trial.state, explained(entry.state, is_complete), "{trial:?}");
             let closed = trials.get(&trial.trial).and_then(|record| closed(record));
             assert!(trial.end.is_none() || closed.is_some(), "{trial:?}");

@@ -28,8 +28,8 @@ pub struct Median {
     means: BTreeMap<u64, Means>,
     /// Trial with a result between the lengths of the inner method, and whether it stops.
     undecided: Option<(u32, bool)>,
-    /// Comparisons by which trials were stopped.
-    stopped: BTreeMap<u32, MedianStanding>,
+    /// Trial that the latest event stops, and its comparison.
+    stopped: Option<(u32, MedianStanding)>,
 }
 
 impl Median {
@@ -40,7 +40,7 @@ impl Median {
             rule,
             means: BTreeMap::new(),
             undecided: None,
-            stopped: BTreeMap::new(),
+            stopped: None,
         }
     }
 
@@ -75,7 +75,6 @@ impl Median {
 
     fn forget(&mut self, trial: u32) {
         self.undecided.take_if(|(undecided, _)| *undecided == trial);
-        self.stopped.remove(&trial);
         self.means.retain(|_, means| {
             means.remove(trial);
             means.len() > 0
@@ -85,11 +84,12 @@ impl Median {
 
 impl SearchMethod for Median {
     fn observe(&mut self, event: &Event, before: Option<Before>, book: &Book) {
+        self.stopped = None;
         if let Event::Result { trial, units, .. } = *event {
             let stopped = self.compare(trial, units, book);
             if self.goal_of(trial, units, book) > units {
                 self.undecided = Some((trial, stopped.is_some()));
-                self.stopped.extend(stopped.map(|standing| (trial, standing)));
+                self.stopped = stopped.map(|standing| (trial, standing));
                 return;
             }
         }
@@ -182,7 +182,7 @@ impl SearchMethod for Median {
     }
 
     fn median_of(&self, trial: u32) -> Option<MedianStanding> {
-        self.stopped.get(&trial).copied()
+        self.stopped.filter(|(stopped, _)| *stopped == trial).map(|(_, standing)| standing)
     }
 
     fn forecast(&self) -> BTreeMap<u64, u64> {

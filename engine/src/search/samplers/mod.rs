@@ -125,11 +125,12 @@ fn observations(points: &[Option<Point>], book: &Book) -> Vec<Observation> {
     let is_known = |(_, count): &(&u64, &usize)| **count >= RESULTS_MIN;
     let length = counts.iter().rev().find(is_known).map(|(units, _)| *units);
     let observation = |(point, entry): (&Option<Point>, &super::book::TrialEntry)| {
-        let result = entry.results.iter().find(|(units, _)| Some(*units) == length);
-        let loss = result.map(|(_, loss)| *loss);
+        let result = entry.results.iter().position(|(units, _)| Some(*units) == length);
+        let loss = result.map(|result| entry.results[result].1);
+        let others = result.and_then(|result| entry.others.get(result)).cloned();
         let is_open = entry.state == TrialState::Active;
         let point = point.clone().filter(|_| loss.is_some() || is_open)?;
-        Some(Observation { point, loss })
+        Some(Observation { point, loss, others: others.unwrap_or_default() })
     };
     points.iter().zip(book.trials()).filter_map(observation).collect()
 }

@@ -7,6 +7,7 @@ use serde_json::Value;
 use stoker_api::hyperparameters::{Parameter, Space};
 
 use super::parzen::{Axis, Parzen};
+use crate::search::pareto;
 use crate::search::rng::Random;
 use crate::search::rung::Loss;
 use crate::search::sample::{group_of, json_number, normalized, sample};
@@ -54,6 +55,8 @@ pub struct Observation {
     pub point: Point,
     /// Loss; `None` while the trial runs, which counts as bad.
     pub loss: Option<Loss>,
+    /// Other objectives; empty if there are none.
+    pub others: Vec<Loss>,
 }
 
 impl Tpe {
@@ -74,25 +77,21 @@ impl Tpe {
 
     /// Samples hyperparameters. Observations are in the order of their trials.
     pub fn draw(&self, observations: &[Observation], random: &mut Random) -> Value {
-        let mut finished: Vec<(Loss, usize)> = vec![];
-        for (index, Observation { loss, .. }) in observations.iter().enumerate() {
-            finished.extend(loss.map(|loss| (loss, index)));
-        }
+        let finished: Vec<&Observation> =
+            observations.iter().filter(|observation| observation.loss.is_some()).collect();
         if finished.len() < NUM_RANDOM || self.block.dimensions.is_empty() {
             return sample(&self.space, random);
         }
-        // Of equal losses, the older trial is better.
-        finished.sort_unstable();
-        let num_good = finished.len().div_ceil(10).min(GOOD_MAX);
-        let mut is_good = vec![false; observations.len()];
-        finished[..num_good].iter().for_each(|(_, index)| is_good[*index] = true);
-        let points = |of_good: bool| -> Vec<&Point> {
-            let marked = observations.iter().zip(&is_good);
-            let chosen = marked.filter(|(_, is_good)| **is_good == of_good);
-            chosen.map(|(observation, _)| &observation.point).collect()
+        let good = best(finished);
+        let is_good = |observation: &&Observation| {
+            good.iter().any(|other| std::ptr::eq(*other, *observation))
         };
+        // Running trials count as bad. Both sets stay in the order of their trials.
+        let (good, bad): (Vec<&Observation>, Vec<_>) = observations.iter().partition(is_good);
+        let good: Vec<&Point> = good.into_iter().map(|observation| &observation.point).collect();
+        let bad: Vec<&Point> = bad.into_iter().map(|observation| &observation.point).collect();
         let mut point = vec![];
-        self.draw_block(&self.block, &points(true), &points(false), random, &mut point);
+        self.draw_block(&self.block, &good, &bad, random, &mut point);
         assemble(&self.space, &mut point.into_iter())
     }
 
@@ -154,6 +153,23 @@ impl Block {
             }
         }
     }
+}
+
+/// Returns the good ones of finished trials. With several objectives, these are the first Pareto
+/// fronts.
+fn best(mut finished: Vec<&Observation>) -> Vec<&Observation> {
+    let num_good = finished.len().div_ceil(10).min(GOOD_MAX);
+    if finished.iter().all(|observation| observation.others.is_empty()) {
+        // Stable: of equal losses, the older trial is better.
+        finished.sort_by_key(|observation| observation.loss);
+        finished.truncate(num_good);
+        return finished;
+    }
+    let losses = |observation: &&Observation| {
+        observation.loss.iter().chain(&observation.others).copied().collect()
+    };
+    let points: Vec<Vec<Loss>> = finished.iter().map(losses).collect();
+    pareto::best(&points, num_good).into_iter().map(|index| finished[index]).collect()
 }
 
 /// Returns the candidate from the good points with the greatest ratio of densities.
@@ -309,7 +325,8 @@ mod tests {
             let value = normalized(&value);
             best = best.min(loss(&value));
             let point = tpe.coordinates(&value).unwrap();
-            observations.push(Observation { point, loss: Some(Loss::new(loss(&value))) });
+            let loss = Some(Loss::new(loss(&value)));
+            observations.push(Observation { point, loss, others: vec![] });
         }
         best
     }
@@ -377,6 +394,7 @@ mod tests {
             let observation = |optimizer: Value, loss: f64| Observation {
                 point: tpe.coordinates(&json!({ "optimizer": optimizer, "width": 4 })).unwrap(),
                 loss: Some(Loss::new(loss)),
+                others: vec![],
             };
             // All good trials use adam with 0.001. Those with sgd have another rate.
             let adam = |_| observation(json!({ "name": "adam", "rate": 0.001 }), 0.0);
@@ -399,6 +417,38 @@ mod tests {
             let num_near = draws.iter().filter(is_near).count();
             assert!(10 * num_near > 7 * names("adam"), "{num_near} {}", names("adam"));
             assert!(draws.iter().all(|value| tpe.coordinates(&normalized(value)).is_some()));
+        }
+    }
+
+    /// Minimizes x and 1 - x in one half of the space, and is worse in the other one.
+    #[test]
+    fn good_trials_are_the_first_fronts() {
+        let space =
+            json!({ "x": { "double": { "min": 0, "max": 1 } }, "bad": { "categorical": [0, 1] } });
+        let tpe = Tpe::new(Space::parse(&space).unwrap(), false);
+        let draw = |observations: &[Observation], random: &mut Random| {
+            let value = normalized(&tpe.draw(observations, random));
+            let (x, bad) = (value["x"].as_f64().unwrap(), value["bad"].as_f64().unwrap());
+            let point = tpe.coordinates(&value).unwrap();
+            let losses = [x + bad, 1.0 - x + bad].map(Loss::new);
+            (x, bad, Observation { point, loss: Some(losses[0]), others: vec![losses[1]] })
+        };
+        for seed in 0..4 {
+            let mut random = Random::new(seed);
+            let (mut observations, mut draws) = (vec![], vec![]);
+            for _ in 0..100 {
+                let (x, bad, observation) = draw(&observations, &mut random);
+                observations.push(observation);
+                draws.push((x, bad));
+            }
+            let late = &draws[50..];
+            let num_good = late.iter().filter(|(_, bad)| *bad == 0.0).count();
+            assert!(num_good > 40, "seed {seed}: {num_good}");
+            // With one objective, all draws would be on one side.
+            for side in [0.0..0.4, 0.6..1.0] {
+                let num = late.iter().filter(|(x, _)| side.contains(x)).count();
+                assert!(num > 5, "seed {seed}, {side:?}: {num}");
+            }
         }
     }
 }

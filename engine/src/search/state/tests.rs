@@ -138,7 +138,9 @@ impl Recorded {
                 if let Some(trial) = pick(&self.trials_in(|state| state == TrialState::Active)) {
                     let units = self.search.book().trial(trial).units;
                     let loss = Loss::new(loss);
-                    self.advance(Event::Result { trial, units, loss });
+                    // A second objective, opposite to the first one.
+                    let others = vec![Loss::new(-loss.value())];
+                    self.advance(Event::Result { trial, units, loss, others });
                 }
             }
             Happening::Closed(cause) => {
@@ -253,7 +255,12 @@ proptest! {
             for event in events {
                 prop_assert_eq!(recorded.search.advance(event), None, "{}", name);
             }
-            let foreign = Event::Result { trial: 9999, units: 1, loss: Loss::INFINITE };
+            let foreign = Event::Result {
+                trial: 9999,
+                units: 1,
+                loss: Loss::INFINITE,
+                others: vec![],
+            };
             prop_assert_eq!(recorded.search.advance(foreign), None, "{}", name);
             prop_assert_eq!(&recorded.search, &before, "{}", name);
         }

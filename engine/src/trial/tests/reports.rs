@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use stoker_api::experiment::Objective;
+
 use super::*;
 
 #[test]
@@ -18,7 +20,8 @@ fn the_first_result_at_a_length_wins() {
     assert_eq!(send(20, "0.4", Some(9)), ReportEffect::Repeat);
     assert_eq!(send(20, "0.3", Some(9)), ReportEffect::New, "the latest metrics still change");
     assert_eq!(send(10, "0.5", None), ReportEffect::Repeat, "a late report reverts nothing");
-    let expected = Fact::Result(ResultFact { units: 9, metric: "0.4".to_owned(), at: None });
+    let expected =
+        Fact::Result(ResultFact { units: 9, metric: "0.4".to_owned(), values: vec![], at: None });
     assert_eq!(record.status.facts, [expected]);
     assert_eq!((record.status.batches, record.status.metrics["loss"].as_str()), (20, "0.3"));
 }
@@ -178,4 +181,22 @@ fn a_start_resets_batches_and_names_skipped_checkpoints() {
     assert_eq!(second.resumed_from.as_deref(), Some("000000000040-0"));
     let message = "skipped checkpoints: 000000000050-0: wrong hash";
     assert_eq!(second.message.as_deref(), Some(message));
+}
+
+#[test]
+fn results_contain_the_values_of_all_objectives() {
+    let objective = |name: &str| Objective { metric: name.to_owned(), smaller_is_better: true };
+    let others = ["val_error", "seconds", "size"].map(objective);
+    let searched = SearchedMetric { others: &others, ..LOSS };
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    let metrics = [("loss", "0.5"), ("validation_error", "0.25"), ("seconds", "fast")];
+    let metrics = metrics.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let event = ReportEvent::Validated { metrics, granted_units: Some(9) };
+    record_report(&mut record, &report(0, 9, event), &searched);
+    let result = result_at(&record, 9).unwrap();
+    assert_eq!(
+        (result.metric.as_str(), &result.values[..]),
+        ("0.5", &["0.25", "NaN", "NaN"].map(str::to_owned)[..])
+    );
 }

@@ -45,7 +45,7 @@ fn check(limits: SearchLimits, seconds: Option<u64>, expected: Option<(SearchLim
     let (mut ledger, mut trials) = begun(limits);
     add_attempt(&mut trials[0], 105, Some(110));
     trials.iter_mut().for_each(|trial| add_attempt(trial, 115, None));
-    let result = ResultFact { units: 3, metric: "0.5".to_owned(), at: None };
+    let result = ResultFact { units: 3, metric: "0.5".to_owned(), values: vec![], at: None };
     trials[1].status.facts.push(Fact::Result(result));
     let summary = Summary::new(ledger.config(), &trials);
     let now = Timestamp(120);

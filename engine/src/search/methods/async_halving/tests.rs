@@ -97,7 +97,10 @@ proptest! {
                 }
                 loss => {
                     published.rungs[rung].push((trial, f64::from(loss)));
-                    Event::Result { trial, units, loss: Loss::new(f64::from(loss)) }
+                    {
+                        let loss = Loss::new(f64::from(loss));
+                        Event::Result { trial, units, loss, others: vec![] }
+                    }
                 }
             };
             let expected = vec![published.job()];
@@ -135,7 +138,8 @@ fn stopping_rule_equals_optunas_pruner() {
         search.advance(Event::Began);
         for (index, &(trial, rung, loss, is_pruned)) in study.decisions.iter().enumerate() {
             let (units, loss) = (lengths[rung], Loss::new(loss));
-            let turn = search.advance(Event::Result { trial, units, loss }).unwrap();
+            let turn =
+                search.advance(Event::Result { trial, units, loss, others: vec![] }).unwrap();
             // The pruner also ranks trials with the full length, which have nothing to continue.
             if rung + 1 < lengths.len() {
                 let is_stopped = turn.steps.contains(&Step::Stop { trial });

@@ -32,7 +32,7 @@ fn random(max_trials: u32, concurrency: u32) -> AnyMethod {
 fn report(search: &mut SearchState, trial: u32, loss: f64) -> Vec<Step> {
     let units = search.book().trial(trial).units;
     let loss = Loss::new(loss);
-    search.advance(Event::Result { trial, units, loss }).unwrap().steps
+    search.advance(Event::Result { trial, units, loss, others: vec![] }).unwrap().steps
 }
 
 #[test]

@@ -56,7 +56,8 @@ pub use status::{BestTrial, ExperimentStatus, Phase, StorageRecord};
     schemars(extend("x-kubernetes-validations" = [
         {
             "rule": schema::UNCHANGED_RULE,
-            "message": "spec is immutable except for state; create a new experiment"
+            "message": "spec is immutable except for state and some fields of searcher; create a \
+                        new experiment"
         },
         {
             "rule": "!has(oldSelf.state) || !(oldSelf.state in ['cancelled', 'killed']) || \
@@ -160,7 +161,8 @@ pub struct ExperimentSpec {
     #[serde(default)]
     pub optimizations: Optimizations,
 
-    /// Desired state of the experiment. The only mutable field of the spec.
+    /// Desired state of the experiment. Besides it, only these fields of `searcher` are mutable:
+    /// `maxTrials`, `maxConcurrentTrials`, `maxLength`, `limits` and `releaseSeconds`.
     #[serde(default)]
     pub state: DesiredState,
 

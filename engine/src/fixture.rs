@@ -29,6 +29,7 @@ pub(crate) fn config(method: Method) -> SearchConfig {
         units_max: 9,
         limits: SearchLimits::default(),
         slots: 2,
+        release_seconds: 60,
         space: Space::Group(space),
         seed: 7,
     }

@@ -4,6 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::length::Length;
 use super::limits::SearchLimits;
+#[cfg(feature = "crd")]
+use super::schema::{
+    ADAPTIVE, ADAPTIVE_ASHA, ADAPTIVE_SIMPLE, ASYNC_HALVING, HYPERBAND, SYNC_HALVING, TPE, fixed,
+};
 
 /// Names of the search methods. Exactly one of them must be set.
 pub const SEARCH_METHODS: [&str; 10] = [
@@ -24,12 +28,7 @@ pub const SEARCH_METHODS: [&str; 10] = [
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[cfg_attr(
     feature = "crd",
-    schemars(extend("x-kubernetes-validations" = [{
-        "rule": "[has(self.single), has(self.random), has(self.grid), has(self.asyncHalving), \
-            has(self.adaptiveAsha), has(self.syncHalving), has(self.adaptive), \
-            has(self.adaptiveSimple), has(self.hyperband), has(self.tpe)].exists_one(x, x)",
-        "message": "exactly one search method must be set"
-    }]))
+    schemars(extend("x-kubernetes-validations" = super::schema::searcher_rules()))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Searcher {
@@ -137,6 +136,7 @@ pub struct GridSearch {
 /// down.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&ASYNC_HALVING))))]
 #[serde(rename_all = "camelCase")]
 pub struct AsyncHalvingSearch {
     /// Total number of trials, from 1 to 100,000.
@@ -176,6 +176,7 @@ pub enum SearchMode {
 /// Adaptive ASHA: brackets of asynchronous halving.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&ADAPTIVE_ASHA))))]
 #[serde(rename_all = "camelCase")]
 pub struct AdaptiveAshaSearch {
     /// Total number of trials, from 1 to 100,000.
@@ -208,6 +209,7 @@ pub struct AdaptiveAshaSearch {
 /// Synchronous successive halving.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&SYNC_HALVING))))]
 #[serde(rename_all = "camelCase")]
 pub struct SyncHalvingSearch {
     /// Number of rungs, at least 1. The shortest rung must have at least one unit.
@@ -227,6 +229,7 @@ pub struct SyncHalvingSearch {
 /// Brackets of synchronous halving with a budget.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&ADAPTIVE))))]
 #[serde(rename_all = "camelCase")]
 pub struct AdaptiveSearch {
     /// Approximate training length of all trials together, in the unit of `maxLength`.
@@ -254,6 +257,7 @@ pub struct AdaptiveSearch {
 /// Brackets of synchronous halving with a number of trials.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&ADAPTIVE_SIMPLE))))]
 #[serde(rename_all = "camelCase")]
 pub struct AdaptiveSimpleSearch {
     /// Total number of trials, from 1 to 100,000.
@@ -282,6 +286,7 @@ pub struct AdaptiveSimpleSearch {
 /// Hyperband: brackets from the most trials with the shortest rungs to the fewest with the longest.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&HYPERBAND))))]
 #[serde(rename_all = "camelCase")]
 pub struct HyperbandSearch {
     /// Number of brackets, the one with the most trials first; 0 means all. Default: 0.
@@ -300,6 +305,7 @@ pub struct HyperbandSearch {
 /// are sampled near those of the best trials.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&TPE))))]
 #[serde(rename_all = "camelCase")]
 pub struct TpeSearch {
     /// Total number of trials, from 1 to 100,000.

@@ -25,6 +25,7 @@ pub mod turn;
 
 mod grid;
 mod sample;
+mod settings;
 
 use serde_json::Value;
 use stoker_api::experiment::{SamplerSpec, SearchLimits, Unit};
@@ -53,6 +54,8 @@ pub struct SearchConfig {
     pub limits: SearchLimits,
     /// Slots of each trial.
     pub slots: u32,
+    /// Seconds for which a paused trial keeps its GPUs.
+    pub release_seconds: u32,
     /// Search space.
     pub space: Space,
     /// Seed of the experiment, from 0 to 2^31 - 1.
@@ -71,6 +74,7 @@ impl SearchConfig {
             units_max: valid.units_max,
             limits: valid.spec.searcher.limits.unwrap_or_default(),
             slots: valid.spec.resources.slots_per_trial,
+            release_seconds: valid.spec.searcher.release_seconds,
             space: valid.space.clone(),
             seed,
         }

@@ -156,7 +156,8 @@ impl SearchState {
 
     /// Returns `true` if a turn follows from an event now.
     pub fn accepts(&self, event: &Event) -> bool {
-        !self.book.is_finished() && self.book.accepts(event)
+        let may_continue = matches!(event, Event::Edited(_)) || !self.book.is_finished();
+        may_continue && self.book.accepts(event)
     }
 
     /// Same as [`advance_all`](Self::advance_all), for one event.
@@ -328,6 +329,9 @@ impl SearchState {
 
     fn observe(&mut self, order: u64, event: &Event) {
         let before = self.book.observe(order, event);
+        if let Event::Edited(edit) = event {
+            self.method.as_dyn_mut().edit(edit);
+        }
         self.method.as_dyn_mut().observe(event, before, &self.book);
         if let Event::Deleted { trial } = event {
             self.sampler.forget(*trial);

@@ -36,7 +36,7 @@ pub(super) async fn decide(
             ledger.advance(&fact);
         }
     } else if let Err(error) =
-        take_turns(writer, &mut ledger, missing, request, &mut creation).await
+        take_turns(writer, &mut ledger, config, missing, request, &mut creation).await
     {
         writer.errors.push(error);
         is_recorded = false;
@@ -61,6 +61,7 @@ pub(super) async fn decide(
 async fn take_turns(
     writer: &mut Writer<'_>,
     ledger: &mut Ledger,
+    config: &SearchConfig,
     missing: Vec<Write>,
     request: Request,
     creation: &mut Option<Error>,
@@ -73,6 +74,8 @@ async fn take_turns(
         writer.effects(vec![effect]).await?;
     }
     let writes = ledger.begin(env!("CARGO_PKG_VERSION"), request.now);
+    writer.turn(writes).await?;
+    let writes = ledger.edit(config, &writer.spending(config), request.now);
     writer.turn(writes).await?;
     let deleted = writer.deleted(ledger).await?;
     if !deleted.is_empty() {

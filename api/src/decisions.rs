@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::experiment::SearchLimits;
 use crate::time::Timestamp;
 
 /// A recorded step.
@@ -106,6 +107,14 @@ pub struct LogEntry {
     pub steps: Vec<StepRecord>,
 }
 
+impl LogEntry {
+    /// Returns `true` if the turn continues a search that had ended.
+    pub fn continues_search(&self) -> bool {
+        let is_end = |step: &StepRecord| matches!(step, StepRecord::Finish(_));
+        matches!(self.event, LogEvent::Edited(_)) && !self.steps.iter().any(is_end)
+    }
+}
+
 /// Event of an experiment that is not a fact of a trial.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
@@ -115,6 +124,8 @@ pub enum LogEvent {
     Began(BeganEvent),
     /// Trials were deleted.
     Deleted(DeletedEvent),
+    /// The user has edited the experiment.
+    Edited(EditedEvent),
     /// The search has spent what `spec.searcher.limits` allows.
     LimitReached(LimitReachedEvent),
 }
@@ -126,6 +137,41 @@ pub enum LogEvent {
 pub struct BeganEvent {
     /// Version of Stoker that decided.
     pub version: String,
+    /// Settings with which the search began. Unset in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<SearchSettings>,
+}
+
+/// An edit by the user.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct EditedEvent {
+    /// Settings of the search from then on.
+    pub settings: SearchSettings,
+    /// Whether a limit that was reached still ends the search.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_limited: bool,
+}
+
+/// Fields of `spec.searcher` that may be edited while the experiment runs or after its end.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SearchSettings {
+    /// Total number of trials. Unset if the method determines it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_trials: Option<u32>,
+    /// Maximum number of trials that train concurrently. Unset if the method determines it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_concurrent_trials: Option<u32>,
+    /// Training length of a trial, in the unit of `maxLength`.
+    pub max_length: u64,
+    /// Limits on what the search spends.
+    #[serde(default)]
+    pub limits: SearchLimits,
+    /// Seconds for which a paused trial keeps its GPUs.
+    pub release_seconds: u32,
 }
 
 /// Deletion of trials by the user.

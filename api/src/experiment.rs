@@ -58,7 +58,8 @@ pub use status::{BestTrial, ExperimentStatus, ParetoTrial, Phase, StorageRecord}
     schemars(extend("x-kubernetes-validations" = [
         {
             "rule": schema::UNCHANGED_RULE,
-            "message": "spec is immutable except for state; create a new experiment"
+            "message": "spec is immutable except for state and some fields of searcher; create a \
+                        new experiment"
         },
         {
             "rule": "!has(oldSelf.state) || !(oldSelf.state in ['cancelled', 'killed']) || \
@@ -163,7 +164,8 @@ pub struct ExperimentSpec {
     #[serde(default)]
     pub optimizations: Optimizations,
 
-    /// Desired state of the experiment. The only mutable field of the spec.
+    /// Desired state of the experiment. Besides it, only these fields of `searcher` are mutable:
+    /// `maxTrials`, `maxConcurrentTrials`, `maxLength`, `limits` and `releaseSeconds`.
     #[serde(default)]
     pub state: DesiredState,
 

@@ -1,6 +1,7 @@
 //! Validation of experiments and inference jobs. Code that receives a [`ValidExperiment`] need not
 //! check the user's input again.
 
+mod edits;
 mod inference;
 #[cfg(feature = "crd")]
 mod overrides;
@@ -19,6 +20,8 @@ use crate::experiment::{
 };
 use crate::hyperparameters::Space;
 use crate::inference::InferenceJobSpec;
+
+pub use edits::{check_edit, with_edits};
 
 /// Maximum length of an experiment's name. Names of trials, pods and paths extend it.
 pub const NAME_BYTES_MAX: usize = 40;

@@ -15,7 +15,7 @@ mod steer;
 mod summary;
 
 pub use crate::trial::TrialRecord;
-pub use ledger::{Ledger, PendingFact, Record, Unreadable, Write};
+pub use ledger::{Ledger, PendingFact, Record, Unreadable, Write, is_edited};
 pub use refusal::{POD_INVALID, Refusal, TRIAL_INVALID, failed, refusal, set_refusal};
 pub use steer::{
     DesiredStates, Request, conditions, desired_states, kills, set_phase, start_position,

@@ -31,6 +31,7 @@ pub(crate) fn config(method: Method) -> SearchConfig {
         units_max: 9,
         limits: SearchLimits::default(),
         slots: 2,
+        release_seconds: 60,
         space: Space::Group(space),
         seed: 7,
     }

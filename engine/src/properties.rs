@@ -223,7 +223,7 @@ proptest! {
         runner.finish();
         runner.check_explained();
         let ledger = runner.ledger();
-        let created = ledger.book().next_index();
+        let created = ledger.book().next_index() - ledger.num_uncreated();
         prop_assert_eq!(runner.trials.len() + deleted.len(), created as usize);
     }
 
@@ -269,4 +269,59 @@ proptest! {
             prop_assert!([Phase::Completed, Phase::Failed].contains(&phase), "{phase:?}");
         }
     }
+
+    /// The user edits a search while it runs, after its end, and between crashes.
+    #[test]
+    fn edited_searches_continue_from_their_record(
+        mut runner in runner(),
+        steps in steps(),
+    ) {
+        for (kind, pick, die) in steps {
+            match kind {
+                0 => edit(&mut runner, pick, die),
+                1 => {
+                    let mut undisturbed = runner.clone();
+                    undisturbed.settle(usize::MAX);
+                    runner.settle(pick % 6);
+                    runner.live = None;
+                    runner.settle(usize::MAX);
+                    prop_assert_eq!(&runner.trials, &undisturbed.trials);
+                    prop_assert_eq!(&runner.log, &undisturbed.log);
+                    prop_assert_eq!(&runner.live, &undisturbed.live);
+                }
+                2 => runner.settle(usize::MAX),
+                _ => runner.step(pick, die),
+            }
+            runner.check();
+        }
+        runner.finish();
+        let num_created = runner.trials.len() as u32;
+        // A limit may have stopped trials before their creation. They count.
+        let num_decided = runner.ledger().book().next_index();
+        let max_trials = runner.settings().max_trials;
+        runner.edit(|settings| {
+            settings.max_trials = settings.max_trials.map(|_| num_decided + 5);
+            settings.limits = SearchLimits::default();
+        });
+        runner.finish();
+        let num_added = runner.trials.len() as u32 - num_created;
+        let num_invalid = runner.ledger().book().num_invalid();
+        prop_assert!(max_trials.is_none() || num_added + num_invalid >= 5, "{num_added} more");
+        prop_assert!(runner.num_closes.values().all(|closes| *closes == 1));
+    }
+}
+
+fn edit(runner: &mut Runner, pick: usize, die: u8) {
+    let created = runner.trials.len() as u32;
+    let can_grow = runner.can_grow();
+    let number = u64::from(die);
+    runner.edit(|settings| match pick % 4 {
+        0 => settings.max_trials = settings.max_trials.map(|_| created + u32::from(die % 9)),
+        1 => {
+            let places = settings.max_concurrent_trials.map(|_| u32::from(die % 5));
+            settings.max_concurrent_trials = places;
+        }
+        2 if can_grow => settings.max_length += number % 30,
+        _ => settings.limits.units = (die > 100).then_some(number),
+    });
 }

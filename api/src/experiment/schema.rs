@@ -1,8 +1,11 @@
 //! Schema parts that types cannot express.
 
-/// CEL rule: no field except `state` has changed.
+use serde_json::{Value, json};
+
+use super::search::SEARCH_METHODS;
+
+/// CEL rule: no field except `state` and `searcher` has changed. The searcher has its own rules.
 pub(crate) const UNCHANGED_RULE: &str = "self.entrypoint == oldSelf.entrypoint && \
-    self.searcher == oldSelf.searcher && \
     self.resources == oldSelf.resources && \
     self.checkpointStorage == oldSelf.checkpointStorage && \
     self.checkpointPolicy == oldSelf.checkpointPolicy && \
@@ -30,6 +33,73 @@ pub(crate) const UNCHANGED_RULE: &str = "self.entrypoint == oldSelf.entrypoint &
     (!has(self.context) || self.context == oldSelf.context) && \
     has(self.podOverrides) == has(oldSelf.podOverrides) && \
     (!has(self.podOverrides) || self.podOverrides == oldSelf.podOverrides)";
+
+/// Returns the CEL rule that these fields have not changed.
+fn unchanged(fields: &[&str]) -> String {
+    let rule = |name: &&str| {
+        let (new, old) = (format!("self.{name}"), format!("oldSelf.{name}"));
+        format!("has({new}) == has({old}) && (!has({new}) || {new} == {old})")
+    };
+    fields.iter().map(rule).collect::<Vec<_>>().join(" && ")
+}
+
+/// Returns the rules of a search method whose other fields may be edited.
+pub(crate) fn fixed(fields: &[&str]) -> Value {
+    let names = fields.join(", ");
+    let message = format!("{names}: cannot change after creation; create a new experiment");
+    json!([{ "rule": unchanged(fields), "message": message }])
+}
+
+/// Returns the rules of the searcher.
+pub(crate) fn searcher_rules() -> Value {
+    let one = SEARCH_METHODS.map(|method| format!("has(self.{method})")).join(", ");
+    let method =
+        SEARCH_METHODS.map(|method| format!("has(self.{method}) == has(oldSelf.{method})"));
+    let unit = ["records", "batches", "epochs"].map(|unit| {
+        let (new, old) = (format!("self.maxLength.{unit}"), format!("oldSelf.maxLength.{unit}"));
+        format!("has({new}) == has({old}) && (!has({new}) || {new} >= {old})")
+    });
+    json!([
+        {
+            "rule": format!("[{one}].exists_one(x, x)"),
+            "message": "exactly one search method must be set",
+        },
+        {
+            "rule": method.join(" && "),
+            "message": "the search method cannot change after creation; create a new experiment",
+        },
+        {
+            "rule": unchanged(&SEARCHER_FIXED),
+            "message": "metric, smallerIsBetter, sampler, medianStopping and objectives cannot change \
+                        after creation; create a new experiment",
+        },
+        {
+            "rule": unit.join(" && "),
+            "message": "maxLength can only be raised after creation, in its unit",
+        },
+        {
+            "rule": "!(has(self.syncHalving) || has(self.adaptive) || has(self.adaptiveSimple) || \
+                     has(self.hyperband)) || self.maxLength == oldSelf.maxLength",
+            "message": "maxLength of a synchronous search cannot change after creation; create a \
+                        new experiment",
+        },
+    ])
+}
+
+/// Fields of search methods that cannot be edited.
+pub(crate) const ASYNC_HALVING: [&str; 3] = ["numRungs", "divisor", "stopOnce"];
+pub(crate) const ADAPTIVE_ASHA: [&str; 5] =
+    ["mode", "maxRungs", "bracketRungs", "divisor", "stopOnce"];
+pub(crate) const SYNC_HALVING: [&str; 3] = ["numRungs", "budget", "divisor"];
+pub(crate) const ADAPTIVE: [&str; 5] = ["budget", "mode", "maxRungs", "bracketRungs", "divisor"];
+pub(crate) const ADAPTIVE_SIMPLE: [&str; 5] =
+    ["maxTrials", "mode", "maxRungs", "bracketRungs", "divisor"];
+pub(crate) const HYPERBAND: [&str; 2] = ["numBrackets", "divisor"];
+pub(crate) const TPE: [&str; 1] = ["multivariate"];
+/// Fields of the searcher that cannot be edited, besides the search method.
+const SEARCHER_FIXED: [&str; 5] =
+    ["metric", "smallerIsBetter", "sampler", "medianStopping", "objectives"];
+
 /// The name rule of `crate::validate` in CEL.
 pub(crate) const NAME_RULE: &str = "self.metadata.name.size() <= 40 && \
                                     self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')";
@@ -48,4 +118,41 @@ pub(crate) fn free_objects(_: &mut schemars::SchemaGenerator) -> schemars::Schem
         "type": "array",
         "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crd::experiment_spec_schema;
+
+    /// Fields that may be edited.
+    const EDITABLE: [&str; 5] =
+        ["maxTrials", "maxConcurrentTrials", "maxLength", "limits", "releaseSeconds"];
+
+    /// Checks that every field is in a transition rule of its object, or may be edited.
+    fn check(schema: &Value, exceptions: &[&str]) {
+        let rules = schema["x-kubernetes-validations"].to_string();
+        for name in schema["properties"].as_object().into_iter().flat_map(|fields| fields.keys()) {
+            let is_fixed = rules.contains(&format!("oldSelf.{name})"));
+            let is_editable = EDITABLE.contains(&name.as_str());
+            let is_excepted = exceptions.contains(&name.as_str());
+            assert!(is_fixed || is_editable || is_excepted, "{name} can change: {rules}");
+        }
+    }
+
+    /// A field in neither list would be mutable.
+    #[test]
+    fn searcher_is_immutable_except_for_edits() {
+        let searcher = &experiment_spec_schema()["properties"]["searcher"];
+        check(searcher, &[]);
+        for method in SEARCH_METHODS {
+            let fixed: &[&str] = match method {
+                "adaptiveSimple" => &[],
+                _ => &["maxTrials"],
+            };
+            check(&searcher["properties"][method], fixed);
+        }
+        let simple = &searcher["properties"]["adaptiveSimple"]["x-kubernetes-validations"];
+        assert!(simple.to_string().contains("oldSelf.maxTrials"));
+    }
 }

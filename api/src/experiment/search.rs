@@ -5,6 +5,10 @@ use serde::{Deserialize, Serialize};
 use super::length::Length;
 use super::limits::SearchLimits;
 use super::samplers::{MedianStopping, Objective, SamplerSpec};
+#[cfg(feature = "crd")]
+use super::schema::{
+    ADAPTIVE, ADAPTIVE_ASHA, ADAPTIVE_SIMPLE, ASYNC_HALVING, HYPERBAND, SYNC_HALVING, TPE, fixed,
+};
 
 /// Names of the search methods. Exactly one of them must be set.
 pub const SEARCH_METHODS: [&str; 11] = [
@@ -26,13 +30,7 @@ pub const SEARCH_METHODS: [&str; 11] = [
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[cfg_attr(
     feature = "crd",
-    schemars(extend("x-kubernetes-validations" = [{
-        "rule": "[has(self.single), has(self.random), has(self.grid), has(self.asyncHalving), \
-            has(self.adaptiveAsha), has(self.syncHalving), has(self.adaptive), \
-            has(self.adaptiveSimple), has(self.hyperband), has(self.tpe), \
-            has(self.sobol)].exists_one(x, x)",
-        "message": "exactly one search method must be set"
-    }]))
+    schemars(extend("x-kubernetes-validations" = super::schema::searcher_rules()))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Searcher {
@@ -159,6 +157,7 @@ pub struct GridSearch {
 /// down.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&ASYNC_HALVING))))]
 #[serde(rename_all = "camelCase")]
 pub struct AsyncHalvingSearch {
     /// Total number of trials, from 1 to 100,000.
@@ -198,6 +197,7 @@ pub enum SearchMode {
 /// Adaptive ASHA: brackets of asynchronous halving.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&ADAPTIVE_ASHA))))]
 #[serde(rename_all = "camelCase")]
 pub struct AdaptiveAshaSearch {
     /// Total number of trials, from 1 to 100,000.
@@ -230,6 +230,7 @@ pub struct AdaptiveAshaSearch {
 /// Synchronous successive halving.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&SYNC_HALVING))))]
 #[serde(rename_all = "camelCase")]
 pub struct SyncHalvingSearch {
     /// Number of rungs, at least 1. The shortest rung must have at least one unit.
@@ -249,6 +250,7 @@ pub struct SyncHalvingSearch {
 /// Brackets of synchronous halving with a budget.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&ADAPTIVE))))]
 #[serde(rename_all = "camelCase")]
 pub struct AdaptiveSearch {
     /// Approximate training length of all trials together, in the unit of `maxLength`.
@@ -276,6 +278,7 @@ pub struct AdaptiveSearch {
 /// Brackets of synchronous halving with a number of trials.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&ADAPTIVE_SIMPLE))))]
 #[serde(rename_all = "camelCase")]
 pub struct AdaptiveSimpleSearch {
     /// Total number of trials, from 1 to 100,000.
@@ -304,6 +307,7 @@ pub struct AdaptiveSimpleSearch {
 /// Hyperband: brackets from the most trials with the shortest rungs to the fewest with the longest.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&HYPERBAND))))]
 #[serde(rename_all = "camelCase")]
 pub struct HyperbandSearch {
     /// Number of brackets, the one with the most trials first; 0 means all. Default: 0.
@@ -322,6 +326,7 @@ pub struct HyperbandSearch {
 /// are sampled near those of the best trials.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-validations" = fixed(&TPE))))]
 #[serde(rename_all = "camelCase")]
 pub struct TpeSearch {
     /// Total number of trials, from 1 to 100,000.

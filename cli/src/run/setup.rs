@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use stoker_api::experiment::{Experiment, ExperimentSpec, ExperimentStatus};
 use stoker_api::names::ENV_DEVICE;
+use stoker_api::validate::{check_edit, with_edits};
 use stoker_engine::devices::GpuPool;
 use stoker_engine::trial::TrialRecord;
 
@@ -30,6 +31,8 @@ pub(crate) struct OpenedRecord {
     pub(crate) uid: String,
     /// Whether this resumes an earlier run.
     pub(crate) is_resumed: bool,
+    /// Whether the file changes numbers of the search since the earlier run.
+    pub(crate) is_edited: bool,
     /// Lock of the record, held until the runner exits.
     pub(crate) _lock: Lock,
     /// File that trainers lock while they are alive.
@@ -52,8 +55,8 @@ pub(crate) fn open(
     let pointer = local.join(format!("{key}.current"));
     if !fresh && let Some(uid) = current_uid(&pointer)? {
         let folder = RecordDir::new(run_root.record_dir(&loaded.name, &uid));
-        if let Some(experiment) = folder.experiment()? {
-            refuse_changes("experiment", &experiment.spec, &loaded.valid.spec, folder.path())?;
+        if let Some(mut experiment) = folder.experiment()? {
+            let is_edited = edit(&mut experiment, &loaded.valid.spec, &folder)?;
             let trials = folder.trials()?;
             return Ok(OpenedRecord {
                 folder,
@@ -61,6 +64,7 @@ pub(crate) fn open(
                 trials,
                 uid,
                 is_resumed: true,
+                is_edited,
                 _lock: lock,
                 trainers,
             });
@@ -73,7 +77,40 @@ pub(crate) fn open(
     folder.save_experiment(&experiment)?;
     record::write(&pointer, format!("{uid}\n").as_bytes())?;
     let trials = BTreeMap::new();
-    Ok(OpenedRecord { folder, experiment, trials, uid, is_resumed: false, _lock: lock, trainers })
+    Ok(OpenedRecord {
+        folder,
+        experiment,
+        trials,
+        uid,
+        is_resumed: false,
+        is_edited: false,
+        _lock: lock,
+        trainers,
+    })
+}
+
+/// Records the given spec if it differs from the recorded one in fields that may be edited. Returns
+/// whether it does.
+fn edit(
+    experiment: &mut Experiment,
+    given: &ExperimentSpec,
+    folder: &RecordDir,
+) -> Result<bool, Failure> {
+    let recorded = &experiment.spec;
+    let searcher = with_edits(&recorded.searcher, &given.searcher);
+    let is_edited = searcher != recorded.searcher;
+    let edited = ExperimentSpec { searcher, ..recorded.clone() };
+    refuse_changes("experiment", &edited, given, folder.path())?;
+    let created = experiment.status.as_ref().map_or(0, |status| status.trials_created);
+    check_edit(&recorded.searcher, &given.searcher, created).map_err(|errors| {
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        Failure::Input(format!("cannot edit the experiment:\n  {}", errors.join("\n  ")))
+    })?;
+    if is_edited {
+        experiment.spec = edited;
+        folder.save_experiment(experiment)?;
+    }
+    Ok(is_edited)
 }
 
 /// Returns the UID of the latest run, if any.

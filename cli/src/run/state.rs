@@ -66,6 +66,8 @@ pub(crate) struct State {
     /// The latest message.
     noted: Option<String>,
     folder: RecordDir,
+    /// The search as the spec says. That of the ledger follows once the edit is recorded.
+    config: SearchConfig,
     ledger: Ledger,
     summary: Summary,
     queue: Queue,
@@ -102,6 +104,7 @@ impl State {
             queue: Queue::default(),
             prunable: trials.keys().copied().collect(),
             trials,
+            config,
             ledger,
             limits: RestartLimits::new(valid.spec.max_restarts, BackOffLimits::LOCAL),
             metric: valid.spec.searcher.metric.clone(),
@@ -172,6 +175,8 @@ impl State {
 
     fn decide(&mut self) -> Result<(), Failure> {
         let writes = self.ledger.begin(env!("CARGO_PKG_VERSION"), now());
+        self.execute(writes)?;
+        let writes = self.ledger.edit(&self.config, &self.summary, now());
         self.execute(writes)?;
         let writes = self.ledger.reach_limit(&self.summary, now());
         self.execute(writes)?;

@@ -213,6 +213,8 @@ pub enum Cause {
     },
     /// A limit of the search was reached.
     LimitReached,
+    /// The user edited the search.
+    Edited,
     /// The event is of another kind, or its record was deleted.
     Other,
 }

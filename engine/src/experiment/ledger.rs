@@ -9,12 +9,15 @@
 //! in the experiment's log. The home is durable before any effect of the turn and before the next
 //! turn. So after a crash, the record has all decisions from which anything can have followed.
 
+mod edits;
 mod explained;
 mod limits;
 mod rebuild;
 
 use std::collections::BTreeMap;
 use std::fmt;
+
+pub use edits::is_edited;
 
 use stoker_api::decisions::{
     BeganEvent, DeletedEvent, DeletedTrial, LimitReachedEvent, LogEntry, LogEvent,
@@ -99,6 +102,8 @@ pub struct Ledger {
     /// Time of the first entry of the log.
     began_at: Option<Timestamp>,
     limit_reached: Option<LimitReachedEvent>,
+    /// Whether the log has the settings of the search.
+    has_settings: bool,
 }
 
 impl Ledger {
@@ -133,7 +138,8 @@ impl Ledger {
             return vec![];
         }
         self.has_begun = true;
-        let event = LogEvent::Began(BeganEvent { version: version.to_owned() });
+        let settings = Some(self.config.settings());
+        let event = LogEvent::Began(BeganEvent { version: version.to_owned(), settings });
         let turn = self.search.advance(Event::Began);
         turn.map(|turn| self.log(turn, event, now)).unwrap_or_default()
     }
@@ -229,8 +235,15 @@ impl Ledger {
 
     fn note_entry(&mut self, event: &LogEvent, at: Timestamp) {
         self.began_at.get_or_insert(at);
-        if let LogEvent::LimitReached(event) = event {
-            self.limit_reached = Some(*event);
+        match event {
+            LogEvent::LimitReached(event) => self.limit_reached = Some(*event),
+            LogEvent::Edited(event) => {
+                self.has_settings = true;
+                self.config = self.config.with(&event.settings);
+                self.limit_reached.take_if(|_| !event.is_limited);
+            }
+            LogEvent::Began(event) => self.has_settings = event.settings.is_some(),
+            LogEvent::Deleted(_) => {}
         }
     }
 
@@ -238,6 +251,22 @@ impl Ledger {
         turn.random_words.iter().for_each(|words| self.admit(turn.order, *words));
         self.note(turn.order, &turn.changes);
         self.add_missing(turn, next, &groups(&turn.steps, next));
+        self.note_missing_effects(turn);
+    }
+
+    /// Adds the effects of a turn to trials that are not created yet. A limit stops them, and an
+    /// edit may continue the search later.
+    fn note_missing_effects(&mut self, turn: &Turn) {
+        if self.missing.is_empty() {
+            return;
+        }
+        for write in effects(turn, None) {
+            if let Write::Grant { trial, grant } = write
+                && let Some(spec) = self.missing.get_mut(&trial)
+            {
+                spec.grants.push(grant);
+            }
+        }
     }
 
     /// Records that a missing trial was created.

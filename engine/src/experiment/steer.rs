@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use stoker_api::condition::{self, Condition, ConditionStatus};
-use stoker_api::decisions::LogEvent;
+use stoker_api::decisions::{LogEntry, LogEvent};
 use stoker_api::experiment::{DesiredState, ExperimentStatus, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{DesiredTrialState, TrialStatus};
@@ -195,14 +195,14 @@ pub fn conditions(
     let phase = status.phase;
     status.conditions.clone_from(&before.conditions);
     status.log.clone_from(&before.log);
-    status.cleaned_up = before.cleaned_up;
+    // An edit may continue an experiment that has ended.
+    status.cleaned_up = before.cleaned_up && phase.is_terminal();
     status.trials_cleaned = before.trials_cleaned;
-    status.ended_at = before.ended_at.or(phase.is_terminal().then_some(now));
+    status.ended_at = before.ended_at.filter(|_| phase.is_terminal());
+    status.ended_at = status.ended_at.or(phase.is_terminal().then_some(now));
     status.observed_generation = generation;
     let message = status.message.clone().unwrap_or_default();
-    let ended_by =
-        status.log.iter().rev().find(|entry| !matches!(entry.event, LogEvent::Deleted(_)));
-    let is_limited = ended_by.is_some_and(|entry| matches!(entry.event, LogEvent::LimitReached(_)));
+    let is_limited = is_limited(&status.log);
     let mut put = |type_: &str, holds: bool, reason: &str, message: &str| {
         let new = Condition {
             type_: type_.to_owned(),
@@ -223,18 +223,36 @@ pub fn conditions(
         Phase::Completed | Phase::Failed | Phase::Cancelled => (false, "Ended"),
     };
     put("Running", runs, reason, if phase == Phase::Pending { &message } else { "" });
+    let outcomes = [
+        ("Completed", Phase::Completed),
+        ("Failed", Phase::Failed),
+        ("Cancelled", Phase::Cancelled),
+    ];
     if phase.is_terminal() {
         let is_limited = is_limited && phase == Phase::Completed;
         let reason = if is_limited { "LimitReached".to_owned() } else { format!("{phase:?}") };
-        for (type_, of) in [
-            ("Completed", Phase::Completed),
-            ("Failed", Phase::Failed),
-            ("Cancelled", Phase::Cancelled),
-        ] {
+        for (type_, of) in outcomes {
             put(type_, phase == of, &reason, if phase == of { &message } else { "" });
+        }
+    } else {
+        for (type_, _) in outcomes {
+            if condition::find(&before.conditions, type_).is_some() {
+                put(type_, false, "Continued", "");
+            }
         }
     }
     status
+}
+
+/// Returns whether a limit has ended the search, and no edit has continued it since.
+fn is_limited(log: &[LogEntry]) -> bool {
+    let ends = |entry: &LogEntry| match &entry.event {
+        LogEvent::LimitReached(_) => Some(true),
+        LogEvent::Edited(event) if event.is_limited => None,
+        LogEvent::Began(_) | LogEvent::Edited(_) => Some(false),
+        LogEvent::Deleted(_) => None,
+    };
+    log.iter().rev().find_map(ends).unwrap_or(false)
 }
 
 #[cfg(test)]

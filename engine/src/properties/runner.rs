@@ -5,7 +5,7 @@ mod explained;
 use std::collections::BTreeMap;
 
 use stoker_api::contract::Directive;
-use stoker_api::decisions::LogEntry;
+use stoker_api::decisions::{LogEntry, SearchSettings};
 use stoker_api::experiment::{DesiredState, MedianStopping, Objective, Phase, SearchLimits};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
@@ -53,6 +53,10 @@ fn program(record: &TrialRecord) -> Program {
 #[derive(Clone, Debug)]
 pub(super) struct Runner {
     config: SearchConfig,
+    /// Places before an edit.
+    places_max: u32,
+    /// Full length before all edits.
+    units_min: u64,
     pub(super) trials: BTreeMap<u32, String>,
     pub(super) log: String,
     trials_created: u32,
@@ -66,8 +70,11 @@ pub(super) struct Runner {
 
 impl Runner {
     pub(super) fn new(method: Method, seed: u32) -> Self {
+        let config = SearchConfig { seed, ..config(method) };
         Self {
-            config: SearchConfig { seed, ..config(method) },
+            units_min: config.units_max,
+            config,
+            places_max: 0,
             trials: BTreeMap::new(),
             log: "[]".to_owned(),
             trials_created: 0,
@@ -93,6 +100,26 @@ impl Runner {
         let objective = Objective { metric: "speed".to_owned(), smaller_is_better: false };
         self.config.other_objectives = vec![objective; usize::from(is_set)];
         self
+    }
+
+    /// Changes what the user may edit.
+    pub(super) fn edit(&mut self, edit: impl FnOnce(&mut SearchSettings)) {
+        self.places_max = self.places_max.max(self.ledger().places().unwrap_or(u32::MAX));
+        let mut settings = self.config.settings();
+        edit(&mut settings);
+        self.config = self.config.with(&settings);
+    }
+
+    pub(super) fn settings(&self) -> SearchSettings {
+        self.config.settings()
+    }
+
+    /// Returns whether the rungs of the method can grow.
+    pub(super) fn can_grow(&self) -> bool {
+        !matches!(
+            self.config.method,
+            Method::SyncHalving { .. } | Method::AdaptiveSimple(_) | Method::Hyperband(_)
+        )
     }
 
     pub(super) fn records(&self) -> Vec<TrialRecord> {
@@ -173,12 +200,16 @@ impl Runner {
             return;
         }
         let records = self.records();
+        let spending = Summary::new(&self.config, &records);
+        let config = self.config.clone();
+        if !is_over && !run(self, ledger.edit(&config, &spending, now)) {
+            return;
+        }
         let trials = records.iter().map(|record| (record.spec.index, record)).collect();
         let deleted = ledger.deleted(&trials);
         if !deleted.is_empty() && !is_over && !run(self, ledger.delete(deleted, now)) {
             return;
         }
-        let spending = Summary::new(&self.config, &records);
         if !is_over && !run(self, ledger.reach_limit(&spending, now)) {
             return;
         }
@@ -195,12 +226,7 @@ impl Runner {
                 return;
             }
         }
-        let request = Request { state: self.state, release_seconds: RELEASE_SECONDS, now };
-        for (index, wanted) in desired_states(&ledger, &self.records(), request).wanted {
-            let mut record: TrialRecord = serde_json::from_str(&self.trials[&index]).unwrap();
-            record.spec.desired_state = wanted;
-            self.write(&record);
-        }
+        self.want(&ledger);
         self.trials_created = ledger.book().next_index() - ledger.num_uncreated();
         if !is_over {
             assert_ne!(ledger.seconds_to_limit(&spending, now), Some(0));
@@ -214,6 +240,17 @@ impl Runner {
             assert!(rebuilt == ledger, "{rebuilt:?}\n\n{ledger:?}");
         }
         self.live = Some(ledger);
+    }
+
+    /// Writes the desired states of trials.
+    fn want(&mut self, ledger: &Ledger) {
+        let (state, now) = (self.state, Timestamp(self.now));
+        let request = Request { state, release_seconds: RELEASE_SECONDS, now };
+        for (index, wanted) in desired_states(ledger, &self.records(), request).wanted {
+            let mut record: TrialRecord = serde_json::from_str(&self.trials[&index]).unwrap();
+            record.spec.desired_state = wanted;
+            self.write(&record);
+        }
     }
 
     fn create(
@@ -338,7 +375,8 @@ impl Runner {
 
     /// Checks what holds after every step.
     pub(super) fn check(&self) {
-        let places = self.ledger().places().unwrap_or(u32::MAX);
+        // Fewer places after an edit leave the gangs that run.
+        let places = self.ledger().places().unwrap_or(u32::MAX).max(self.places_max);
         assert!(self.num_live() <= places, "{} gangs in {places} places", self.num_live());
         let num_closes = &self.num_closes;
         assert!(num_closes.values().all(|closes| *closes <= 1), "{num_closes:?}");

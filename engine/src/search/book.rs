@@ -167,6 +167,7 @@ impl Book {
         let entry = event.trial().map(|trial| self.trials.get(trial as usize));
         match (event, entry) {
             (Event::Began, _) => self.trials.is_empty(),
+            (Event::Edited(_), _) => true,
             (Event::LimitReached, _) => !self.is_limited,
             (_, None | Some(None)) => false,
             (Event::Result { units, .. }, Some(Some(entry))) => {
@@ -192,6 +193,10 @@ impl Book {
         });
         match event {
             Event::Began => {}
+            Event::Edited(edit) => {
+                self.is_finished = false;
+                self.is_limited &= edit.is_limited;
+            }
             Event::LimitReached => self.is_limited = true,
             Event::Result { trial, units, loss, others } => {
                 let entry = &mut self.trials[*trial as usize];

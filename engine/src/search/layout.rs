@@ -1,5 +1,7 @@
 //! Rungs and brackets of the methods that stop trials early.
 
+use std::collections::BTreeMap;
+
 use super::methods::{AsyncHalvingConfig, BracketConfig};
 
 /// How many brackets an adaptive search has.
@@ -71,7 +73,7 @@ impl AdaptiveAsha {
         }
         rungs.sort_unstable_by(|one, other| other.cmp(one));
         let trials = split_trials(max_trials, divisor, &rungs);
-        let places = self.split_concurrency(&trials);
+        let places = split_concurrency(self.concurrency, divisor, &trials);
         let configs = (0..).zip(rungs).zip(trials.into_iter().zip(places));
         configs
             .map(|((group, num_rungs), (max_trials, concurrency))| AsyncHalvingConfig {
@@ -84,15 +86,17 @@ impl AdaptiveAsha {
             })
             .collect()
     }
+}
 
-    fn split_concurrency(&self, trials: &[u32]) -> Vec<u32> {
-        let num_brackets = trials.len() as u32;
-        if self.concurrency == 0 {
-            let last = trials.last().copied().unwrap_or(1);
-            return vec![last.max(self.divisor); trials.len()];
-        }
-        split_evenly(self.concurrency.max(num_brackets), num_brackets)
+/// Splits places over brackets with these numbers of trials; 0 means that each bracket determines
+/// its own number.
+pub fn split_concurrency(concurrency: u32, divisor: u32, trials: &[u32]) -> Vec<u32> {
+    let num_brackets = trials.len() as u32;
+    if concurrency == 0 {
+        let last = trials.last().copied().unwrap_or(1);
+        return vec![last.max(divisor); trials.len()];
     }
+    split_evenly(concurrency.max(num_brackets), num_brackets)
 }
 
 /// Splits a number evenly; the first parts get one more if it is not divisible.
@@ -116,6 +120,45 @@ fn split_trials(max_trials: u32, divisor: u32, rungs: &[u32]) -> Vec<u32> {
     trials
 }
 
+/// Splits trials as [`AdaptiveAsha::brackets`] does, but gives no bracket less than it has made.
+pub fn split_trials_above(max_trials: u32, divisor: u32, rungs: &[u32], made: &[u32]) -> Vec<u32> {
+    let mut trials = made.to_vec();
+    let mut open: Vec<usize> = (0..rungs.len()).collect();
+    loop {
+        let fixed = (0..rungs.len()).filter(|bracket| !open.contains(bracket));
+        let rest = max_trials.saturating_sub(fixed.map(|bracket| made[bracket]).sum());
+        if open.is_empty() || rest == 0 {
+            return trials;
+        }
+        let open_rungs: Vec<u32> = open.iter().map(|bracket| rungs[*bracket]).collect();
+        let shares: BTreeMap<usize, u32> =
+            open.iter().copied().zip(split_trials(rest, divisor, &open_rungs)).collect();
+        let num_open = open.len();
+        open.retain(|bracket| shares[bracket] >= made[*bracket]);
+        if open.len() == num_open {
+            shares.into_iter().for_each(|(bracket, share)| trials[bracket] = share);
+            return trials;
+        }
+    }
+}
+
+/// Returns the lengths of rungs above `longest`, each `divisor` times the one before. The last one
+/// is `units`; none if that is not longer.
+pub fn lengths_above(longest: u64, units: u64, divisor: u32) -> Vec<u64> {
+    let next = |length: &u64| length.checked_mul(divisor.into());
+    let between = std::iter::successors(next(&longest), next).take_while(|length| *length < units);
+    between.chain([units]).filter(|length| *length > longest).collect()
+}
+
+/// Returns the number of places of one bracket of asynchronous halving. A `concurrency` of 0 means
+/// `d^(n-1)`, but at most one for each trial.
+pub fn places(concurrency: u32, divisor: u32, num_rungs: u32, max_trials: u32) -> u32 {
+    match concurrency {
+        0 => divisor.saturating_pow(num_rungs - 1).min(max_trials).max(1),
+        concurrency => concurrency,
+    }
+}
+
 /// Returns one bracket of asynchronous halving. A `concurrency` of 0 means `d^(n-1)` places, but at
 /// most one for each trial.
 pub fn async_halving(
@@ -126,10 +169,7 @@ pub fn async_halving(
     concurrency: u32,
     stop_once: bool,
 ) -> AsyncHalvingConfig {
-    let places = match concurrency {
-        0 => divisor.saturating_pow(num_rungs - 1).min(max_trials).max(1),
-        concurrency => concurrency,
-    };
+    let places = places(concurrency, divisor, num_rungs, max_trials);
     let lengths = rung_lengths(units, divisor, num_rungs);
     AsyncHalvingConfig { group: 0, lengths, max_trials, divisor, concurrency: places, stop_once }
 }
@@ -209,6 +249,30 @@ mod tests {
     fn hyperband_of_81_has_five_brackets() {
         let trials: Vec<u32> = hyperband(81, 3, 0).iter().map(|bracket| bracket.sizes[0]).collect();
         assert_eq!(trials, [81, 34, 15, 8, 5]);
+    }
+
+    #[test]
+    fn edited_totals_are_split_anew() {
+        let check = |max_trials: u32, made: &[u32], expected: &[u32]| {
+            let trials = split_trials_above(max_trials, 3, &[3, 2, 1], made);
+            assert_eq!(trials, expected, "{max_trials} {made:?}");
+        };
+        assert_eq!(split_trials(11, 3, &[3, 2, 1]), [6, 3, 2]);
+        check(11, &[0, 0, 0], &[6, 3, 2]);
+        check(22, &[6, 3, 2], &[12, 6, 4]);
+        // The last bracket has made more than its share, so the others share the rest.
+        check(11, &[3, 1, 5], &[4, 2, 5]);
+        check(9, &[3, 1, 5], &[3, 1, 5]);
+        check(2, &[3, 1, 5], &[3, 1, 5]);
+    }
+
+    #[test]
+    fn longer_trials_get_rungs_above() {
+        assert_eq!(lengths_above(9, 81, 3), [27, 81]);
+        assert_eq!(lengths_above(9, 30, 3), [27, 30]);
+        assert_eq!(lengths_above(9, 10, 3), [10]);
+        assert!(lengths_above(9, 9, 3).is_empty());
+        assert!(lengths_above(9, 3, 3).is_empty());
     }
 
     /// Checks the brackets of Determined, computed by its own code.

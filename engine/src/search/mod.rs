@@ -28,6 +28,7 @@ pub mod view;
 
 mod grid;
 mod sample;
+mod settings;
 
 use serde_json::Value;
 use stoker_api::experiment::{MedianStopping, Objective, SamplerSpec, SearchLimits, Unit};
@@ -60,6 +61,8 @@ pub struct SearchConfig {
     pub limits: SearchLimits,
     /// Slots of each trial.
     pub slots: u32,
+    /// Seconds for which a paused trial keeps its GPUs.
+    pub release_seconds: u32,
     /// Search space.
     pub space: Space,
     /// Seed of the experiment, from 0 to 2^31 - 1.
@@ -80,6 +83,7 @@ impl SearchConfig {
             units_max: valid.units_max,
             limits: valid.spec.searcher.limits.unwrap_or_default(),
             slots: valid.spec.resources.slots_per_trial,
+            release_seconds: valid.spec.searcher.release_seconds,
             space: valid.space.clone(),
             seed,
         }

@@ -111,6 +111,11 @@ impl Rung {
         }
     }
 
+    /// Returns which of equal losses ranks first.
+    pub fn ties(&self) -> Ties {
+        self.ties
+    }
+
     /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()

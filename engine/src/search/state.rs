@@ -183,6 +183,11 @@ impl SearchState {
         self.method.as_dyn().goal(group, units)
     }
 
+    /// Returns the length of the longest rung of a bracket.
+    pub fn greatest_units(&self, group: u32) -> u64 {
+        self.method.as_dyn().goal(group, self.method.as_dyn().length_at(group, u64::MAX))
+    }
+
     /// Returns the comparison by which median stopping stopped a trial.
     pub fn median_of(&self, trial: u32) -> Option<MedianStanding> {
         self.method.as_dyn().median_of(trial)
@@ -195,7 +200,8 @@ impl SearchState {
 
     /// Returns `true` if a turn follows from an event now.
     pub fn accepts(&self, event: &Event) -> bool {
-        !self.book.is_finished() && self.book.accepts(event)
+        let may_continue = matches!(event, Event::Edited(_)) || !self.book.is_finished();
+        may_continue && self.book.accepts(event)
     }
 
     /// Same as [`advance_all`](Self::advance_all), for one event.
@@ -367,6 +373,9 @@ impl SearchState {
 
     fn observe(&mut self, order: u64, event: &Event) {
         let before = self.book.observe(order, event);
+        if let Event::Edited(edit) = event {
+            self.method.as_dyn_mut().edit(edit);
+        }
         self.method.as_dyn_mut().observe(event, before, &self.book);
         if let Event::Deleted { trial } = event {
             self.sampler.forget(*trial);

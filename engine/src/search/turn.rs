@@ -33,15 +33,30 @@ pub enum Event {
         /// Index of the trial.
         trial: u32,
     },
+    /// The user has edited the experiment. A search that has finished goes on.
+    Edited(Edit),
     /// The search has spent what it may. It ends, whatever its method.
     LimitReached,
+}
+
+/// New numbers of a search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// Total number of trials, if the method has one.
+    pub max_trials: Option<u32>,
+    /// Maximum number of active trials, if the method has one; 0 as in the method.
+    pub max_concurrent: Option<u32>,
+    /// Full length of a trial, not less than before.
+    pub units_max: u64,
+    /// Whether a limit that was reached still ends the search.
+    pub is_limited: bool,
 }
 
 impl Event {
     /// Returns the trial that an event is about.
     pub fn trial(&self) -> Option<u32> {
         match self {
-            Self::Began | Self::LimitReached => None,
+            Self::Began | Self::Edited(_) | Self::LimitReached => None,
             Self::Result { trial, .. } | Self::Closed { trial, .. } | Self::Deleted { trial } => {
                 Some(*trial)
             }

@@ -10,7 +10,7 @@ use kube::core::{ApiResource, DeserializeGuard, DynamicObject};
 use kube::{Api, Resource as _, ResourceExt as _};
 use serde_json::json;
 use stoker_api::condition::Condition;
-use stoker_api::experiment::{Experiment, ExperimentStatus};
+use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
 use stoker_engine::experiment::{
@@ -150,6 +150,10 @@ impl<'a> Writer<'a> {
         match writes.remove(0) {
             Write::Log(entry) => {
                 let mut status = self.status();
+                // An ended experiment would be cleaned up, and its new trials be killed.
+                if status.phase.is_terminal() && entry.continues_search() {
+                    status.phase = Phase::Pending;
+                }
                 status.log.push(entry);
                 self.experiment = write_status(self.context, &self.experiment, status).await?;
             }

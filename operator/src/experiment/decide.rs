@@ -40,7 +40,8 @@ pub(super) async fn decide(
             ledger.advance(&fact);
         }
     } else if let Err(error) =
-        take_turns(writer, &mut ledger, missing, request, (&mut creation, &mut decisions)).await
+        take_turns(writer, &mut ledger, config, missing, request, (&mut creation, &mut decisions))
+            .await
     {
         writer.errors.push(error);
         is_recorded = false;
@@ -66,6 +67,7 @@ pub(super) async fn decide(
 async fn take_turns(
     writer: &mut Writer<'_>,
     ledger: &mut Ledger,
+    config: &SearchConfig,
     missing: Vec<Write>,
     request: Request,
     (creation, decisions): (&mut Option<Error>, &mut Vec<Decision>),
@@ -78,6 +80,8 @@ async fn take_turns(
         writer.effects(vec![effect]).await?;
     }
     let writes = ledger.begin(env!("CARGO_PKG_VERSION"), request.now);
+    writer.turn(writes).await?;
+    let writes = ledger.edit(config, &writer.spending(config), request.now);
     writer.turn(writes).await?;
     let deleted = writer.deleted(ledger).await?;
     if !deleted.is_empty() {

@@ -55,7 +55,7 @@ impl State {
     fn read_again(&mut self) -> Result<(), Failure> {
         let trials = self.folder.trials()?;
         let experiment = self.folder.experiment()?.unwrap_or_else(|| self.experiment.clone());
-        let config = self.ledger.config().clone();
+        let config = self.config.clone();
         let (ledger, missing) = rebuild(&config, &experiment, &trials, &self.folder)?;
         self.summary = Summary::new(&config, trials.values());
         (self.experiment, self.trials, self.ledger) = (experiment, trials, ledger);

@@ -20,15 +20,14 @@ use crate::search::view::{MedianStanding, Standing};
 #[derive(Clone, Copy, Debug)]
 pub(in crate::experiment) struct Context {
     pub(super) unit: Unit,
-    units_max: u64,
     pub(super) smaller_is_better: bool,
 }
 
 impl Context {
     /// Returns the context of a search.
     pub(in crate::experiment) fn new(config: &SearchConfig) -> Self {
-        let SearchConfig { unit, units_max, smaller_is_better, .. } = *config;
-        Self { unit, units_max, smaller_is_better }
+        let SearchConfig { unit, smaller_is_better, .. } = *config;
+        Self { unit, smaller_is_better }
     }
 
     pub(super) fn metric(self, loss: Loss) -> Option<f64> {
@@ -73,6 +72,7 @@ impl Context {
             }
             Some(Event::Closed { trial, .. }) => Cause::Ended { trial: *trial },
             Some(Event::LimitReached) => Cause::LimitReached,
+            Some(Event::Edited(_)) => Cause::Edited,
             Some(Event::Deleted { .. }) => Cause::Deleted { trials: deleted.collect() },
             _ => Cause::Other,
         }
@@ -118,11 +118,12 @@ impl Collector<'_> {
 
     /// Adds the end of a trial by the search.
     fn add_stop(&mut self, trial: u32, units: u64) {
-        let trained = self.search.book().trial(trial).trained();
-        if self.cause == Cause::LimitReached && trained < self.context.units_max {
+        let entry = self.search.book().trial(trial);
+        let (group, trained) = (entry.group, entry.trained());
+        let greatest = self.search.greatest_units(group);
+        if self.cause == Cause::LimitReached && trained < greatest {
             return self.add(trial, Kind::Stopped, units, None);
         }
-        let group = self.search.book().trial(trial).group;
         let is_between = self.search.goal(group, units) > units;
         if let Some(standing) = self.search.median_of(trial).filter(|_| is_between) {
             self.add(trial, Kind::Stopped, units, None);
@@ -133,7 +134,7 @@ impl Collector<'_> {
         }
         let standing = self.search.standing(trial, units);
         let is_top = |standing: &Standing| standing.rung + 1 == standing.num_rungs;
-        let has_full_length = standing.as_ref().map_or(units >= self.context.units_max, is_top);
+        let has_full_length = standing.as_ref().map_or(units >= greatest, is_top);
         let kind = if has_full_length { Kind::Completed } else { Kind::Stopped };
         self.add(trial, kind, units, standing);
     }

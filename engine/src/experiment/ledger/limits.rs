@@ -19,12 +19,8 @@ impl Ledger {
     /// Ends the search if a limit is reached: stops all trials. Facts that the search has not taken
     /// in have no effect afterwards. Returns nothing if no limit is reached.
     pub fn reach_limit(&mut self, summary: &Summary, now: Timestamp) -> Vec<Write> {
-        let mut limits = self.config.limits.all();
-        let reached = limits.find_map(|(limit, maximum)| {
-            let spent = self.spent(limit, summary, now);
-            (spent >= maximum).then_some(LimitReachedEvent { limit, maximum, spent })
-        });
-        let Some(event) = reached.filter(|_| self.has_begun) else { return vec![] };
+        let reached = self.crossed(summary, now).filter(|_| self.has_begun);
+        let Some(event) = reached else { return vec![] };
         let turn = self.search.advance(Event::LimitReached);
         turn.map(|turn| self.log(turn, LogEvent::LimitReached(event), now)).unwrap_or_default()
     }
@@ -50,6 +46,14 @@ impl Ledger {
     /// Returns the limit that ended the search, if one did.
     pub fn limit_reached(&self) -> Option<&LimitReachedEvent> {
         self.limit_reached.as_ref()
+    }
+
+    /// Returns the first limit that is reached.
+    pub(super) fn crossed(&self, summary: &Summary, now: Timestamp) -> Option<LimitReachedEvent> {
+        self.config.limits.all().find_map(|(limit, maximum)| {
+            let spent = self.spent(limit, summary, now);
+            (spent >= maximum).then_some(LimitReachedEvent { limit, maximum, spent })
+        })
     }
 
     fn spent(&self, limit: SearchLimit, summary: &Summary, now: Timestamp) -> u64 {

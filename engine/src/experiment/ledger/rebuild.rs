@@ -6,6 +6,7 @@ use stoker_api::decisions::{DeletedEvent, DeletedTrial, LogEntry, LogEvent, Step
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Fact, Grant, TrialSpec};
 
+use super::edits::settings;
 use super::{Ledger, Record, Unreadable, Write, effects, groups};
 use crate::experiment::recorded;
 use crate::search::SearchConfig;
@@ -68,9 +69,11 @@ impl Ledger {
         record: Record<'_>,
         watch: Watch<'_>,
     ) -> Result<(Self, Vec<Write>), Unreadable> {
+        let initial = record.log.iter().find_map(settings);
+        let config = initial.map_or_else(|| config.clone(), |initial| config.with(initial));
         let mut ledger = Self {
-            config: config.clone(),
-            search: SearchState::of(config),
+            search: SearchState::of(&config),
+            config,
             num_placed: vec![],
             granted_in: vec![],
             random_words: vec![],
@@ -78,6 +81,7 @@ impl Ledger {
             has_begun: false,
             began_at: None,
             limit_reached: None,
+            has_settings: false,
         };
         let mut writes = vec![];
         if record.log.is_empty() && (record.trials_created > 0 || !record.trials.is_empty()) {
@@ -180,6 +184,7 @@ impl Ledger {
         self.note(order, &turn.changes);
         let groups = groups(&steps, next);
         self.add_missing(&turn, next, &groups);
+        self.note_missing_effects(&turn);
         watch(&self.search, &turn, at);
         self.place(home, order)?;
         let home_trial = match home {
@@ -215,6 +220,7 @@ impl Ledger {
             Home::Log(entry) => {
                 let events = match &entry.event {
                     LogEvent::Began(_) => vec![Event::Began],
+                    LogEvent::Edited(event) => vec![Event::Edited(event.into())],
                     LogEvent::LimitReached(_) => vec![Event::LimitReached],
                     LogEvent::Deleted(DeletedEvent { trials }) => {
                         trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()
@@ -305,7 +311,7 @@ impl Ledger {
 fn deleted_trial<'a>(index: u32, record: Record<'a>) -> Option<&'a DeletedTrial> {
     let deleted = record.log.iter().filter_map(|entry| match &entry.event {
         LogEvent::Deleted(deleted) => Some(&deleted.trials),
-        LogEvent::Began(_) | LogEvent::LimitReached(_) => None,
+        LogEvent::Began(_) | LogEvent::Edited(_) | LogEvent::LimitReached(_) => None,
     });
     deleted.flatten().find(|trial| trial.index == index)
 }

@@ -102,7 +102,10 @@ fn turns_are_recorded_in_home_and_effects() {
     let expected = json!({
         "order": 0,
         "at": "1970-01-01T00:00:00Z",
-        "event": { "began": { "version": "1.2.3" } },
+        "event": { "began": { "version": "1.2.3", "settings": {
+            "maxTrials": 3, "maxConcurrentTrials": 1, "maxLength": 9, "limits": {},
+            "releaseSeconds": 60,
+        } } },
         "steps": [{ "create": { "trial": 0, "group": 0, "units": 3 } }],
     });
     let [Write::Log(entry)] = &writes[..] else { panic!("{writes:?}") };

@@ -1,5 +1,6 @@
 //! Tests of desired states, phases and conditions.
 
+use stoker_api::decisions::{EditedEvent, LimitReachedEvent, SearchLimit, SearchSettings};
 use stoker_api::trial::{Attempt, CloseCause, Fact, ResultFact};
 use stoker_api::validate::Method;
 
@@ -146,4 +147,28 @@ fn end_is_recorded_once_and_stays() {
     assert_eq!(holds("Failed"), Some(true));
     assert_eq!(holds("Completed"), Some(false));
     assert_eq!(first.ended_at, Some(Timestamp(5)));
+}
+
+#[test]
+fn continued_experiment_has_not_ended() {
+    let status = |phase| ExperimentStatus { phase, ..ExperimentStatus::default() };
+    let reached = LimitReachedEvent { limit: SearchLimit::Seconds, maximum: 1, spent: 2 };
+    let entry = |order, event| LogEntry { order, at: Timestamp(1), event, steps: vec![] };
+    let mut before = status(Phase::Running);
+    before.log.push(entry(1, LogEvent::LimitReached(reached)));
+    let mut ended = conditions(&before, status(Phase::Completed), 1, Timestamp(5));
+    let completed = |status: &ExperimentStatus| {
+        let found = condition::find(&status.conditions, "Completed").unwrap();
+        (found.status == ConditionStatus::True, found.reason.clone())
+    };
+    assert_eq!(completed(&ended), (true, "LimitReached".to_owned()));
+    let edited = EditedEvent { settings: SearchSettings::default(), is_limited: false };
+    ended.log.push(entry(2, LogEvent::Edited(edited)));
+    ended.cleaned_up = true;
+    let running = conditions(&ended, status(Phase::Running), 2, Timestamp(6));
+    assert_eq!(completed(&running), (false, "Continued".to_owned()));
+    assert_eq!((running.ended_at, running.cleaned_up), (None, false));
+    let again = conditions(&running, status(Phase::Completed), 2, Timestamp(9));
+    assert_eq!(completed(&again), (true, "Completed".to_owned()));
+    assert_eq!(again.ended_at, Some(Timestamp(9)));
 }

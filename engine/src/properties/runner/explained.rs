@@ -73,7 +73,10 @@ impl Runner {
         let entries = rebuilt.book().trials();
         assert_eq!(explanation.trials.len(), entries.len());
         for (trial, entry) in explanation.trials.iter().zip(entries) {
-            let is_complete = entry.trained() == self.config.units_max;
+            // A trial that was complete before an edit stays complete.
+            let was_complete = entry.trained() >= self.units_min;
+            let is_complete = entry.trained() == self.config.units_max
+                || was_complete && trial.state == State::Completed;
             assert_eq!(trial.state, explained(entry.state, is_complete), "{trial:?}");
             let closed = trials.get(&trial.trial).and_then(|record| closed(record));
             assert!(trial.end.is_none() || closed.is_some(), "{trial:?}");

@@ -10,8 +10,9 @@ use stoker_api::trial::CloseCause;
 
 use super::{SearchMethod, standing_in, stops};
 use crate::search::book::{Before, Book, TrialState};
+use crate::search::layout;
 use crate::search::rung::{Rung, Ties};
-use crate::search::turn::{Event, Step};
+use crate::search::turn::{Edit, Event, Step};
 use crate::search::view::{BracketView, NextPromotion, Rule, RungView, Standing};
 
 /// Size of an asynchronous halving.
@@ -57,6 +58,34 @@ impl AsyncHalving {
             num_invalid: 0,
             undecided: None,
         }
+    }
+
+    /// Adds rungs above the top one, up to this length.
+    pub(super) fn extend(&mut self, units: u64) {
+        let old_top = self.top();
+        let longest = self.config.lengths[old_top];
+        for length in layout::lengths_above(longest, units, self.config.divisor) {
+            self.config.lengths.push(length);
+            self.rungs.push(Rung::new(self.rungs[old_top].ties()));
+            self.on_way.push(0);
+        }
+        // Trials may be promoted from a rung that was the top one.
+        self.resize(old_top);
+    }
+
+    /// Sets the numbers of trials and places.
+    pub(super) fn set_size(&mut self, max_trials: u32, concurrency: u32) {
+        (self.config.max_trials, self.config.concurrency) = (max_trials, concurrency);
+    }
+
+    /// Returns the size.
+    pub(super) fn config(&self) -> &AsyncHalvingConfig {
+        &self.config
+    }
+
+    /// Returns the number of created trials whose hyperparameters were not rejected.
+    pub(super) fn num_made(&self) -> u32 {
+        self.num_created - self.num_invalid
     }
 
     fn top(&self) -> usize {
@@ -199,7 +228,7 @@ impl SearchMethod for AsyncHalving {
         let was_active = before.was_active();
         self.on_way[rung] -= u32::from(was_active);
         match *event {
-            Event::Began | Event::LimitReached => {}
+            Event::Began | Event::Edited(_) | Event::LimitReached => {}
             Event::Result { loss, .. } => {
                 self.rungs[rung].insert(trial, loss, book.order());
                 self.resize(rung);
@@ -268,6 +297,16 @@ impl SearchMethod for AsyncHalving {
             false => self.job(book).or_else(rule),
         };
         first.or_else(|| self.close_out(book))
+    }
+
+    fn edit(&mut self, edit: &Edit) {
+        self.extend(edit.units_max);
+        self.config.max_trials = edit.max_trials.unwrap_or(self.config.max_trials);
+        if let Some(concurrency) = edit.max_concurrent {
+            let (divisor, num_rungs) = (self.config.divisor, self.rungs.len() as u32);
+            self.config.concurrency =
+                layout::places(concurrency, divisor, num_rungs, self.config.max_trials);
+        }
     }
 
     fn places(&self) -> Option<u32> {

@@ -6,7 +6,7 @@ use stoker_api::trial::CloseCause;
 
 use super::SearchMethod;
 use crate::search::book::{Before, Book, TrialState};
-use crate::search::turn::{Event, Step};
+use crate::search::turn::{Edit, Event, Step};
 use crate::search::view::{BracketView, Rule, Standing};
 
 /// Creates a number of trials, each with the full length.
@@ -29,7 +29,7 @@ impl FixedLength {
         Self {
             units,
             max_trials,
-            concurrency: if concurrency == 0 { u32::MAX } else { concurrency },
+            concurrency: limit_or_none(concurrency),
             replaces_invalid,
             num_created: 0,
             num_invalid: 0,
@@ -45,6 +45,10 @@ impl FixedLength {
     }
 }
 
+fn limit_or_none(concurrency: u32) -> u32 {
+    if concurrency == 0 { u32::MAX } else { concurrency }
+}
+
 impl SearchMethod for FixedLength {
     fn observe(&mut self, event: &Event, before: Option<Before>, _book: &Book) {
         self.num_active -= u32::from(before.is_some_and(Before::was_active));
@@ -57,7 +61,7 @@ impl SearchMethod for FixedLength {
             Event::Deleted { .. } => {
                 self.num_invalid -= u32::from(before.is_some_and(Before::was_invalid))
             }
-            Event::Began | Event::Closed { .. } | Event::LimitReached => {}
+            Event::Began | Event::Closed { .. } | Event::Edited(_) | Event::LimitReached => {}
         }
     }
 
@@ -79,7 +83,11 @@ impl SearchMethod for FixedLength {
 
     fn decide(&self, book: &Book) -> Option<Step> {
         if let Some(trial) = self.undecided {
-            return Some(Step::Stop { trial });
+            // An edit may have raised the length.
+            return Some(match book.trial(trial).units < self.units {
+                true => Step::Continue { trial, units: self.units },
+                false => Step::Stop { trial },
+            });
         }
         let may_create = self.num_missing(book) > 0 && self.num_active < self.concurrency;
         may_create.then_some(Step::Create {
@@ -88,6 +96,12 @@ impl SearchMethod for FixedLength {
             source: None,
             hyperparameters: None,
         })
+    }
+
+    fn edit(&mut self, edit: &Edit) {
+        self.max_trials = edit.max_trials.unwrap_or(self.max_trials);
+        self.concurrency = edit.max_concurrent.map_or(self.concurrency, limit_or_none);
+        self.units = self.units.max(edit.units_max);
     }
 
     fn places(&self) -> Option<u32> {

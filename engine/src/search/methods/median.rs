@@ -13,7 +13,7 @@ use super::SearchMethod;
 use crate::search::book::{Before, Book, TrialState};
 use crate::search::rung::Loss;
 use crate::search::state::AnyMethod;
-use crate::search::turn::{Event, Step};
+use crate::search::turn::{Edit, Event, Step};
 use crate::search::view::{BracketView, MedianStanding, Rule, Standing};
 
 /// A method whose trials train in steps, and may be stopped after each of them.
@@ -187,6 +187,10 @@ impl SearchMethod for Median {
 
     fn forecast(&self) -> BTreeMap<u64, u64> {
         self.inner().forecast()
+    }
+
+    fn edit(&mut self, edit: &Edit) {
+        self.inner.as_dyn_mut().edit(edit);
     }
 
     fn rule(&self) -> Rule {

@@ -19,7 +19,7 @@ use std::fmt::Debug;
 
 use super::book::{Before, Book};
 use super::rung::Rung;
-use super::turn::{Event, Step};
+use super::turn::{Edit, Event, Step};
 use super::view::{BracketView, MedianStanding, PEERS_MAX, Rule, Standing};
 
 /// Rules by which a search creates, continues and stops trials.
@@ -37,6 +37,9 @@ pub trait SearchMethod: Debug + Send {
 
     /// Returns the next step that follows from the state, if any. Changes nothing.
     fn decide(&self, book: &Book) -> Option<Step>;
+
+    /// Takes in new numbers. Trials that were created stay.
+    fn edit(&mut self, edit: &Edit);
 
     /// Returns the maximum number of active trials; `None` means no limit.
     fn places(&self) -> Option<u32>;

@@ -9,7 +9,7 @@ use stoker_api::trial::CloseCause;
 use super::SearchMethod;
 use crate::search::book::{Before, Book, TrialState};
 use crate::search::rung::Loss;
-use crate::search::turn::{Event, Source, Step};
+use crate::search::turn::{Edit, Event, Source, Step};
 use crate::search::view::{BracketView, NextPromotion, PEERS_MAX, Rule, RungView, Standing};
 
 /// Size of a population and its rounds.
@@ -171,7 +171,7 @@ impl SearchMethod for Pbt {
                     !trials.is_empty()
                 });
             }
-            Event::Began | Event::Closed { .. } | Event::LimitReached => {}
+            Event::Began | Event::Closed { .. } | Event::Edited(_) | Event::LimitReached => {}
         }
     }
 
@@ -216,6 +216,8 @@ impl SearchMethod for Pbt {
         let is_over = !self.on_way.contains_key(&units);
         if is_over { self.end_round(units, book) } else { None }
     }
+
+    fn edit(&mut self, _edit: &Edit) {}
 
     fn places(&self) -> Option<u32> {
         None

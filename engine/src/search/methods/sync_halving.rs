@@ -10,7 +10,7 @@ use stoker_api::trial::CloseCause;
 use super::{SearchMethod, add_all, standing_in, stops};
 use crate::search::book::{Before, Book, TrialState};
 use crate::search::rung::{Rung, Ties};
-use crate::search::turn::{Event, Step};
+use crate::search::turn::{Edit, Event, Step};
 use crate::search::view::{BracketView, NextPromotion, Rule, RungView, Standing};
 
 /// One synchronous bracket.
@@ -169,7 +169,7 @@ impl SearchMethod for SyncHalving {
         let rung = bracket.rung_of(before.units);
         bracket.on_way[rung] -= u32::from(was_active);
         match *event {
-            Event::Began | Event::LimitReached => {}
+            Event::Began | Event::Edited(_) | Event::LimitReached => {}
             Event::Result { loss, .. } => {
                 bracket.rungs[rung].insert(trial, loss, book.order());
             }
@@ -261,6 +261,12 @@ impl SearchMethod for SyncHalving {
             return Some(if is_at_top { Step::Stop { trial } } else { Step::Pause { trial } });
         }
         groups().find_map(|(group, bracket)| bracket.close_out(group))
+    }
+
+    fn edit(&mut self, edit: &Edit) {
+        if let Some(concurrency) = edit.max_concurrent {
+            self.concurrency = if concurrency == 0 { u32::MAX } else { concurrency };
+        }
     }
 
     fn places(&self) -> Option<u32> {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::{AsyncHalving, AsyncHalvingConfig, SearchMethod, add_all};
 use crate::search::book::{Before, Book};
-use crate::search::turn::{Event, Step};
+use crate::search::layout;
+use crate::search::turn::{Edit, Event, Step};
 use crate::search::view::{BracketView, Rule, Standing};
 
 /// Brackets with separate trials and separate places. The group of a trial is the index of its
@@ -48,6 +49,29 @@ impl SearchMethod for Tournament {
 
     fn decide(&self, book: &Book) -> Option<Step> {
         self.brackets.iter().find_map(|bracket| bracket.decide(book))
+    }
+
+    fn edit(&mut self, edit: &Edit) {
+        self.brackets.iter_mut().for_each(|bracket| bracket.extend(edit.units_max));
+        let rungs: Vec<u32> =
+            self.brackets.iter().map(|bracket| bracket.config().lengths.len() as u32).collect();
+        let divisor = self.brackets[0].config().divisor;
+        let trials = match edit.max_trials {
+            Some(max_trials) => {
+                let made: Vec<u32> = self.brackets.iter().map(AsyncHalving::num_made).collect();
+                layout::split_trials_above(max_trials, divisor, &rungs, &made)
+            }
+            None => self.brackets.iter().map(|bracket| bracket.config().max_trials).collect(),
+        };
+        let places = match edit.max_concurrent {
+            Some(concurrency) => layout::split_concurrency(concurrency, divisor, &trials),
+            None => self.brackets.iter().map(|bracket| bracket.config().concurrency).collect(),
+        };
+        for (bracket, (max_trials, concurrency)) in
+            self.brackets.iter_mut().zip(trials.into_iter().zip(places))
+        {
+            bracket.set_size(max_trials, concurrency);
+        }
     }
 
     fn places(&self) -> Option<u32> {

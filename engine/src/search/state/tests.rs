@@ -165,7 +165,9 @@ impl Recorded {
         for turn in &self.log {
             let home = match &turn.events[0] {
                 Event::Result { trial, .. } | Event::Closed { trial, .. } => Some(*trial),
-                Event::Began | Event::Deleted { .. } | Event::LimitReached => None,
+                Event::Began | Event::Deleted { .. } | Event::LimitReached | Event::Edited(_) => {
+                    None
+                }
             };
             let is_lost = home.is_some_and(|home| deleted.contains(&home));
             let effects: Vec<Step> = turn

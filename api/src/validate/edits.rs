@@ -1,0 +1,151 @@
+//! Edits of an experiment that has started.
+
+use serde_json::json;
+
+use super::FieldError;
+use crate::experiment::Searcher;
+
+/// Returns `recorded` with all fields of `given` that may be edited: `maxTrials` and `maxLength` of
+/// searches whose rungs can grow, `maxConcurrentTrials`, `limits` and `releaseSeconds`.
+pub fn with_edits(recorded: &Searcher, given: &Searcher) -> Searcher {
+    let mut edited = recorded.clone();
+    edited.limits = given.limits;
+    edited.release_seconds = given.release_seconds;
+    if let (Some(edited), Some(given)) = (max_trials_mut(&mut edited), max_trials(given)) {
+        *edited = given;
+    }
+    if let (Some(edited), Some(given)) = (concurrency_mut(&mut edited), concurrency(given)) {
+        *edited = given;
+    }
+    if !has_fixed_rungs(&edited) {
+        edited.max_length = given.max_length;
+    }
+    edited
+}
+
+/// Checks the values of edited fields.
+///
+/// # Errors
+///
+/// All values that the experiment cannot have any more.
+pub fn check_edit(
+    recorded: &Searcher,
+    given: &Searcher,
+    trials_created: u32,
+) -> Result<(), Vec<FieldError>> {
+    let mut errors = vec![];
+    if let Some((before, after)) = max_trials(recorded).zip(max_trials(given))
+        && after < before.min(trials_created)
+    {
+        let method = given.methods_set().first().copied().unwrap_or_default();
+        let rule = format!(
+            "must be at least {trials_created}, the number of trials created; to end the \
+             experiment, stop or cancel it"
+        );
+        let path = format!("spec.searcher.{method}.maxTrials");
+        errors.push(FieldError::new(&path, &json!(after), &rule));
+    }
+    let is_longer = match (recorded.max_length.get(), given.max_length.get()) {
+        (Some((unit, before)), Some((given_unit, after))) => unit == given_unit && after >= before,
+        _ => true,
+    };
+    if !is_longer {
+        let rule = format!("must not be below {}, and have its unit", json!(recorded.max_length));
+        errors.push(FieldError::new("spec.searcher.maxLength", &json!(given.max_length), &rule));
+    }
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+/// Returns whether the brackets of a method are fixed.
+fn has_fixed_rungs(searcher: &Searcher) -> bool {
+    searcher.sync_halving.is_some()
+        || searcher.adaptive.is_some()
+        || searcher.adaptive_simple.is_some()
+        || searcher.hyperband.is_some()
+}
+
+fn max_trials(searcher: &Searcher) -> Option<u32> {
+    max_trials_mut(&mut searcher.clone()).copied()
+}
+
+fn max_trials_mut(searcher: &mut Searcher) -> Option<&mut u32> {
+    let Searcher { random, tpe, async_halving, adaptive_asha, .. } = searcher;
+    None.or(random.as_mut().map(|search| &mut search.max_trials))
+        .or(tpe.as_mut().map(|search| &mut search.max_trials))
+        .or(async_halving.as_mut().map(|search| &mut search.max_trials))
+        .or(adaptive_asha.as_mut().map(|search| &mut search.max_trials))
+}
+
+fn concurrency(searcher: &Searcher) -> Option<u32> {
+    concurrency_mut(&mut searcher.clone()).copied()
+}
+
+fn concurrency_mut(searcher: &mut Searcher) -> Option<&mut u32> {
+    let Searcher { random, grid, tpe, async_halving, adaptive_asha, .. } = searcher;
+    let Searcher { sync_halving, adaptive, adaptive_simple, hyperband, .. } = searcher;
+    None.or(random.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(grid.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(tpe.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(async_halving.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(adaptive_asha.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(sync_halving.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(adaptive.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(adaptive_simple.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(hyperband.as_mut().map(|search| &mut search.max_concurrent_trials))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn searcher(method: &str, fields: Value, more: Value) -> Searcher {
+        let mut searcher = json!({ "metric": "loss", "maxLength": { "epochs": 9 } });
+        searcher[method] = fields;
+        searcher.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(searcher).unwrap()
+    }
+
+    /// Checks whether an edit of this method leaves nothing that may not be edited.
+    fn check(method: &str, before: Value, after: Value, more: Value, is_allowed: bool) {
+        let recorded = searcher(method, before, json!({}));
+        let given = searcher(method, after, more);
+        assert_eq!(with_edits(&recorded, &given) == given, is_allowed, "{given:?}");
+    }
+
+    #[test]
+    fn only_some_fields_may_be_edited() {
+        let random = json!({ "maxTrials": 5 });
+        let limits = json!({ "limits": { "seconds": 9 }, "releaseSeconds": 0 });
+        check("random", random.clone(), random.clone(), limits, true);
+        check("random", random.clone(), random.clone(), json!({ "metric": "accuracy" }), false);
+        let more = json!({ "maxTrials": 9, "maxConcurrentTrials": 2 });
+        check("random", random, more.clone(), json!({ "maxLength": { "epochs": 12 } }), true);
+        let asha = |rungs| json!({ "maxTrials": 5, "numRungs": rungs });
+        check("asyncHalving", asha(2), asha(3), json!({}), false);
+        let simple = json!({ "maxTrials": 5 });
+        check("adaptiveSimple", simple.clone(), more, json!({}), false);
+        let fewer = json!({ "maxTrials": 5, "maxConcurrentTrials": 1 });
+        check("adaptiveSimple", simple.clone(), fewer.clone(), json!({}), true);
+        check("adaptiveSimple", simple, fewer, json!({ "maxLength": { "epochs": 12 } }), false);
+    }
+
+    #[test]
+    fn edits_cannot_take_back_what_was_done() {
+        let recorded = searcher("random", json!({ "maxTrials": 5 }), json!({}));
+        let check = |max_trials: u32, created: u32, length: Value, expected: &[&str]| {
+            let fields = json!({ "maxTrials": max_trials });
+            let given = searcher("random", fields, json!({ "maxLength": length }));
+            let errors = check_edit(&recorded, &given, created).err().unwrap_or_default();
+            let paths: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
+            assert_eq!(paths, expected);
+        };
+        check(4, 4, json!({ "epochs": 9 }), &[]);
+        check(3, 4, json!({ "epochs": 9 }), &["spec.searcher.random.maxTrials"]);
+        // Replacements of invalid trials are created too.
+        check(6, 8, json!({ "epochs": 10 }), &[]);
+        check(5, 0, json!({ "epochs": 8 }), &["spec.searcher.maxLength"]);
+        check(5, 0, json!({ "batches": 9 }), &["spec.searcher.maxLength"]);
+    }
+}

@@ -84,6 +84,7 @@ mod tests {
             source: None,
             rule: Rule::Promotion,
             comparison: None,
+            median: None,
         }
     }
 

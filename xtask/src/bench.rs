@@ -1,5 +1,6 @@
-//! Benchmarks: installs the programs to compare with, and runs the package `stoker-benches`. The
-//! operator's benchmarks are tests in its package that print their results.
+//! Benchmarks: installs the programs to compare with, and runs the packages `stoker-benches` and
+//! `stoker-search-benches`. The operator's benchmarks are tests in its package that print their
+//! results.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -31,8 +32,10 @@ pub(crate) enum BenchError {
 ///
 /// The programs to compare with cannot be installed, the benchmark does not build, or it fails.
 pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
-    if arguments == ["operator"] {
-        return operator();
+    match arguments.first().map(String::as_str) {
+        Some("operator") if arguments.len() == 1 => return operator(),
+        Some("search") => return search(&arguments[1..]),
+        _ => {}
     }
     let mut bench = Command::new(env!("CARGO"));
     bench.current_dir(repository());
@@ -42,7 +45,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
         |argument: &String| ["help", "--help", "-h", "--python"].contains(&argument.as_str());
     if !arguments.is_empty() && !arguments.iter().any(needs_no_python) {
         let reads_images = arguments.first().is_some_and(|bench| bench == "data");
-        bench.arg("--python").arg(python(reads_images)?);
+        bench.arg("--python").arg(python(reads_images.then_some("images"))?);
     }
     let status = bench.status().map_err(|source| start("cargo", source))?;
     succeeded("the benchmark", status.success())
@@ -58,13 +61,45 @@ fn operator() -> Result<(), BenchError> {
     succeeded("the benchmark", status.success())
 }
 
+/// Runs the benchmarks of the search, with the parts that `arguments` name.
+fn search(arguments: &[String]) -> Result<(), BenchError> {
+    let mut bench = Command::new(env!("CARGO"));
+    bench.current_dir(repository());
+    bench.args(["run", "--quiet", "--release", "--package", "stoker-search-benches", "--"]);
+    bench.args(arguments);
+    let is_for = |parts: &[&str]| {
+        let needs_help = arguments.iter().any(|argument| ["--help", "-h"].contains(&&**argument));
+        let part = arguments.first().filter(|argument| !argument.starts_with('-'));
+        !needs_help && part.is_none_or(|part| parts.contains(&&**part))
+    };
+    if is_for(&["decisions", "quality"]) {
+        bench.arg("--python").arg(python(Some("search"))?);
+    }
+    if is_for(&["runner"]) {
+        bench.arg("--stoker").arg(stoker()?);
+    }
+    let status = bench.status().map_err(|source| start("cargo", source))?;
+    succeeded("the benchmark", status.success())
+}
+
+/// Builds the program `stoker` and returns its path.
+fn stoker() -> Result<PathBuf, BenchError> {
+    let mut build = Command::new(env!("CARGO"));
+    build.current_dir(repository());
+    build.args(["build", "--quiet", "--release", "--package", "stoker-cli"]);
+    let status = build.status().map_err(|source| start("cargo", source))?;
+    succeeded("the build of stoker", status.success())?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    Ok(repository().join(target).join("release/stoker"))
+}
+
 /// Returns the path of a Python with the packages to compare with. A script installs missing
-/// packages.
-fn python(reads_images: bool) -> Result<PathBuf, BenchError> {
+/// packages. `set` names packages other than PyTorch.
+fn python(set: Option<&str>) -> Result<PathBuf, BenchError> {
     let script = repository().join("scripts/fetch-bench-tools");
     let program = script.display().to_string();
     let mut fetch = Command::new(&script);
-    fetch.args(reads_images.then_some("images"));
+    fetch.args(set);
     let output = fetch.stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| start(&program, error))?;
     succeeded(&program, output.status.success())?;

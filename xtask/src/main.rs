@@ -28,8 +28,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Run a benchmark: `trainer`, `checkpoint`, `collective` or `data` against PyTorch, or
-    /// `operator`. `bench --help` lists the options
+    /// Run a benchmark: `trainer`, `checkpoint`, `collective` or `data` against PyTorch, `search`
+    /// against Optuna, or `operator`. `bench --help` and `bench search --help` list the options
     #[command(disable_help_flag = true)]
     Bench {
         /// Name of the benchmark, and its options

@@ -1,0 +1,105 @@
+//! Time to rebuild a search from its record, and time of a live decision with its writes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use serde_json::json;
+use stoker_api::decisions::LogEntry;
+use stoker_api::time::Timestamp;
+use stoker_api::trial::{Fact, ResultFact};
+use stoker_engine::experiment::{Ledger, Record, Write};
+use stoker_engine::search::SearchConfig;
+use stoker_engine::search::book::TrialState;
+use stoker_engine::trial::TrialRecord;
+
+use crate::{BenchError, space};
+
+/// Number of trials of the search.
+const TRIALS: u32 = 10_000;
+
+/// Records of a search, as a runner writes them.
+struct Records {
+    log: Vec<LogEntry>,
+    trials: BTreeMap<u32, TrialRecord>,
+}
+
+impl Records {
+    fn rebuild(&self, config: &SearchConfig) -> Result<Ledger, BenchError> {
+        let trials = self.trials.iter().map(|(index, record)| (*index, record)).collect();
+        let trials_created = self.trials.len() as u32;
+        let record = Record { log: &self.log, trials: &trials, trials_created };
+        Ok(Ledger::rebuild(config, record)?.0)
+    }
+
+    /// Executes writes and returns the trials that they change.
+    fn execute(&mut self, writes: Vec<Write>, ledger: &mut Ledger) -> BTreeSet<u32> {
+        let mut changed = BTreeSet::new();
+        for write in writes {
+            match write {
+                Write::Log(entry) => self.log.push(entry),
+                Write::Grant { trial, grant } => {
+                    changed.insert(trial);
+                    if let Some(record) = self.trials.get_mut(&trial) {
+                        record.spec.grants.push(grant);
+                    }
+                }
+            }
+        }
+        let created: Vec<_> = ledger.missing().cloned().collect();
+        for spec in created {
+            changed.insert(spec.index);
+            ledger.created(spec.index);
+            self.trials.insert(spec.index, TrialRecord { spec, status: Default::default() });
+        }
+        changed
+    }
+}
+
+/// Prints the times.
+pub(crate) fn run() -> Result<(), BenchError> {
+    let searcher = json!({"asyncHalving": {"maxTrials": TRIALS, "numRungs": 5}});
+    let config = space::config(&searcher, 1)?;
+    let mut records = Records { log: vec![], trials: BTreeMap::new() };
+    let mut ledger = records.rebuild(&config)?;
+    let begin = Instant::now();
+    let mut num_turns = 1;
+    let writes = ledger.begin("bench", Timestamp::default());
+    let mut active = records.execute(writes, &mut ledger);
+    while let Some(trial) = active.pop_first() {
+        let units = ledger.book().trial(trial).units;
+        let Some(record) = records.trials.get_mut(&trial) else { continue };
+        let metric = space::metric(trial, units).to_string();
+        let at = Some(Timestamp::default());
+        record.status.facts.push(Fact::Result(ResultFact { units, metric, at }));
+        for fact in ledger.pending([&*record]) {
+            num_turns += 1;
+            let writes = ledger.advance(&fact);
+            let changed = records.execute(writes, &mut ledger);
+            active.extend(
+                changed
+                    .into_iter()
+                    .filter(|trial| ledger.state(*trial) == Some(TrialState::Active)),
+            );
+        }
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let bytes: usize = records
+        .trials
+        .values()
+        .map(|record| serde_json::to_vec(&record.spec).map_or(0, |json| json.len()))
+        .sum();
+    println!("rebuild: asyncHalving with {TRIALS} trials, 5 rungs, {num_turns} turns");
+    println!("live, in memory: {:.2} us per turn", seconds * 1e6 / f64::from(num_turns));
+    println!("spec of a trial: {:.0} bytes on average", bytes as f64 / f64::from(TRIALS));
+    let mut times = vec![];
+    for _ in 0..5 {
+        let begin = Instant::now();
+        let rebuilt = records.rebuild(&config)?;
+        times.push(begin.elapsed().as_secs_f64() * 1e3);
+        if rebuilt != ledger {
+            return Err("the rebuilt search differs from the live one".into());
+        }
+    }
+    println!("rebuild: {:.1} ms, median of 5", crate::decisions::median(times));
+    Ok(())
+}

@@ -31,12 +31,13 @@ impl SamplerSpec {
 pub struct SobolSampler {}
 
 /// Settings of a tree-structured Parzen estimator.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct TpeSampler {
-    /// Whether dependencies between hyperparameters are learned. Default: false.
-    #[serde(default)]
+    /// Whether hyperparameters are estimated jointly, so that dependencies between them are
+    /// learned. Default: true.
+    #[serde(default = "default_true")]
     pub multivariate: bool,
 }
 
@@ -49,11 +50,11 @@ pub struct Objective {
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub metric: String,
     /// Whether a smaller metric is better. Default: true.
-    #[serde(default = "default_smaller_is_better")]
+    #[serde(default = "default_true")]
     pub smaller_is_better: bool,
 }
 
-fn default_smaller_is_better() -> bool {
+fn default_true() -> bool {
     true
 }
 

@@ -335,8 +335,9 @@ pub struct TpeSearch {
     /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
     #[serde(default = "default_max_concurrent_trials")]
     pub max_concurrent_trials: u32,
-    /// Whether dependencies between hyperparameters are learned. Default: false.
-    #[serde(default)]
+    /// Whether hyperparameters are estimated jointly, so that dependencies between them are
+    /// learned. Default: true.
+    #[serde(default = "default_true")]
     pub multivariate: bool,
 }
 

@@ -62,7 +62,7 @@ fn time(searcher: &Value) -> Result<f64, BenchError> {
         }
         event = granted.pop_front().map(|(trial, units)| {
             let loss = Loss::of_metric(space::metric(trial, units), true);
-            Event::Result { trial, units, loss }
+            Event::Result { trial, units, loss, others: vec![] }
         });
     }
     Ok(begin.elapsed().as_secs_f64() * 1e6 / f64::from(TRIALS))

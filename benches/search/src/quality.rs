@@ -67,7 +67,8 @@ fn best(
             let accuracy = accuracy.ok_or("an accuracy is not a number")?;
             best = best.max(accuracy);
             let loss = Loss::of_metric(accuracy, false);
-            event = Some(Event::Result { trial: draw.index, units: UNITS_MAX, loss });
+            event =
+                Some(Event::Result { trial: draw.index, units: UNITS_MAX, loss, others: vec![] });
         }
     }
     Ok(best)

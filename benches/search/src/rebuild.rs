@@ -70,7 +70,7 @@ pub(crate) fn run() -> Result<(), BenchError> {
         let Some(record) = records.trials.get_mut(&trial) else { continue };
         let metric = space::metric(trial, units).to_string();
         let at = Some(Timestamp::default());
-        record.status.facts.push(Fact::Result(ResultFact { units, metric, at }));
+        record.status.facts.push(Fact::Result(ResultFact { units, metric, values: vec![], at }));
         for fact in ledger.pending([&*record]) {
             num_turns += 1;
             let writes = ledger.advance(&fact);

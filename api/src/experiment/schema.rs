@@ -70,8 +70,8 @@ pub(crate) fn searcher_rules() -> Value {
         },
         {
             "rule": unchanged(&SEARCHER_FIXED),
-            "message": "metric, smallerIsBetter, sampler, medianStopping and objectives cannot change \
-                        after creation; create a new experiment",
+            "message": "metric, smallerIsBetter, sampler, medianStopping and objectives cannot \
+                        change after creation; create a new experiment",
         },
         {
             "rule": unit.join(" && "),

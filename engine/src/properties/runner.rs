@@ -1,5 +1,6 @@
 //! Simulated runner of an experiment.
 
+mod checks;
 mod explained;
 
 use std::collections::BTreeMap;
@@ -14,7 +15,6 @@ use stoker_api::validate::Method;
 use crate::experiment::{Ledger, Record, Request, Summary, Write, desired_states};
 use crate::fixture::{LOSS, checkpointed, config, report, validated};
 use crate::search::SearchConfig;
-use crate::search::book::TrialState;
 use crate::trial::{
     BackOffLimits, NextStep, ReportEffect, RestartLimits, TargetState, TrialRecord, begin_attempt,
     close, closed, directive, end_attempt, live_attempt, next, record_report, stamp_facts,
@@ -367,36 +367,5 @@ impl Runner {
             self.step(number, 7);
         }
         panic!("{:?} did not end within 20,000 steps: {:?}", self.config.method, self.ledger());
-    }
-
-    fn num_live(&self) -> u32 {
-        self.records().iter().filter(|record| live_attempt(record).is_some()).count() as u32
-    }
-
-    /// Checks what holds after every step.
-    pub(super) fn check(&self) {
-        // Fewer places after an edit leave the gangs that run.
-        let places = self.ledger().places().unwrap_or(u32::MAX).max(self.places_max);
-        assert!(self.num_live() <= places, "{} gangs in {places} places", self.num_live());
-        let num_closes = &self.num_closes;
-        assert!(num_closes.values().all(|closes| *closes <= 1), "{num_closes:?}");
-    }
-
-    /// No GPUs are held by trials that have had nothing to train for too long.
-    pub(super) fn check_released(&self) {
-        let ledger = self.ledger();
-        for record in self.records() {
-            let state = ledger.state(record.spec.index);
-            let is_idle = matches!(state, Some(TrialState::Paused | TrialState::Waiting));
-            let since = record.status.facts.iter().rev().find_map(|fact| match fact {
-                Fact::Result(result) => result.at,
-                Fact::Closed(_) => None,
-            });
-            let Some(since) = since.filter(|_| is_idle && live_attempt(&record).is_some()) else {
-                continue;
-            };
-            let is_late = Timestamp(self.now).seconds_since(since) >= RELEASE_SECONDS.into();
-            assert!(!is_late || !record.spec.desired_state.is_run(), "{record:?}");
-        }
     }
 }

@@ -5,6 +5,7 @@
 
 mod audit;
 mod bench;
+mod edits;
 mod events;
 mod failures;
 mod fencing;

@@ -195,9 +195,17 @@ mod tests {
         check(failed(81, "Error"), 0, Some((PeerFailed, "PeerFailed")));
         let mut killed = failed(137, "Error");
         killed.exit.as_mut().unwrap().message = r#"{"code":79}"#.to_owned();
-        check(killed, 0, Some((Preempted, "Preempted")));
+        check(killed.clone(), 0, Some((Preempted, "Preempted")));
+        // Code 128 is not a signal, so the launcher was not killed.
+        killed.exit.as_mut().unwrap().code = 128;
+        check(killed, 0, Some((UserError, "ProgramFailed")));
         let with_sidecar = ObservedPod { phase: PodPhase::Running, ..failed(0, "Completed") };
         check(with_sidecar, 0, Some((Completed, "Completed")));
+        // The program has not exited. A failed setup container fails the pod.
+        let mut setup = failed(80, "Error");
+        setup.exit.as_mut().unwrap().is_setup = true;
+        check(ObservedPod { phase: PodPhase::Running, ..setup.clone() }, 0, None);
+        check(setup, 0, Some((Infrastructure, "InfrastructureError")));
         check(failed(1, "Error"), 0, Some((UserError, "ProgramFailed")));
         check(failed(42, "Error"), 0, Some((UserError, "ProgramFailed")));
         check(failed(139, "Error"), 0, Some((UserError, "ProgramFailed")));
@@ -283,5 +291,10 @@ mod tests {
         let mut plain = failed(1, "Error");
         plain.exit.as_mut().unwrap().message = "no such file\n".to_owned();
         check(plain, "pod t-a0-r1: exit code 1: no such file");
+        let on = |node| ObservedPod { node, ..ObservedPod::default() };
+        check(on(NodeState::Deleted), "pod t-a0-r1: NodeLost: the node was deleted");
+        let silent = on(NodeState::NotReady(Timestamp(0)));
+        let silent = ObservedPod { deletion: Some(Timestamp(30)), ..silent };
+        check(silent, "pod t-a0-r1: NodeLost: the node does not answer");
     }
 }

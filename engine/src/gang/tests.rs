@@ -169,6 +169,9 @@ fn next_attempt_waits_for_all_earlier_pods() {
     check("Infra@10", "0@0E80 1@0R", 11, "delete=t-a0-r1:30 wake=599");
     check("Infra@10", "0@0E80 1@0RD40", 11, "wake=30");
     check("Infra@10", "0@0E80 1@0RD600", 11, "delete=t-a0-r1:30 wake=599");
+    // The clocks may differ by 10 s, so a deletion that ends in 40 s is not cut short.
+    check("Infra@10", "0@0E80 1@0RD51", 11, "wake=41");
+    check("Infra@10", "0@0E80 1@0RD52", 11, "delete=t-a0-r1:30 wake=599");
     check("Infra@10", "0@0E80 1@0E80", 11, "begin=1 create=[0, 1] wake=599");
     check("Infra@10", "", 11, "begin=1 create=[0, 1]");
 }

@@ -57,8 +57,4 @@ pub(super) fn record_end(
     let wait = back_off(end, worker, &BackOffLimits::CLUSTER);
     worker.not_before = (!wait.is_zero()).then(|| now.plus(wait.as_secs()));
     worker.has_pod = false;
-    if status.stage != role && role == Role::Finish {
-        // All slots search for missing shards. Only slot 0 has failed, so the others need not wait.
-        status.workers.iter_mut().skip(1).for_each(|worker| worker.not_before = None);
-    }
 }

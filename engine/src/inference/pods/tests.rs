@@ -43,6 +43,26 @@ fn jobs_complete_and_keep_pods_for_logs() {
 }
 
 #[test]
+fn pods_about_to_finish_are_not_deleted() {
+    check_workers("2R 1P t29", "Running");
+    check_workers("2R 1P t30", "-uid-1/30 Running");
+    check_workers("2R 1P t29 1C t570", "Running");
+    let job = Job::run(&format!("{PLANNING} 2R 1P t29"), 2);
+    assert_eq!(job.plan().wake_seconds, Some(1));
+}
+
+/// All slots search for the missing shards.
+#[test]
+fn a_failed_finish_delays_only_slot_0() {
+    let repeated = "+Finish0#3 +Work0#4 +Work1#5";
+    check_workers("1C 2C 3E80", &format!("{repeated} Running"));
+    let script = "1C 2C 3E80 4C 5C 6E80";
+    check_workers(script, &format!("{repeated} +Finish0#6 +Work1#7 Running"));
+    let after = format!("{repeated} +Finish0#6 +Work1#7 +Work0#8 Running");
+    check_workers(&format!("{script} t10"), &after);
+}
+
+#[test]
 fn a_failed_slot_is_retried_alone() {
     check_workers("1R 2R 1E1", "+Work0#3 Running");
     check_workers("1E1 3E1", "+Work0#3 -uid-2/30 Failed");
@@ -84,18 +104,23 @@ fn deleted_and_lost_pods_are_replaced() {
     assert_eq!(job.status.ends[0].reason, "PodDeleted");
 }
 
-#[test]
-fn recorded_pods_are_created_after_a_crash() {
+/// Returns a job whose two workers were recorded, but whose pods were not created.
+fn job_after_crash() -> Job {
     let mut job = Job::run(PLANNING, 2);
-    // The pods were recorded, but not created.
     job.pods.retain(|pod| pod.attempt == 0);
     job.status.workers.iter_mut().for_each(|worker| worker.has_pod = false);
     job.actions.clear();
+    job
+}
+
+#[test]
+fn recorded_pods_are_created_after_a_crash() {
+    let mut job = job_after_crash();
     job.apply_plans();
     assert_eq!(job.actions, " +Work0#1 +Work1#2");
     assert_eq!(job.status.attempts, 3);
-    // Another leader created this pod, and its record is not known yet.
-    let late = ObservedPod { attempt: 7, phase: PodPhase::Running, ..ObservedPod::default() };
+    // Another leader created the pod of the next attempt, and its record is not known yet.
+    let late = ObservedPod { attempt: 3, phase: PodPhase::Running, ..ObservedPod::default() };
     job.pods.push(late);
     job.actions.clear();
     job.apply_plans();
@@ -125,6 +150,15 @@ fn paused_jobs_resume_with_the_uncommitted_shards() {
     paused.desired_state = DesiredState::Paused;
     paused.apply_plans();
     assert_eq!((paused.actions.as_str(), paused.status.phase), ("", Phase::Paused));
+    assert_eq!(paused.status.started_at, None);
+}
+
+#[test]
+fn recorded_pods_of_paused_jobs_are_not_created() {
+    let mut job = job_after_crash();
+    job.desired_state = DesiredState::Paused;
+    job.apply_plans();
+    assert_eq!((job.actions.as_str(), job.status.phase), ("", Phase::Paused));
 }
 
 #[test]
@@ -137,6 +171,12 @@ fn cancelled_and_killed_jobs_never_resume() {
     // Killing shortens the grace period of an earlier deletion.
     check_workers("1R 2R cancel kill", &format!("{preempted} -uid-1/1 -uid-2/1 Cancelled"));
     check_workers("1C 2C cancel 3C", "+Finish0#3 -uid-3/3600 Completed");
+    // The clocks may differ by 10 s, so a drain that ends in 11 s is not cut short.
+    check_workers("1R 2R 1D11 2D12 kill", "-uid-2/1 Cancelled");
+    for (event, message) in [("cancel", "cancelled"), ("kill", "killed")] {
+        let job = Job::run(&format!("{PLANNING} 1R 2R {event} 1X 2X"), 2);
+        assert_eq!(job.status.message.as_deref(), Some(message));
+    }
 }
 
 #[test]
@@ -202,6 +242,20 @@ fn a_refused_pod_blocks_the_other_slots() {
     assert_eq!(job.actions, "", "the second wait is longer");
 }
 
+/// The operator stops at the first refusal, before it creates the recorded pods of other slots.
+#[test]
+fn a_refused_pod_postpones_recorded_pods() {
+    let mut job = job_after_crash();
+    let start = ProcessStart { role: Role::Work, slot: 0, attempt: 1 };
+    let now = Timestamp(job.now);
+    refuse(&mut job.status, start, AttemptEnd::NotStarted, "Forbidden", "quota", 1, now);
+    job.apply_plans();
+    assert_eq!(job.actions, "");
+    job.apply_event("t10");
+    job.apply_plans();
+    assert_eq!(job.actions, " +Work0#3 +Work1#4");
+}
+
 /// Covers a script that swallows an exit code, and a program without `Inference`.
 #[test]
 fn exit_code_0_without_report_is_a_failure() {
@@ -224,6 +278,8 @@ fn conditions_follow_from_status_and_pods() {
     check("", "Valid", (true, "Accepted"));
     check("", "Scheduled", (false, "Unschedulable"));
     check("0S", "Scheduled", (true, "AllPodsScheduled"));
+    check("pause 0X", "Scheduled", (false, "NoAttempt"));
+    check("0C 1C 2C 3C", "Scheduled", (false, "Ended"));
     check("0S", "Running", (false, "Starting"));
     check("0R", "Running", (true, "Planning"));
     check("0C 1R", "Running", (true, "WorkersRun"));
@@ -234,6 +290,34 @@ fn conditions_follow_from_status_and_pods() {
     check("0C 1E78", "Failed", (true, "Failed"));
     check("pause 0X", "Running", (false, "Paused"));
     check("kill", "Cancelled", (true, "Cancelled"));
+    check("0W", "Scheduled", (true, "AllPodsScheduled"));
+    check("0W", "Running", (false, "ImagePullBackOff"));
+    check("0C 1R 2W", "Running", (false, "ImagePullBackOff"));
+}
+
+#[test]
+fn condition_messages_explain_what_processes_wait_for() {
+    let message = |script: &str, type_: &str| {
+        let job = Job::run(script, 2);
+        condition::find(&job.status.conditions, type_).unwrap().message.clone()
+    };
+    assert_eq!(message("0W", "Running"), "no such image");
+    // Slot 0 waits. Slot 1 has failed after it, and runs again.
+    let back_off = "retry at 1970-01-01T00:01:50Z: pod j-a3: exit code 80";
+    assert_eq!(message("0C 1S 2S 1E80 3E80 2E1 4S", "Scheduled"), back_off);
+}
+
+#[test]
+fn new_processes_are_not_yet_scheduled() {
+    let mut job = Job::run("0R", 2);
+    job.apply_event("0C");
+    let plan = job.plan();
+    assert_eq!(plan.create.len(), 2);
+    let scheduled = condition::find(&plan.status.conditions, "Scheduled").unwrap();
+    let actual = (scheduled.status, scheduled.reason.as_str());
+    assert_eq!(actual, (condition::ConditionStatus::False, "Starting"));
+    // The pods are recorded, but not created.
+    assert_eq!(plan.status.running, 0);
 }
 
 #[test]
@@ -259,6 +343,9 @@ fn status_reports_rows_and_progress() {
     let status = &job.status;
     assert_eq!((status.rows, status.rows_total, status.progress_percent), (2, 10, 20));
     assert_eq!((status.running, status.started_at), (2, Some(Timestamp(100))));
+    let job = Job::run("0R t5 kill", 2);
+    let status = &job.status;
+    assert_eq!((status.running, status.started_at), (0, Some(Timestamp(100))));
     let job = Job::run("0=0/10 0C 1=6/6 1C 2=4/4 2C 3=9/10 t5 3C", 2);
     let status = &job.status;
     assert_eq!((status.rows, status.rejected, status.progress_percent), (10, 1, 100));

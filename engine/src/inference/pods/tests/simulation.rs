@@ -7,7 +7,7 @@ use stoker_api::inference::{InferenceStatus, Role};
 use stoker_api::time::Timestamp;
 
 use super::super::{JobPlan, JobView, plan};
-use crate::gang::{Exit, NodeState, ObservedPod, PodPhase, Timeouts};
+use crate::gang::{Exit, NodeState, ObservedPod, PodPhase, Timeouts, Waiting};
 use crate::inference::{ProcessStart, record_progress};
 
 pub(super) const TIMEOUTS: Timeouts = Timeouts {
@@ -18,6 +18,10 @@ pub(super) const TIMEOUTS: Timeouts = Timeouts {
     end_grace_seconds: 30,
     preemption_timeout_seconds: 3600,
 };
+
+fn image_pull_error() -> Waiting {
+    Waiting { reason: "ImagePullBackOff".to_owned(), message: "no such image".to_owned() }
+}
 
 /// A job with its simulated pods.
 pub(super) struct Job {
@@ -90,7 +94,9 @@ impl Job {
     /// Applies an event: `go`, `pause`, `cancel` or `kill` by the user; `t60` lets 60 s pass;
     /// `3=5/9` is a report of attempt 3. `3` and a letter is an event of that attempt's pod:
     /// `S` scheduled, `R` running, `C` completed, `Q` completed without a report, `E7` exited with
-    /// code 7, `X` deleted, `N` on a node that does not respond.
+    /// code 7, `P` program exited with code 0 and the pod still runs, `W` scheduled with an image
+    /// that cannot be pulled, `X` deleted, `N` on a node that does not respond, `D50` deleted by a
+    /// drain that ends in 50 s.
     pub(super) fn apply_event(&mut self, what: &str) {
         match what {
             "go" => self.desired_state = DesiredState::Active,
@@ -135,7 +141,10 @@ impl Job {
             ("R", _) => pod.phase = PodPhase::Running,
             ("C", _) => exit(PodPhase::Succeeded, 0),
             ("E", code) => exit(PodPhase::Failed, code.parse().unwrap()),
+            ("P", _) => exit(PodPhase::Running, 0),
+            ("W", _) => pod.waiting = Some(image_pull_error()),
             ("N", _) => pod.node = NodeState::NotReady(now),
+            ("D", seconds) => pod.deletion = Some(now.plus(seconds.parse().unwrap())),
             other => panic!("{other:?}"),
         }
     }

@@ -257,8 +257,8 @@ fn observe_pod(pod: &Pod, attempt: u32, index: u32) -> ObservedPod {
         }),
         gates: gates.map(|gate| gate.name.clone()).collect(),
         waiting: waiting(status),
-        creating_since: scheduled_at.and_then(|at| creating_since(status, at)),
-        exit: exit(status),
+        creating_since: scheduled_at.and_then(|at| creating_since(pod, status, at)),
+        exit: exit(pod, status),
         reason: status.reason.clone().filter(|reason| !reason.is_empty()),
         message: status.message.clone().filter(|message| !message.is_empty()),
         disruption: disruption.and_then(|condition| condition.reason.clone()),
@@ -297,9 +297,9 @@ fn waiting(status: &PodStatus) -> Option<Waiting> {
 
 /// Since when the containers of a pod that was scheduled at this time wait to be created. An init
 /// container that ended has postponed the creation of the others.
-fn creating_since(status: &PodStatus, scheduled_at: Timestamp) -> Option<Timestamp> {
+fn creating_since(pod: &Pod, status: &PodStatus, scheduled_at: Timestamp) -> Option<Timestamp> {
     let states = || containers(status).filter_map(|container| container.state.as_ref());
-    let is_blocked = waiting(status).is_some() || exit(status).is_some();
+    let is_blocked = waiting(status).is_some() || exit(pod, status).is_some();
     let is_running = states().any(|state| state.running.is_some());
     if phase(status) != PodPhase::Pending || is_blocked || is_running {
         return None;
@@ -308,8 +308,9 @@ fn creating_since(status: &PodStatus, scheduled_at: Timestamp) -> Option<Timesta
     Some(ends.map(timestamp).fold(scheduled_at, Timestamp::max))
 }
 
-/// Exit of the program, or of the first init container that failed.
-fn exit(status: &PodStatus) -> Option<Exit> {
+/// Exit of the program, or of the first init container that failed. Sidecars do not count: they
+/// restart, and end after the program.
+fn exit(pod: &Pod, status: &PodStatus) -> Option<Exit> {
     let ended = |container: &ContainerStatus| {
         let end = container.state.as_ref()?.terminated.as_ref()?;
         Some(Exit {
@@ -320,11 +321,15 @@ fn exit(status: &PodStatus) -> Option<Exit> {
             is_setup: container.name == SETUP_CONTAINER,
         })
     };
-    let setup = status.init_container_statuses.iter().flatten().filter_map(ended);
-    let failed = setup.into_iter().find(|exit| exit.code != 0);
+    let is_sidecar = |name: &str| {
+        let mut all = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        all.any(|init| init.name == name && init.restart_policy.as_deref() == Some("Always"))
+    };
     let mut programs = status.container_statuses.iter().flatten();
     let program = programs.find(|container| container.name == TRAINER_CONTAINER);
-    failed.or_else(|| program.and_then(ended))
+    let setup = status.init_container_statuses.iter().flatten();
+    let mut setup = setup.filter(|init| !is_sidecar(&init.name)).filter_map(ended);
+    program.and_then(ended).or_else(|| setup.find(|exit| exit.code != 0))
 }
 
 #[cfg(test)]
@@ -334,6 +339,10 @@ mod tests {
     use super::*;
 
     fn pod(status: Value, more: Value) -> CachedPod {
+        pod_with(json!({ "containers": [] }), status, more)
+    }
+
+    fn pod_with(spec: Value, status: Value, more: Value) -> CachedPod {
         let mut pod = json!({
             "metadata": {
                 "name": "t-0-a2-r1", "namespace": "ns", "uid": "u", "resourceVersion": "7",
@@ -343,7 +352,7 @@ mod tests {
                     "stoker.dev/pod-index": "1",
                 },
             },
-            "spec": { "containers": [] },
+            "spec": spec,
             "status": status,
         });
         if let (Some(pod), Value::Object(more)) = (pod["metadata"].as_object_mut(), more) {
@@ -416,6 +425,32 @@ mod tests {
         check(json!([ended("setup", 0)]), json!([ended("trainer", 3)]), Some((3, false)));
         check(json!([ended("setup", 80)]), json!([]), Some((80, true)));
         check(json!([]), json!([ended("sidecar", 3)]), None);
+    }
+
+    /// An injected sidecar, such as a proxy, ends after the program, often with an error.
+    #[test]
+    fn sidecar_exits_are_not_the_programs() {
+        let state = |name: &str, state: Value| {
+            json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": state})
+        };
+        let ended = |code: i32| json!({"terminated": {"exitCode": code}});
+        let check = |trainer: Value, expected: Option<i32>| {
+            let spec = json!({
+                "containers": [],
+                "initContainers": [{"name": "proxy", "restartPolicy": "Always"}],
+            });
+            let status = json!({
+                "phase": "Running",
+                "initContainerStatuses": [state("proxy", ended(143))],
+                "containerStatuses": [state("trainer", trainer)],
+            });
+            let exit = pod_with(spec, status, json!({})).observed.exit;
+            assert_eq!(exit.map(|exit| exit.code), expected);
+        };
+        check(json!({"running": {}}), None);
+        check(ended(0), Some(0));
+        check(ended(79), Some(79));
     }
 
     #[test]

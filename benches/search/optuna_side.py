@@ -1,6 +1,6 @@
 """Optuna's side of `cargo xtask bench search`. Prints one JSON value.
 
-    optuna_side.py decisions random|tpe TRIALS
+    optuna_side.py decisions random|tpe|multivariate TRIALS
     optuna_side.py table DATASET
     optuna_side.py quality random|tpe|multivariate DATASET TRIALS SEEDS
 """

@@ -18,7 +18,7 @@ const TRIALS: u32 = 1_000;
 pub(crate) fn run(python: &Path, rounds: u32) -> Result<(), BenchError> {
     let methods = [
         ("random", json!({"random": {"maxTrials": TRIALS}}), Some("random")),
-        ("tpe", json!({"tpe": {"maxTrials": TRIALS}}), Some("tpe")),
+        ("tpe", json!({"tpe": {"maxTrials": TRIALS}}), Some("multivariate")),
         ("asyncHalving", json!({"asyncHalving": {"maxTrials": TRIALS, "numRungs": 5}}), None),
         ("adaptiveAsha", json!({"adaptiveAsha": {"maxTrials": TRIALS}}), None),
     ];

@@ -2,6 +2,7 @@
 //!
 //! This package does not depend on the trainer, so that it builds in a minute.
 
+mod clock;
 mod decisions;
 mod million;
 mod no_op;

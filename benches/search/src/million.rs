@@ -10,8 +10,8 @@ use stoker_api::validate::Method;
 use stoker_engine::search::simulate::{Curve, Machine, simulate};
 use stoker_engine::search::state::SearchState;
 
-use crate::BenchError;
 use crate::space::{self, UNITS_MAX};
+use crate::{BenchError, clock};
 
 /// Number of trials of the search.
 const TRIALS: u32 = 1_000_000;
@@ -51,18 +51,20 @@ pub(crate) fn side() -> Result<(), BenchError> {
             stop_once,
         });
         let machine = Machine { workers: 1_024, ..Machine::default() };
-        let begin = Instant::now();
+        let (begin, processor_time) = (Instant::now(), clock::processor_time()?);
         let search = SearchState::of(&config);
         let curve_of = |trial: u32, _: &_| curves.get((trial % CURVES) as usize);
         let simulation = simulate(search, UNITS_MAX, true, machine, curve_of)?;
+        let processor_seconds = clock::processor_time()? - processor_time;
         let seconds = begin.elapsed().as_secs_f64();
         let mut rungs = BTreeMap::new();
         simulation.trials.iter().for_each(|trial| *rungs.entry(trial.units).or_insert(0) += 1);
         println!(
-            "{name}: {seconds:.1} s, {} decisions, {:.2} us per decision, peak memory {:.2} GiB, \
-             trials by length {rungs:?}",
+            "{name}: {seconds:.1} s, {processor_seconds:.1} s of processor time, {} decisions, \
+             {:.2} us of processor time per decision, peak memory {:.2} GiB, trials by length \
+             {rungs:?}",
             simulation.events.len(),
-            seconds * 1e6 / simulation.events.len() as f64,
+            processor_seconds * 1e6 / simulation.events.len() as f64,
             peak_gib()?,
         );
     }

@@ -167,7 +167,7 @@ pub struct SearchSettings {
     pub max_concurrent_trials: Option<u32>,
     /// Training length of a trial, in the unit of `maxLength`.
     pub max_length: u64,
-    /// Limits on what the search spends.
+    /// Limits on the resources of the search.
     #[serde(default)]
     pub limits: SearchLimits,
     /// Seconds for which a paused trial keeps its GPUs.

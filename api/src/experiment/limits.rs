@@ -1,11 +1,11 @@
-//! Limits on what a search spends.
+//! Limits on the resources of a search.
 
 use serde::{Deserialize, Serialize};
 
 use crate::decisions::SearchLimit;
 
-/// Limits on what a search spends. Once one of them is reached, all trials are stopped, and the
-/// search ends. Trials that are training save a checkpoint first.
+/// Limits on the resources of a search. Once one of them is reached, all trials are stopped, and
+/// the search ends. Trials that are training save a checkpoint first.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -22,7 +22,7 @@ pub struct SearchLimits {
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub slot_seconds: Option<u64>,
     /// Trained length of all trials, in the unit of `maxLength`, at least 1. The length of a
-    /// trial's latest result counts; what it has trained since then does not. Unset: no limit.
+    /// trial's latest result counts; training since then does not. Unset: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub units: Option<u64>,

@@ -115,7 +115,7 @@ pub enum State {
     Deleted,
 }
 
-/// What was decided about a trial, or happened to it.
+/// Kind of a decision about a trial, or of its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Kind {
@@ -163,7 +163,7 @@ pub struct Decision {
     /// is only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bracket: Option<u32>,
-    /// What was decided.
+    /// Kind of the decision.
     pub decision: Kind,
     /// New length for `created`, `promoted` and `countedAsPromoted`, otherwise the length of the
     /// decision.
@@ -254,7 +254,7 @@ pub struct Comparison {
     /// Metric of the worst trial that continues by the results that are there. `None` for NaN, and
     /// if no trial continues yet.
     pub cut_metric: Option<f64>,
-    /// Number of results before which no trial continues; 0 if there is no such number.
+    /// Number of results before which no trial continues; 0 if any number suffices.
     pub required: u32,
     /// Number of results that the decision does not know yet, if the method waits for them.
     pub missing: u32,

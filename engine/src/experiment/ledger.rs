@@ -317,7 +317,7 @@ impl Ledger {
         self.search.forecast().values().sum()
     }
 
-    /// Returns what the search depends on.
+    /// Returns the configuration of the search.
     pub fn config(&self) -> &SearchConfig {
         &self.config
     }

@@ -29,7 +29,7 @@ struct Share {
     objectives: Option<(Vec<Loss>, Vec<String>)>,
 }
 
-/// What a trial has spent. Units are the length of its latest result.
+/// Resources that a trial has spent. Units are the length of its latest result.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Spent {
     units: u64,

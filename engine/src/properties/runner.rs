@@ -102,7 +102,7 @@ impl Runner {
         self
     }
 
-    /// Changes what the user may edit.
+    /// Changes the editable settings.
     pub(super) fn edit(&mut self, edit: impl FnOnce(&mut SearchSettings)) {
         self.places_max = self.places_max.max(self.ledger().places().unwrap_or(u32::MAX));
         let mut settings = self.config.settings();

@@ -57,7 +57,7 @@ pub struct SearchConfig {
     pub unit: Unit,
     /// Full length of a trial, in `unit`.
     pub units_max: u64,
-    /// Limits on what the search spends.
+    /// Limits on the resources of the search.
     pub limits: SearchLimits,
     /// Slots of each trial.
     pub slots: u32,

@@ -46,7 +46,7 @@ fn largest(points: &[Vec<Loss>], front: &[usize], num: usize) -> Vec<usize> {
     let scaled = scaled(points, front);
     let mut chosen: Vec<usize> = vec![];
     let mut volumes: Vec<Vec<f64>> = vec![];
-    // What a point adds never grows, so an outdated value is an upper bound.
+    // The contribution of a point never grows, so an outdated value is an upper bound.
     let mut gains: Vec<f64> = scaled.iter().map(|point| box_volume(point)).collect();
     let mut is_left = vec![true; front.len()];
     while chosen.len() < num {

@@ -33,9 +33,9 @@ pub enum Event {
         /// Index of the trial.
         trial: u32,
     },
-    /// The user has edited the experiment. A search that has finished goes on.
+    /// The user has edited the experiment. A finished search continues.
     Edited(Edit),
-    /// The search has spent what it may. It ends, whatever its method.
+    /// A limit is reached. The search ends.
     LimitReached,
 }
 

@@ -68,7 +68,7 @@ impl<'a> Writer<'a> {
         self.trials.values().map(|trial| &trial.record).collect()
     }
 
-    /// Returns what the trials have spent, if the search has limits.
+    /// Returns the resources that the trials have spent, if the search has limits.
     pub(super) fn spending(&self, config: &SearchConfig) -> Summary {
         match config.limits.all().next() {
             None => Summary::default(),

@@ -139,7 +139,7 @@ impl Collector<'_> {
         self.add(trial, kind, units, standing);
     }
 
-    /// Adds what the event itself means for its trial.
+    /// Adds the effect of the event on its own trial.
     fn add_event(&mut self, event: &Event, changes: &[Change]) {
         match *event {
             Event::Closed { trial, cause } => {
@@ -206,8 +206,8 @@ fn ended(cause: CloseCause) -> Kind {
     }
 }
 
-/// Returns the decisions of a turn: first what happened to the trials of its events, then what was
-/// decided about trials, then new trials. `search` is the search after the turn.
+/// Returns the decisions of a turn: first the ends and waits of the events' own trials, then
+/// the decisions about trials, then new trials. `search` is the search after the turn.
 pub(in crate::experiment) fn decisions(
     context: Context,
     search: &SearchState,

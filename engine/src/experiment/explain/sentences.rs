@@ -132,11 +132,11 @@ impl Decision {
             0 => format!("{verb} to {length}: {rank}{at}, and {}", cut(comparison, "")),
             missing => {
                 let results = match missing {
-                    1 => "missing result is".to_owned(),
-                    missing => format!("{missing} missing results are"),
+                    1 => "with any value of the missing result".to_owned(),
+                    missing => format!("with any values of the {missing} missing results"),
                 };
                 let num = comparison.continuing;
-                let stays = format!("stays among the best {num} whatever the {results}");
+                let stays = format!("stays among the best {num} {results}");
                 format!("{verb} to {length}: {rank}{at}, and {stays}")
             }
         }

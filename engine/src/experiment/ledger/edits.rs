@@ -12,7 +12,7 @@ use crate::search::SearchConfig;
 use crate::search::turn::Event;
 
 impl Ledger {
-    /// Takes in an edit: `config` is what the spec says now. A search that has ended goes on,
+    /// Takes in an edit. `config` is the search of the current spec. An ended search continues,
     /// unless a limit still ends it. Returns nothing if nothing was edited.
     pub fn edit(&mut self, config: &SearchConfig, summary: &Summary, now: Timestamp) -> Vec<Write> {
         let settings = config.settings();

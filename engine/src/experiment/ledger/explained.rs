@@ -64,7 +64,7 @@ impl Ledger {
         decisions(Context::new(&self.config), &self.search, &turn, at)
     }
 
-    /// Returns what the steps of a turn did to the trial of its event.
+    /// Returns the change of the event's own trial by the steps of a turn.
     fn own_changes(&self, trial: u32, steps: &[StepRecord]) -> Vec<Change> {
         let entry = self.book().trial(trial);
         let mut own = changes(trial, entry.units, Some(steps));

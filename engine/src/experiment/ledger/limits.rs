@@ -1,4 +1,4 @@
-//! Limits on what a search spends.
+//! Limits on the resources of a search.
 //!
 //! | limit | spent |
 //! |---|---|

@@ -168,7 +168,7 @@ impl AsyncHalving {
         }
     }
 
-    /// Returns what the next result of a rung leads to.
+    /// Returns the consequence of the next result of a rung.
     fn next_promotion(&self, rung: usize, book: &Book) -> NextPromotion {
         let Self { rungs, on_way, config, .. } = self;
         if rung == self.top() {

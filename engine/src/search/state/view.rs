@@ -1,4 +1,4 @@
-//! What a search tells about its rungs, to explain its decisions.
+//! Rungs and ranks of a search, to explain its decisions.
 
 use super::SearchState;
 use crate::search::view::{BracketView, MedianStanding, Rule, Standing};

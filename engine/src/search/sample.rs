@@ -129,6 +129,20 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_a_choice_have_equal_probability() {
+        let groups = serde_json::json!({ "oneOf": [{ "a": 0 }, { "b": 0 }, { "c": 0 }] });
+        let space = Space::parse(&serde_json::json!({ "choice": groups })).unwrap();
+        let mut random = Random::new(1);
+        let mut counts = std::collections::BTreeMap::<String, u32>::new();
+        for _ in 0..3000 {
+            let value = sample(&space, &mut random)["choice"].to_string();
+            *counts.entry(value).or_default() += 1;
+        }
+        assert_eq!(counts.len(), 3, "{counts:?}");
+        assert!(counts.values().all(|count| (900..1100).contains(count)), "{counts:?}");
+    }
+
+    #[test]
     fn a_number_between_i64_and_u64_is_a_double() {
         let through_json: Value = serde_json::from_str("10000000000000000000").unwrap();
         assert_eq!(normalized(&through_json), Value::from(1e19));

@@ -108,13 +108,8 @@ impl Tpe {
         let size = if self.is_multivariate { block.dimensions.len().max(1) } else { 1 };
         for dimensions in block.dimensions.chunks(size) {
             let axes: Vec<Axis> = dimensions.iter().map(|dimension| dimension.axis).collect();
-            let active = |points: &[&Point]| -> Vec<Vec<f64>> {
-                let of = |point: &&Point| {
-                    dimensions.iter().map(|dimension| point[dimension.index]).collect()
-                };
-                points.iter().filter_map(of).collect()
-            };
-            let drawn = best_candidate(&axes, &active(good), &active(bad), random);
+            let (good, bad) = (active(dimensions, good), active(dimensions, bad));
+            let drawn = best_candidate(&axes, &good, &bad, random);
             for (dimension, x) in dimensions.iter().zip(drawn) {
                 let num = point.len().max(dimension.index + 1);
                 point.resize(num, None);
@@ -153,6 +148,12 @@ impl Block {
             }
         }
     }
+}
+
+/// Returns the coordinates of the points in which these dimensions are active.
+fn active(dimensions: &[Dimension], points: &[&Point]) -> Vec<Vec<f64>> {
+    let of = |point: &&Point| dimensions.iter().map(|dimension| point[dimension.index]).collect();
+    points.iter().filter_map(of).collect()
 }
 
 /// Returns the good ones of finished trials. With several objectives, these are the first Pareto
@@ -385,6 +386,20 @@ mod tests {
         check(json!({ "name": "adam", "rate": 1 }), [Some(1.0), None, None, Some(0.0), Some(4.0)]);
         check(json!({}), [Some(2.0), None, None, None, Some(4.0)]);
         assert_eq!(tpe.coordinates(&json!({ "optimizer": { "name": "lamb" }, "width": 4 })), None);
+    }
+
+    #[test]
+    fn points_without_a_dimension_are_left_out() {
+        let dimensions =
+            [0, 2].map(|index| Dimension { index, axis: Axis::Choice(2), groups: vec![] });
+        let points: [Point; 3] = [
+            vec![Some(1.0), None, Some(3.0)],
+            vec![Some(1.0), Some(2.0), None],
+            vec![Some(4.0), Some(5.0), Some(6.0)],
+        ];
+        let points: Vec<&Point> = points.iter().collect();
+        assert_eq!(active(&dimensions, &points), [[1.0, 3.0], [4.0, 6.0]]);
+        assert_eq!(active(&dimensions[..1], &points).len(), 3);
     }
 
     #[test]

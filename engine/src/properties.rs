@@ -325,3 +325,20 @@ fn edit(runner: &mut Runner, pick: usize, die: u8) {
         _ => settings.limits.units = (die > 100).then_some(number),
     });
 }
+
+/// A median stop in the bracket of a synchronous search counts as promoted in the same turn.
+#[test]
+fn median_stops_that_count_as_promoted_are_explained() {
+    let method = Method::AdaptiveSimple(AdaptiveSimpleSearch {
+        max_trials: 3,
+        mode: SearchMode::Standard,
+        max_rungs: 3,
+        bracket_rungs: vec![],
+        divisor: 2,
+        max_concurrent_trials: 1,
+    });
+    let rule = MedianStopping { start_units: 0, every_units: 1, min_trials: 1 };
+    for seed in 0..40 {
+        Runner::new(method.clone(), seed).with_median_stopping(Some(rule)).finish();
+    }
+}

@@ -48,7 +48,8 @@ impl Ledger {
                 (grant.order, Some(*trial), grant.steps.as_deref().unwrap_or_default(), at)
             }
         };
-        let own = home.map_or(vec![], |trial| self.own_changes(trial, steps));
+        let event = fact.map(|fact| &fact.event);
+        let own = home.map_or(vec![], |trial| self.own_changes(trial, event, steps));
         let effects = writes.iter().skip(1).flat_map(|write| match write {
             Write::Grant { trial, grant } => changes(*trial, grant.units, grant.steps.as_deref()),
             Write::Log(_) => vec![],
@@ -65,9 +66,13 @@ impl Ledger {
     }
 
     /// Returns the change of the event's own trial by the steps of a turn.
-    fn own_changes(&self, trial: u32, steps: &[StepRecord]) -> Vec<Change> {
+    fn own_changes(&self, trial: u32, event: Option<&Event>, steps: &[StepRecord]) -> Vec<Change> {
         let entry = self.book().trial(trial);
-        let mut own = changes(trial, entry.units, Some(steps));
+        let before = match event {
+            Some(Event::Result { units, .. }) => *units,
+            _ => entry.units,
+        };
+        let mut own = changes(trial, before, Some(steps));
         // A step that stops all paused trials does not name them.
         let is_paused = own.last().is_some_and(|last| last.step == Step::Pause { trial });
         if is_paused && entry.state == TrialState::Stopped {
@@ -90,7 +95,7 @@ fn logged(writes: &[Write]) -> Vec<Event> {
     }
 }
 
-/// Returns the changes of a trial by recorded steps.
+/// Returns the changes of a trial by recorded steps. The other steps leave its length at `units`.
 fn changes(trial: u32, units: u64, steps: Option<&[StepRecord]>) -> Vec<Change> {
     let steps = steps.unwrap_or_default().iter().map(recorded::step);
     let is_own = |step: &Step| match step {

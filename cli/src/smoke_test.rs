@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stoker_api::experiment::{DesiredState, EnvVar, Length, SingleSearch, Unit};
+use stoker_api::experiment::{DesiredState, EnvVar, Searcher};
 use stoker_api::names::{ENV_TEST, experiment_path};
 use stoker_api::validate::validate;
 use stoker_storage::Storage;
@@ -26,10 +26,7 @@ const NAME_MAX: usize = 40;
 /// [`Failure::Input`] if the reduced experiment is invalid.
 pub(crate) fn to_smoke_test(mut loaded: Loaded) -> Result<Loaded, Failure> {
     let mut spec = loaded.valid.spec.clone();
-    let searcher = &mut spec.searcher;
-    (searcher.random, searcher.grid) = (None, None);
-    searcher.single = Some(SingleSearch {});
-    searcher.max_length = Length::new(Unit::Batches, 1);
+    spec.searcher = one_batch(&spec.searcher)?;
     (spec.min_validation_period, spec.min_checkpoint_period) = (None, None);
     spec.perform_initial_validation = false;
     spec.max_restarts = 0;
@@ -45,6 +42,20 @@ pub(crate) fn to_smoke_test(mut loaded: Loaded) -> Result<Loaded, Failure> {
     loaded.spec_json = json!(loaded.valid.spec);
     loaded.name = name;
     Ok(loaded)
+}
+
+/// Returns a search of one trial with the same metrics. Nothing else of the search stays: methods
+/// and limits do not fit one trial, and the storage root of the test has no other runs.
+fn one_batch(searcher: &Searcher) -> Result<Searcher, Failure> {
+    let Searcher { metric, smaller_is_better, objectives, .. } = searcher;
+    let one = json!({
+        "metric": metric,
+        "smallerIsBetter": smaller_is_better,
+        "objectives": objectives,
+        "maxLength": { "batches": 1 },
+        "single": {},
+    });
+    serde_json::from_value(one).map_err(|error| Failure::System(error.to_string()))
 }
 
 /// Returns a unique directory for a test's record, and for its files if no storage is configured.
@@ -75,4 +86,57 @@ pub(crate) async fn delete_files(
     storage.delete_folder(&format!("{folder}/")).await?;
     std::fs::remove_dir_all(test_folder)
         .map_err(|error| Failure::file("delete", test_folder, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+    use stoker_api::experiment::{ExperimentSpec, Length, SEARCH_METHODS, Unit};
+
+    use super::*;
+
+    /// Checks the test of a search with this method and these fields besides.
+    fn check(method: &str, fields: Value, more: Value) {
+        let mut searcher = json!({
+            "metric": "loss", "smallerIsBetter": false, "maxLength": { "epochs": 81 },
+            method: fields,
+        });
+        for (name, value) in more.as_object().into_iter().flatten() {
+            searcher[name] = value.clone();
+        }
+        let rate = json!({ "double": { "min": 0, "max": 1, "count": 2 } });
+        let spec: ExperimentSpec = serde_json::from_value(json!({
+            "entrypoint": { "command": ["x"] },
+            "hyperparameters": { "rate": rate },
+            "searcher": searcher,
+        }))
+        .unwrap();
+        let valid = validate("search", &spec).unwrap();
+        let reduced = one_batch(&valid.spec.searcher).unwrap();
+        assert_eq!(reduced.methods_set(), ["single"], "{method}");
+        assert_eq!(reduced.max_length, Length::new(Unit::Batches, 1));
+        assert_eq!((&reduced.metric[..], reduced.smaller_is_better), ("loss", false));
+        validate("search-test", &ExperimentSpec { searcher: reduced, ..spec }).unwrap();
+    }
+
+    #[test]
+    fn every_search_is_reduced_to_one_batch() {
+        for method in SEARCH_METHODS {
+            let fields = match method {
+                "single" | "grid" | "hyperband" => json!({}),
+                "asyncHalving" => json!({ "maxTrials": 9, "numRungs": 3 }),
+                "syncHalving" => json!({ "numRungs": 3, "budget": { "epochs": 400 } }),
+                "adaptive" => json!({ "budget": { "epochs": 400 } }),
+                _ => json!({ "maxTrials": 9 }),
+            };
+            check(method, fields, json!({}));
+        }
+        let more = json!({
+            "medianStopping": { "everyUnits": 9 },
+            "limits": { "seconds": 1 },
+            "sampler": { "tpe": {} },
+            "priorTrials": { "experiments": ["old"] },
+        });
+        check("random", json!({ "maxTrials": 9 }), more);
+    }
 }

@@ -140,6 +140,23 @@ pub struct BeganEvent {
     /// Settings with which the search began. Unset in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<SearchSettings>,
+    /// Trials of earlier experiments that the search knows, best first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prior_trials: Vec<PriorTrial>,
+}
+
+/// A trial of an earlier experiment.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct PriorTrial {
+    /// Name of the trial.
+    pub name: String,
+    /// Hyperparameters.
+    #[cfg_attr(feature = "crd", schemars(schema_with = "crate::experiment::schema::free_object"))]
+    pub hyperparameters: serde_json::Value,
+    /// Best value of the searched metric.
+    pub metric: String,
 }
 
 /// An edit by the user.

@@ -17,7 +17,7 @@ use crate::pod::PodTemplate;
 pub use length::{Length, Unit};
 pub use limits::SearchLimits;
 pub use resources::Resources;
-pub use samplers::{MedianStopping, Objective, SamplerSpec, SobolSampler, TpeSampler};
+pub use samplers::{MedianStopping, Objective, PriorTrials, SamplerSpec, SobolSampler, TpeSampler};
 pub use search::{
     AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, GridSearch,
     HyperbandSearch, RandomSearch, SEARCH_METHODS, SearchMode, Searcher, SingleSearch, SobolSearch,

@@ -233,7 +233,7 @@ mod tests {
         let empty = Record { log: &[], trials: &Default::default(), trials_created: 0 };
         let mut ledger = Ledger::rebuild(&config, empty).unwrap().0;
         let mut trials: Vec<TrialRecord> = vec![];
-        let mut writes = ledger.begin("1", "2026-11-21T19:00:00Z".parse().unwrap());
+        let mut writes = ledger.begin("1", vec![], "2026-11-21T19:00:00Z".parse().unwrap());
         for value in ["0.5", "0.3", "0.4", ""] {
             for write in std::mem::take(&mut writes) {
                 match write {

@@ -4,11 +4,13 @@
 //! 2. [`desired_states`]: the desired states of trials, from the search and the user.
 //! 3. [`Summary`]: counts, progress and the best trial.
 //! 4. [`explain`]: reasons for all decisions, as data and sentences.
-//! 5. [`conditions`], [`refusal`]: conditions and messages for users.
+//! 5. [`prior_trials`]: trials of earlier experiments from which a search learns.
+//! 6. [`conditions`], [`refusal`]: conditions and messages for users.
 
 pub mod explain;
 
 mod ledger;
+mod prior;
 mod recorded;
 mod refusal;
 mod steer;
@@ -16,6 +18,7 @@ mod summary;
 
 pub use crate::trial::TrialRecord;
 pub use ledger::{Ledger, PendingFact, Record, Unreadable, Write, is_edited};
+pub use prior::{PriorExperiment, prior_trials};
 pub use refusal::{POD_INVALID, Refusal, TRIAL_INVALID, failed, refusal, set_refusal};
 pub use steer::{
     DesiredStates, Request, conditions, desired_states, kills, set_phase, start_position,

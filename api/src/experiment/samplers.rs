@@ -1,4 +1,4 @@
-//! Parts of a search that fit any method: objectives, samplers and median stopping.
+//! Parts of a search that fit any method: objectives, samplers, prior trials and median stopping.
 
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +52,26 @@ pub struct Objective {
     /// Whether a smaller metric is better. Default: true.
     #[serde(default = "default_true")]
     pub smaller_is_better: bool,
+}
+
+/// Trials of earlier experiments with the same metric, whose hyperparameters lie in the space of
+/// this experiment. They are read once, when the search begins.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct PriorTrials {
+    /// Names of the experiments, from 1 to 16: of the same namespace on a cluster, and of the same
+    /// storage root under `stoker run`.
+    #[cfg_attr(feature = "crd", schemars(extend("minItems" = 1, "maxItems" = 16)))]
+    pub experiments: Vec<String>,
+    /// Maximum number of trials, the best ones first, from 1 to 64. Default: 32.
+    #[serde(default = "default_prior_trials")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 64)))]
+    pub trials: u32,
+}
+
+fn default_prior_trials() -> u32 {
+    32
 }
 
 fn default_true() -> bool {

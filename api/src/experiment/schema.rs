@@ -70,8 +70,8 @@ pub(crate) fn searcher_rules() -> Value {
         },
         {
             "rule": unchanged(&SEARCHER_FIXED),
-            "message": "metric, smallerIsBetter, sampler, medianStopping and objectives cannot \
-                        change after creation; create a new experiment",
+            "message": "metric, smallerIsBetter, sampler, priorTrials, medianStopping and \
+                        objectives cannot change after creation; create a new experiment",
         },
         {
             "rule": unit.join(" && "),
@@ -97,8 +97,8 @@ pub(crate) const ADAPTIVE_SIMPLE: [&str; 5] =
 pub(crate) const HYPERBAND: [&str; 2] = ["numBrackets", "divisor"];
 pub(crate) const TPE: [&str; 1] = ["multivariate"];
 /// Fields of the searcher that cannot be edited, besides the search method.
-const SEARCHER_FIXED: [&str; 5] =
-    ["metric", "smallerIsBetter", "sampler", "medianStopping", "objectives"];
+const SEARCHER_FIXED: [&str; 6] =
+    ["metric", "smallerIsBetter", "sampler", "priorTrials", "medianStopping", "objectives"];
 
 /// The name rule of `crate::validate` in CEL.
 pub(crate) const NAME_RULE: &str = "self.metadata.name.size() <= 40 && \

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::length::Length;
 use super::limits::SearchLimits;
-use super::samplers::{MedianStopping, Objective, SamplerSpec};
+use super::samplers::{MedianStopping, Objective, PriorTrials, SamplerSpec};
 #[cfg(feature = "crd")]
 use super::schema::{
     ADAPTIVE, ADAPTIVE_ASHA, ADAPTIVE_SIMPLE, ASYNC_HALVING, HYPERBAND, SYNC_HALVING, TPE, fixed,
@@ -84,6 +84,10 @@ pub struct Searcher {
     /// Samples hyperparameters in another way than at random. Not for `grid`, `tpe` and `sobol`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<SamplerSpec>,
+    /// Trials of earlier experiments. TPE learns from them, and the other samplers begin with their
+    /// hyperparameters, best first. Not for `grid` and not with `objectives`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prior_trials: Option<PriorTrials>,
     /// Limits on time, GPU time and trained length. Unset: no limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<SearchLimits>,

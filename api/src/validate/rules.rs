@@ -27,6 +27,7 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
         errors.push(FieldError::new("spec.data", &spec.data, "must be an object"));
     }
     let method = check_searcher(&spec.searcher, &mut errors);
+    searches::check_own_name(name, &spec.searcher, &mut errors);
     if let (Some(space), Some(Method::Grid { .. })) = (&space, &method) {
         check_grid(space, &mut errors);
     }

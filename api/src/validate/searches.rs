@@ -12,13 +12,28 @@ const RUNGS_MAX: u32 = 16;
 /// Maximum number of steps of median stopping. Each is recorded in the trial.
 const STEPS_MAX: u64 = 128;
 
+/// Maximum number of experiments with prior trials, and of those trials.
+const PRIOR_EXPERIMENTS_MAX: usize = 16;
+const PRIOR_TRIALS_MAX: u32 = 64;
+
 /// Maximum number of objectives.
 const OBJECTIVES_MAX: usize = 4;
+
+/// Refuses an experiment that waits for its own trials.
+pub(super) fn check_own_name(name: &str, searcher: &Searcher, errors: &mut Vec<FieldError>) {
+    let names = searcher.prior_trials.iter().flat_map(|prior| &prior.experiments);
+    for (i, prior) in names.enumerate().filter(|(_, prior)| *prior == name) {
+        let path = format!("spec.searcher.priorTrials.experiments[{i}]");
+        let rule = "is this experiment; name earlier ones, or rename this one";
+        errors.push(FieldError::new(&path, &json!(prior), rule));
+    }
+}
 
 /// Checks the method that is set. Errors name its fields below `spec.searcher`.
 pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<Method> {
     let mut checker = Checker { searcher, errors };
     checker.check_sampler();
+    checker.check_prior_trials();
     checker.check_limits();
     checker.check_median_stopping();
     checker.check_objectives();
@@ -100,6 +115,32 @@ impl Checker<'_> {
         if set.len() != 1 {
             let rule = "exactly one of tpe and sobol must be set";
             self.errors.push(union_error("spec.searcher.sampler", &set, rule));
+        }
+    }
+
+    fn check_prior_trials(&mut self) {
+        let Some(prior) = &self.searcher.prior_trials else { return };
+        if self.searcher.grid.is_some() {
+            let rule = "must be unset: grid trains all points of the space";
+            self.push("priorTrials", &json!(prior), rule);
+        }
+        if !self.searcher.objectives.is_empty() {
+            let rule = "must be unset: prior trials are compared by one metric; remove objectives";
+            self.push("priorTrials", &json!(prior), rule);
+        }
+        if !(1..=PRIOR_EXPERIMENTS_MAX).contains(&prior.experiments.len()) {
+            let rule = format!("must have from 1 to {PRIOR_EXPERIMENTS_MAX} names");
+            self.push("priorTrials.experiments", &json!(prior.experiments), &rule);
+        }
+        if !(1..=PRIOR_TRIALS_MAX).contains(&prior.trials) {
+            let rule = format!("must be from 1 to {PRIOR_TRIALS_MAX}");
+            self.push("priorTrials.trials", &json!(prior.trials), &rule);
+        }
+        for (i, name) in prior.experiments.iter().enumerate() {
+            if prior.experiments[..i].contains(name) {
+                let path = format!("priorTrials.experiments[{i}]");
+                self.push(&path, &json!(name), "is named twice; keep one");
+            }
         }
     }
 

@@ -62,7 +62,7 @@ pub(crate) fn run() -> Result<(), BenchError> {
     let mut ledger = records.rebuild(&config)?;
     let begin = clock::processor_time()?;
     let mut num_turns = 1;
-    let writes = ledger.begin("bench", Timestamp::default());
+    let writes = ledger.begin("bench", vec![], Timestamp::default());
     let mut active = records.execute(writes, &mut ledger);
     while let Some(trial) = active.pop_first() {
         let units = ledger.book().trial(trial).units;

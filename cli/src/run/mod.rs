@@ -22,7 +22,8 @@ mod state;
 use std::path::PathBuf;
 
 use serde_json::json;
-use stoker_api::experiment::Phase;
+use stoker_api::decisions::PriorTrial;
+use stoker_api::experiment::{Phase, PriorTrials};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::trial::config::experiment_seed;
 use stoker_storage::Storage;
@@ -117,9 +118,14 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         uid: opened.uid.clone(),
     };
     view.print_message(&start_message(&paths, &opened));
-    let setup::OpenedRecord { folder, experiment, trials, _lock, trainers, .. } = opened;
+    let setup::OpenedRecord { folder, experiment, trials, prior, _lock, trainers, .. } = opened;
+    if let Some(spec) = &loaded.valid.spec.searcher.prior_trials
+        && experiment.status.as_ref().is_none_or(|status| status.log.is_empty())
+    {
+        view.print_message(&prior_message(spec, &prior));
+    }
     let mut signals = Signals::listen()?;
-    let state = State::new(experiment, trials, &loaded.valid, seed, folder.clone())?;
+    let state = State::new(experiment, trials, prior, &loaded.valid, seed, folder.clone())?;
     let shared = SharedState::new(state);
     let server_url = report_server::start(shared.clone()).await?;
     let config = RunnerConfig {
@@ -196,6 +202,16 @@ fn print_outcome(state: &State, paths: &RunPaths, valid: &ValidExperiment, outpu
         print::err(format!("stopped; {RESUME_REMEDY}"));
     }
     wait::exit_code(phase)
+}
+
+fn prior_message(spec: &PriorTrials, prior: &[PriorTrial]) -> String {
+    let best = prior.first().map(|best| format!("; the best is {} ({})", best.name, best.metric));
+    format!(
+        "prior trials: {} of {} are in the space of this experiment{}",
+        prior.len(),
+        spec.experiments.join(", "),
+        best.unwrap_or_default()
+    )
 }
 
 fn start_message(paths: &RunPaths, opened: &setup::OpenedRecord) -> String {

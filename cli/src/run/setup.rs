@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::Value;
+use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::{Experiment, ExperimentSpec, ExperimentStatus};
 use stoker_api::names::ENV_DEVICE;
 use stoker_api::validate::{check_edit, with_edits};
 use stoker_engine::devices::GpuPool;
+use stoker_engine::experiment::PriorExperiment;
 use stoker_engine::trial::TrialRecord;
 
 use super::display::View;
@@ -33,6 +35,8 @@ pub(crate) struct OpenedRecord {
     pub(crate) is_resumed: bool,
     /// Whether the file changes numbers of the search since the earlier run.
     pub(crate) is_edited: bool,
+    /// Trials of earlier experiments, if the search has not begun.
+    pub(crate) prior: Vec<PriorTrial>,
     /// Lock of the record, held until the runner exits.
     pub(crate) _lock: Lock,
     /// File that trainers lock while they are alive.
@@ -58,7 +62,10 @@ pub(crate) fn open(
         if let Some(mut experiment) = folder.experiment()? {
             let is_edited = edit(&mut experiment, &loaded.valid.spec, &folder)?;
             let trials = folder.trials()?;
+            let has_begun = experiment.status.as_ref().is_some_and(|status| !status.log.is_empty());
+            let prior = if has_begun { vec![] } else { prior_trials(run_root, loaded)? };
             return Ok(OpenedRecord {
+                prior,
                 folder,
                 experiment,
                 trials,
@@ -70,6 +77,7 @@ pub(crate) fn open(
             });
         }
     }
+    let prior = prior_trials(run_root, loaded)?;
     let uid = record::random_hex(16)?;
     let folder = RecordDir::new(run_root.record_dir(&loaded.name, &uid));
     folder.create()?;
@@ -78,6 +86,7 @@ pub(crate) fn open(
     record::write(&pointer, format!("{uid}\n").as_bytes())?;
     let trials = BTreeMap::new();
     Ok(OpenedRecord {
+        prior,
         folder,
         experiment,
         trials,
@@ -87,6 +96,32 @@ pub(crate) fn open(
         _lock: lock,
         trainers,
     })
+}
+
+/// Reads the trials of the runs that `spec.searcher.priorTrials` names.
+fn prior_trials(run_root: &RunRoot, loaded: &Loaded) -> Result<Vec<PriorTrial>, Failure> {
+    let Some(spec) = &loaded.valid.spec.searcher.prior_trials else { return Ok(vec![]) };
+    let mut runs = vec![];
+    for (i, name) in spec.experiments.iter().enumerate() {
+        let pointer = run_root.records_dir().join(format!("{}.{name}.current", loaded.namespace));
+        let folder = current_uid(&pointer)?.map(|uid| run_root.record_dir(name, &uid));
+        let folder = folder.map(RecordDir::new);
+        let experiment = folder.as_ref().map(RecordDir::experiment).transpose()?.flatten();
+        let (Some(folder), Some(experiment)) = (folder, experiment) else {
+            return Err(Failure::Input(format!(
+                "spec.searcher.priorTrials.experiments[{i}] is `{name}`: no such run in {}; run it \
+                 with the same --root first, or remove the name",
+                run_root.root
+            )));
+        };
+        runs.push((experiment.spec.searcher, folder.trials()?));
+    }
+    let experiments = spec.experiments.iter().zip(&runs).map(|(name, (searcher, trials))| {
+        let trials = trials.values().collect();
+        PriorExperiment { name, searcher, trials }
+    });
+    let experiments: Vec<_> = experiments.collect();
+    stoker_engine::experiment::prior_trials(&loaded.valid, &experiments).map_err(Failure::Input)
 }
 
 /// Records the given spec if it differs from the recorded one in fields that may be edited. Returns

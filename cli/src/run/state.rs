@@ -12,6 +12,7 @@ mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus};
 use stoker_api::trial::{AttemptEnd, TrialSpec};
 use stoker_api::validate::ValidExperiment;
@@ -57,6 +58,8 @@ pub(crate) struct State {
     pub(crate) experiment: Experiment,
     /// Its trials, by index.
     pub(crate) trials: BTreeMap<u32, TrialRecord>,
+    /// Trials of earlier experiments, with which the search begins.
+    prior: Vec<PriorTrial>,
     /// Whether the user asked to stop for now.
     pub(crate) is_pausing: bool,
     /// News that were not shown yet, in order.
@@ -87,6 +90,7 @@ impl State {
     pub(crate) fn new(
         experiment: Experiment,
         trials: BTreeMap<u32, TrialRecord>,
+        prior: Vec<PriorTrial>,
         valid: &ValidExperiment,
         seed: u32,
         folder: RecordDir,
@@ -104,6 +108,7 @@ impl State {
             queue: Queue::default(),
             prunable: trials.keys().copied().collect(),
             trials,
+            prior,
             config,
             ledger,
             limits: RestartLimits::new(valid.spec.max_restarts, BackOffLimits::LOCAL),
@@ -174,7 +179,7 @@ impl State {
     }
 
     fn decide(&mut self) -> Result<(), Failure> {
-        let writes = self.ledger.begin(env!("CARGO_PKG_VERSION"), now());
+        let writes = self.ledger.begin(env!("CARGO_PKG_VERSION"), self.prior.clone(), now());
         self.execute(writes)?;
         let writes = self.ledger.edit(&self.config, &self.summary, now());
         self.execute(writes)?;

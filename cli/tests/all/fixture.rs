@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 /// Directory with an experiment file and a storage root.
 pub(crate) struct RunFixture {
     pub(crate) folder: tempfile::TempDir,
+    /// Name of the experiment.
+    pub(crate) name: &'static str,
     pub(crate) spec: Value,
 }
 
@@ -30,7 +32,7 @@ impl RunFixture {
             "maxRestarts": 1,
             "reproducibility": {"experimentSeed": 7},
         });
-        Self { folder, spec }
+        Self { folder, name: "scripted", spec }
     }
 
     /// Starts the trainer from a shell, like a script would.
@@ -49,7 +51,7 @@ impl RunFixture {
         let file = self.folder.path().join("experiment.yaml");
         let object = json!({
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
-            "metadata": {"name": "scripted"}, "spec": self.spec,
+            "metadata": {"name": self.name}, "spec": self.spec,
         });
         std::fs::write(&file, object.to_string()).unwrap();
         let mut command = stoker();

@@ -20,14 +20,16 @@ use std::fmt;
 pub use edits::is_edited;
 
 use stoker_api::decisions::{
-    BeganEvent, DeletedEvent, DeletedTrial, LimitReachedEvent, LogEntry, LogEvent,
+    BeganEvent, DeletedEvent, DeletedTrial, LimitReachedEvent, LogEntry, LogEvent, PriorTrial,
 };
+use stoker_api::number;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Fact, Grant, TrialSpec};
 
 use super::recorded;
 use crate::search::SearchConfig;
 use crate::search::book::{Book, TrialState};
+use crate::search::rung::Loss;
 use crate::search::state::{Change, SearchState, Turn};
 use crate::search::turn::{Event, Step};
 use crate::trial::TrialRecord;
@@ -132,14 +134,21 @@ impl Ledger {
         }
     }
 
-    /// Begins the search. Returns nothing if it has begun.
-    pub fn begin(&mut self, version: &str, now: Timestamp) -> Vec<Write> {
+    /// Returns `true` once the search has begun.
+    pub fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// Begins the search, with trials of earlier experiments. Returns nothing if it has begun.
+    pub fn begin(&mut self, version: &str, prior: Vec<PriorTrial>, now: Timestamp) -> Vec<Write> {
         if self.has_begun {
             return vec![];
         }
         self.has_begun = true;
+        self.search = search_of(&self.config, &prior);
         let settings = Some(self.config.settings());
-        let event = LogEvent::Began(BeganEvent { version: version.to_owned(), settings });
+        let version = version.to_owned();
+        let event = LogEvent::Began(BeganEvent { version, settings, prior_trials: prior });
         let turn = self.search.advance(Event::Began);
         turn.map(|turn| self.log(turn, event, now)).unwrap_or_default()
     }
@@ -321,6 +330,16 @@ impl Ledger {
     pub fn config(&self) -> &SearchConfig {
         &self.config
     }
+}
+
+/// Returns the search before its first turn.
+fn search_of(config: &SearchConfig, prior: &[PriorTrial]) -> SearchState {
+    let known = |trial: &PriorTrial| {
+        let metric = number::parse(&trial.metric).unwrap_or(f64::NAN);
+        let loss = Loss::of_metric(metric, config.smaller_is_better);
+        (trial.hyperparameters.clone(), loss)
+    };
+    SearchState::of(config).with_prior(&prior.iter().map(known).collect::<Vec<_>>())
 }
 
 /// Returns the brackets of the trials that the steps create, from index `next` on.

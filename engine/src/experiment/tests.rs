@@ -43,7 +43,7 @@ fn status(
     let by_index = trials.iter().map(|trial| (trial.spec.index, trial)).collect();
     let record = Record { log: &[], trials: &by_index, trials_created: created };
     let (mut ledger, _) = Ledger::rebuild(config, record).unwrap();
-    ledger.begin("test", Timestamp(0));
+    ledger.begin("test", vec![], Timestamp(0));
     for fact in ledger.pending(trials) {
         ledger.advance(&fact);
     }

@@ -5,8 +5,9 @@ mod explained;
 
 use std::collections::BTreeMap;
 
+use serde_json::json;
 use stoker_api::contract::Directive;
-use stoker_api::decisions::{LogEntry, SearchSettings};
+use stoker_api::decisions::{LogEntry, PriorTrial, SearchSettings};
 use stoker_api::experiment::{DesiredState, MedianStopping, Objective, Phase, SearchLimits};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
@@ -196,7 +197,7 @@ impl Runner {
             return;
         }
         let is_over = self.state == DesiredState::Cancelled;
-        if !is_over && !run(self, ledger.begin("test", now)) {
+        if !is_over && !run(self, ledger.begin("test", prior(&self.config.method), now)) {
             return;
         }
         let records = self.records();
@@ -368,4 +369,15 @@ impl Runner {
         }
         panic!("{:?} did not end within 20,000 steps: {:?}", self.config.method, self.ledger());
     }
+}
+
+/// Returns trials of an earlier experiment, best first. A grid has none.
+fn prior(method: &Method) -> Vec<PriorTrial> {
+    let is_grid = matches!(method, Method::Grid { .. });
+    let trial = |index: u32| PriorTrial {
+        name: format!("earlier-{index}"),
+        hyperparameters: json!({ "depth": 1 + index, "net": { "rate": 0.5 } }),
+        metric: index.to_string(),
+    };
+    (0..if is_grid { 0 } else { 2 }).map(trial).collect()
 }

@@ -36,7 +36,7 @@ use stoker_api::hyperparameters::Space;
 use stoker_api::trial::{CloseCause, DesiredTrialState, TrialSpec};
 use stoker_api::validate::{Method, ValidExperiment};
 
-pub use self::sample::normalized;
+pub use self::sample::{is_in_space, normalized};
 
 /// All that a search depends on.
 #[derive(Clone, Debug, PartialEq)]

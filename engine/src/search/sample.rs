@@ -46,6 +46,38 @@ fn has_form(space: &Space, value: &Value) -> bool {
     }
 }
 
+/// Returns `true` if a search of a space may sample these hyperparameters. Counts of a grid and the
+/// rounding of the bounds do not matter.
+pub fn is_in_space(space: &Space, hyperparameters: &Value) -> bool {
+    has_form(space, hyperparameters) && has_values(space, hyperparameters)
+}
+
+/// Returns `true` if the numbers of a value, which has the form of the space, are in their ranges.
+fn has_values(space: &Space, value: &Value) -> bool {
+    let is_between = |value: f64, min: f64, max: f64| {
+        let margin = 1e-9 * (max - min).abs();
+        (min - margin..=max + margin).contains(&value)
+    };
+    match space {
+        Space::Group(members) => members
+            .iter()
+            .all(|(name, member)| value.get(name).is_some_and(|value| has_values(member, value))),
+        Space::OneOf(groups) => {
+            groups.iter().any(|group| has_form(group, value) && has_values(group, value))
+        }
+        Space::Parameter(Parameter::Const(_) | Parameter::Categorical(_)) => true,
+        Space::Parameter(Parameter::Int(range)) => {
+            value.as_i64().is_some_and(|value| (range.min..=range.max).contains(&value))
+        }
+        Space::Parameter(Parameter::Double(range)) => {
+            value.as_f64().is_some_and(|value| is_between(value, range.min, range.max))
+        }
+        Space::Parameter(Parameter::Log(range)) => value.as_f64().is_some_and(|value| {
+            value > 0.0 && is_between(value.ln() / range.base.ln(), range.min, range.max)
+        }),
+    }
+}
+
 fn sample_parameter(parameter: &Parameter, random: &mut Random) -> Value {
     match parameter {
         Parameter::Const(value) => value.clone(),

@@ -10,6 +10,7 @@ use super::methods::{
     AsyncHalving, FixedLength, Median, Pbt, SearchMethod, SyncHalving, Tournament,
 };
 use super::rng::Random;
+use super::rung::Loss;
 use super::sample::normalized;
 use super::samplers::Sampler;
 use super::turn::{Event, Source, Step};
@@ -130,6 +131,12 @@ impl SearchState {
     pub fn new(method: AnyMethod, sampler: Sampler, seed: u32) -> Self {
         let random = Random::new(seed);
         Self { method, sampler, random, book: Book::default(), next_order: 0 }
+    }
+
+    /// Returns the same search with trials of earlier experiments, best first. It has not begun.
+    #[must_use]
+    pub fn with_prior(self, prior: &[(Value, Loss)]) -> Self {
+        Self { sampler: self.sampler.with_prior(prior), ..self }
     }
 
     /// Returns the trials.

@@ -10,16 +10,19 @@ use kube::core::{ApiResource, DeserializeGuard, DynamicObject};
 use kube::{Api, Resource as _, ResourceExt as _};
 use serde_json::json;
 use stoker_api::condition::Condition;
+use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
+use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{
-    Ledger, Record, Request, Summary, Unreadable, Write, desired_states,
+    Ledger, Record, Refusal, Request, Summary, Unreadable, Write, desired_states,
 };
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 
 use super::is_owned;
+use super::prior::prior_trials;
 use crate::cache::{Cached as _, Key};
 use crate::context::{Context, now};
 use crate::error::{Error, request};
@@ -74,6 +77,11 @@ impl<'a> Writer<'a> {
             None => Summary::default(),
             Some(_) => Summary::new(config, self.records()),
         }
+    }
+
+    /// Returns the trials of earlier experiments with which the search begins.
+    pub(super) fn prior_trials(&self, valid: &ValidExperiment) -> Result<Vec<PriorTrial>, Refusal> {
+        prior_trials(self.context, &self.experiment.namespace().unwrap_or_default(), valid)
     }
 
     /// Returns a trial as this pass read or wrote it.

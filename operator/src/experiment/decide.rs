@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::DesiredState;
+use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::explain::Decision;
-use stoker_engine::experiment::{Ledger, Request, Unreadable, Write, desired_states};
+use stoker_engine::experiment::{Ledger, Refusal, Request, Unreadable, Write, desired_states};
 use stoker_engine::search::SearchConfig;
 
 use super::apply::Writer;
@@ -19,12 +21,15 @@ pub(super) struct Decided {
     pub(super) creation: Option<Error>,
     /// Decisions that were recorded in this pass.
     pub(super) decisions: Vec<Decision>,
+    /// Why the search cannot begin yet.
+    pub(super) refusal: Option<Refusal>,
 }
 
 /// Lets the search take in what is recorded, and writes what follows from it: turns, new trials and
 /// desired states. After an error, the rest follows in the next pass.
 pub(super) async fn decide(
     writer: &mut Writer<'_>,
+    valid: &ValidExperiment,
     config: &SearchConfig,
     request: Request,
     is_failed: bool,
@@ -34,17 +39,30 @@ pub(super) async fn decide(
     let mut creation = None;
     let mut decisions = vec![];
     let mut is_recorded = true;
+    let mut refusal = None;
+    let prior = match ledger.has_begun() || is_over || is_failed {
+        true => Ok(vec![]),
+        false => writer.prior_trials(valid),
+    };
     if is_over || is_failed {
         // Nothing is decided any more. The outcome depends on whether the search has ended.
         for fact in ledger.pending(writer.records()) {
             ledger.advance(&fact);
         }
-    } else if let Err(error) =
-        take_turns(writer, &mut ledger, config, missing, request, (&mut creation, &mut decisions))
-            .await
-    {
-        writer.errors.push(error);
-        is_recorded = false;
+    } else {
+        match prior {
+            Err(refused) => refusal = Some(refused),
+            Ok(prior) => {
+                let output = (&mut creation, &mut decisions);
+                let ledger = &mut ledger;
+                if let Err(error) =
+                    take_turns(writer, ledger, config, prior, missing, request, output).await
+                {
+                    writer.errors.push(error);
+                    is_recorded = false;
+                }
+            }
+        }
     }
     if !is_recorded || creation.is_some() {
         // The memory is ahead of the record.
@@ -59,7 +77,7 @@ pub(super) async fn decide(
         false => ledger.seconds_to_limit(&writer.spending(config), request.now),
     };
     let wake = desired.wake_seconds.into_iter().chain(limit).min().map(Duration::from_secs);
-    Ok(Decided { ledger, wake, creation, decisions })
+    Ok(Decided { ledger, wake, creation, decisions, refusal })
 }
 
 /// Writes all turns that follow from the record. Each turn is complete before the next one. Adds
@@ -68,6 +86,7 @@ async fn take_turns(
     writer: &mut Writer<'_>,
     ledger: &mut Ledger,
     config: &SearchConfig,
+    prior: Vec<PriorTrial>,
     missing: Vec<Write>,
     request: Request,
     (creation, decisions): (&mut Option<Error>, &mut Vec<Decision>),
@@ -79,7 +98,7 @@ async fn take_turns(
     for effect in missing {
         writer.effects(vec![effect]).await?;
     }
-    let writes = ledger.begin(env!("CARGO_PKG_VERSION"), request.now);
+    let writes = ledger.begin(env!("CARGO_PKG_VERSION"), prior, request.now);
     writer.turn(writes).await?;
     let writes = ledger.edit(config, &writer.spending(config), request.now);
     writer.turn(writes).await?;

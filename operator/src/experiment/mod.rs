@@ -10,6 +10,7 @@ pub(crate) mod apply;
 mod clean_up;
 mod decide;
 mod events;
+mod prior;
 
 use std::time::Duration;
 
@@ -106,14 +107,15 @@ async fn run(
     let request = Request { state, release_seconds, now: now() };
     let trial_refusal = refusal(&writer.records());
     let is_final = trial_refusal.as_ref().is_some_and(Refusal::is_final);
-    let decided = match decide(&mut writer, &config, request, is_final).await {
+    let decided = match decide(&mut writer, valid, &config, request, is_final).await {
         Ok(decided) => decided,
         Err(unreadable) => return report_unreadable(context, key, experiment, &unreadable).await,
     };
-    let Decided { ledger, wake, creation, decisions } = decided;
+    let Decided { ledger, wake, creation, decisions, refusal } = decided;
     events::emit_decisions(context, &writer, &decisions).await;
     let mut planned = status_of(&writer.records(), &ledger, state);
     let (mut refusals, mut errors) = split_refusals(writer.errors, creation);
+    refusals.extend(refusal);
     let wait = if refusals.is_empty() { context.resync_interval(key) } else { REFUSAL_RETRY };
     refusals.extend(trial_refusal);
     refusals.sort_by_key(|refusal| !refusal.is_final());

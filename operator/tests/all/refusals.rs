@@ -7,6 +7,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use stoker_api::condition::{ConditionStatus, find};
+use stoker_api::decisions::LogEvent;
 use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
 
 use crate::flow::grid;
@@ -114,6 +115,49 @@ fn refused_pod_is_reported_on_its_experiment() {
         delete_quota(&ns, "slots");
         let status = ns.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
         assert_eq!(refused(&status), None, "{status:#?}");
+    });
+}
+
+#[test]
+fn search_waits_for_the_experiment_with_prior_trials() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("prior-trials").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
+        let mut spec = grid(3, 1, 1);
+        spec["state"] = json!("paused");
+        ns.apply("first", spec.clone());
+        ns.wait_for("first", &[Phase::Paused], 60).await;
+        spec["state"] = json!("active");
+        spec["searcher"]["grid"] = json!(null);
+        spec["searcher"]["random"] = json!({ "maxTrials": 4 });
+        for (name, earlier, words) in [
+            ("misspelled", "frist", "is `frist`: namespace prior-trials has no such experiment"),
+            ("second", "first", "is `first`, which is Paused; the search begins when it has ended"),
+        ] {
+            spec["searcher"]["priorTrials"] = json!({ "experiments": [earlier] });
+            ns.apply(name, spec.clone());
+            let status = wait_status(&ns, name, |status| refused(status).is_some()).await;
+            let (reason, message) = refused(&status).unwrap();
+            assert_eq!((reason, status.trials_created), ("PriorTrials", 0));
+            assert!(message.contains(words), "{message}");
+        }
+
+        ns.patch("first", &json!({ "spec": { "state": "active" } })).unwrap();
+        let first = ns.wait_for("first", &[Phase::Completed], 60).await;
+        let second = ns.wait_for("second", &[Phase::Completed], 60).await.status.unwrap();
+        assert_eq!((second.trials_created, refused(&second)), (4, None));
+        let LogEvent::Began(began) = &second.log[0].event else { panic!("{second:#?}") };
+        let best = first.status.unwrap().best.unwrap();
+        let prior: Vec<_> = began.prior_trials.iter().map(|trial| &trial.hyperparameters).collect();
+        let trials = ns.trials_of("second").await;
+        let trained: Vec<_> = trials.iter().map(|trial| &trial.spec.hyperparameters).collect();
+        assert_eq!(began.prior_trials[0].name, format!("first-{}", best.index));
+        assert_eq!((prior.len(), prior), (3, trained[..3].to_vec()));
     });
 }
 

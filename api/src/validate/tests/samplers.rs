@@ -152,3 +152,36 @@ fn objective_rules_name_their_fields() {
     let searcher = run("x", spec).unwrap().spec.searcher;
     assert_eq!(searcher.other_objectives(), &searcher.objectives[1..]);
 }
+
+#[test]
+fn prior_trials_rules_name_their_fields() {
+    let check = |method: Value, prior: Value, path: &str, words: &str| {
+        let mut searcher = json!({ "metric": "loss", "maxLength": { "batches": 1 } });
+        for (name, value) in method.as_object().unwrap() {
+            searcher[name] = value.clone();
+        }
+        searcher["priorTrials"] = prior;
+        check("searcher", searcher, &format!("spec.searcher.priorTrials{path}"), words);
+    };
+    let random = json!({ "random": { "maxTrials": 1 } });
+    let of = |names: &[&str]| json!({ "experiments": names });
+    check(random.clone(), of(&[]), ".experiments", "from 1 to 16");
+    let many: Vec<String> = (0..17).map(|i| format!("a{i}")).collect();
+    check(random.clone(), json!({ "experiments": many }), ".experiments", "from 1 to 16");
+    check(random.clone(), of(&["a", "b", "a"]), ".experiments[2]", "twice");
+    check(random.clone(), of(&["a", "x"]), ".experiments[1]", "is this experiment");
+    for trials in [0, 65] {
+        let prior = json!({ "experiments": ["a"], "trials": trials });
+        check(random.clone(), prior, ".trials", "from 1 to 64");
+    }
+    let objectives = json!([{ "metric": "loss" }, { "metric": "seconds" }]);
+    let several = json!({ "random": { "maxTrials": 1 }, "objectives": objectives });
+    check(several, of(&["a"]), "", "one metric");
+    let mut spec = good();
+    spec["hyperparameters"] = json!({ "rate": { "int": { "min": 1, "max": 3, "count": 3 } } });
+    spec["searcher"] = json!({
+        "metric": "loss", "maxLength": { "batches": 1 }, "grid": {}, "priorTrials": of(&["a"]),
+    });
+    let errors = run("x", spec).unwrap_err();
+    assert_eq!((errors.len(), &errors[0].path[..]), (1, "spec.searcher.priorTrials"));
+}

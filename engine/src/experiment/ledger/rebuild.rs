@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stoker_api::decisions::{DeletedEvent, DeletedTrial, LogEntry, LogEvent, StepRecord};
+use stoker_api::decisions::{
+    DeletedEvent, DeletedTrial, LogEntry, LogEvent, PriorTrial, StepRecord,
+};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Fact, Grant, TrialSpec};
 
 use super::edits::settings;
-use super::{Ledger, Record, Unreadable, Write, effects, groups};
+use super::{Ledger, Record, Unreadable, Write, effects, groups, search_of};
 use crate::experiment::recorded;
 use crate::search::SearchConfig;
 use crate::search::state::{self as search, RecordedDraw, SearchState};
@@ -41,6 +43,14 @@ impl Home<'_> {
 /// Observer of replayed turns: gets the search after the turn, the turn and its time.
 pub(super) type Watch<'a> = &'a mut dyn FnMut(&SearchState, &search::Turn, Option<Timestamp>);
 
+/// Returns the trials of earlier experiments that the beginning of a search recorded.
+fn prior(entry: &LogEntry) -> Option<&[PriorTrial]> {
+    match &entry.event {
+        LogEvent::Began(event) => Some(&event.prior_trials),
+        LogEvent::Edited(_) | LogEvent::Deleted(_) | LogEvent::LimitReached(_) => None,
+    }
+}
+
 /// Content of a recorded turn.
 struct Turn {
     events: Vec<Event>,
@@ -72,7 +82,7 @@ impl Ledger {
         let initial = record.log.iter().find_map(settings);
         let config = initial.map_or_else(|| config.clone(), |initial| config.with(initial));
         let mut ledger = Self {
-            search: SearchState::of(&config),
+            search: search_of(&config, record.log.iter().find_map(prior).unwrap_or_default()),
             config,
             num_placed: vec![],
             granted_in: vec![],

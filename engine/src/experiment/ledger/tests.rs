@@ -63,7 +63,7 @@ fn record_of_an_earlier_version_continues() {
     let trials = old_records(&config, &facts);
     let (mut ledger, writes) = rebuild(&config, &[], &trials).unwrap();
     assert_eq!(writes, []);
-    assert_eq!(ledger.begin("test", Timestamp(0)), []);
+    assert_eq!(ledger.begin("test", vec![], Timestamp(0)), []);
     // The third trial was decided, but its creation was not written.
     let missing: Vec<u32> = ledger.missing().map(|spec| spec.index).collect();
     assert_eq!(missing, [2]);
@@ -98,7 +98,7 @@ fn turns_are_recorded_in_home_and_effects() {
     };
     let config = config(Method::AsyncHalving(search));
     let (mut ledger, _) = rebuild(&config, &[], &[]).unwrap();
-    let writes = ledger.begin("1.2.3", Timestamp(0));
+    let writes = ledger.begin("1.2.3", vec![], Timestamp(0));
     let expected = json!({
         "order": 0,
         "at": "1970-01-01T00:00:00Z",
@@ -153,7 +153,7 @@ fn check_unreadable(log: &[LogEntry], trials: &[TrialRecord], expected: &str) {
 fn unreadable_record_names_object_field_and_reason() {
     let config = config(RANDOM);
     let (mut ledger, _) = rebuild(&config, &[], &[]).unwrap();
-    let writes = ledger.begin("test", Timestamp(0));
+    let writes = ledger.begin("test", vec![], Timestamp(0));
     let [Write::Log(began)] = &writes[..] else { panic!("{writes:?}") };
     let began = [began.clone()];
     let mut trials: Vec<TrialRecord> = ledger

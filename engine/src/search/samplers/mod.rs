@@ -16,6 +16,7 @@ use stoker_api::hyperparameters::Space;
 use super::book::{Book, TrialState};
 use super::grid::Grid;
 use super::rng::Random;
+use super::rung::Loss;
 use super::sample::sample;
 use super::turn::Source;
 
@@ -40,6 +41,8 @@ pub enum Sampler {
         tpe: Tpe,
         /// Coordinates by trial; `None` for deleted trials.
         points: Vec<Option<Point>>,
+        /// Trials of earlier experiments.
+        prior: Vec<Observation>,
     },
     /// Points of a Sobol sequence.
     Sobol(Sobol),
@@ -49,6 +52,13 @@ pub enum Sampler {
         explore: Explore,
         /// Hyperparameters by trial; `None` for deleted trials.
         drawn: Vec<Option<Value>>,
+    },
+    /// Given hyperparameters for the first trials, then those of another sampler.
+    Given {
+        /// Hyperparameters, by trial.
+        given: Vec<Value>,
+        /// Sampler of the other trials.
+        rest: Box<Self>,
     },
 }
 
@@ -61,7 +71,7 @@ impl Sampler {
 
     /// Returns a sampler by TPE.
     pub fn tpe(space: Space, is_multivariate: bool) -> Self {
-        Self::Tpe { tpe: Tpe::new(space, is_multivariate), points: vec![] }
+        Self::Tpe { tpe: Tpe::new(space, is_multivariate), points: vec![], prior: vec![] }
     }
 
     /// Returns a sampler by a Sobol sequence.
@@ -72,6 +82,26 @@ impl Sampler {
     /// Returns a sampler for population based training.
     pub fn explore(explore: Explore) -> Self {
         Self::Explore { explore, drawn: vec![] }
+    }
+
+    /// Returns the same sampler with trials of earlier experiments, best first. TPE learns from
+    /// them, and other samplers begin with their hyperparameters.
+    pub(super) fn with_prior(self, prior: &[(Value, Loss)]) -> Self {
+        match self {
+            Self::Tpe { tpe, points, .. } => {
+                let observation = |(hyperparameters, loss): &(Value, Loss)| {
+                    let point = tpe.coordinates(hyperparameters)?;
+                    Some(Observation { point, loss: Some(*loss), others: vec![] })
+                };
+                let prior = prior.iter().filter_map(observation).collect();
+                Self::Tpe { tpe, points, prior }
+            }
+            rest if prior.is_empty() => rest,
+            rest => {
+                let given = prior.iter().map(|(hyperparameters, _)| hyperparameters.clone());
+                Self::Given { given: given.collect(), rest: Box::new(rest) }
+            }
+        }
     }
 
     /// Returns the hyperparameters of the next trial; `None` if the space has no more points.
@@ -87,7 +117,14 @@ impl Sampler {
                 grid.point(num_points.checked_sub(u64::from(book.next_index()) + 1)?)
             }
             Self::Sobol(sobol) => Some(sobol.draw(book.next_index())),
-            Self::Tpe { tpe, points } => Some(tpe.draw(&observations(points, book), random)),
+            Self::Tpe { tpe, points, prior } => {
+                let own = observations(points, book);
+                Some(tpe.draw(&[&prior[..], &own].concat(), random))
+            }
+            Self::Given { given, rest } => match given.get(book.next_index() as usize) {
+                Some(hyperparameters) => Some(hyperparameters.clone()),
+                None => rest.draw(source, book, random),
+            },
             Self::Explore { explore, drawn } => {
                 let copied = source.and_then(|source| drawn.get(source.trial as usize)?.as_ref());
                 Some(explore.draw(copied, random))
@@ -99,7 +136,8 @@ impl Sampler {
     pub(super) fn record(&mut self, hyperparameters: Option<&Value>) {
         match self {
             Self::Random(_) | Self::Grid { .. } | Self::Sobol(_) => {}
-            Self::Tpe { tpe, points } => {
+            Self::Given { rest, .. } => rest.record(hyperparameters),
+            Self::Tpe { tpe, points, .. } => {
                 points.push(hyperparameters.and_then(|value| tpe.coordinates(value)));
             }
             Self::Explore { drawn, .. } => drawn.push(hyperparameters.cloned()),
@@ -110,6 +148,7 @@ impl Sampler {
     pub(super) fn forget(&mut self, trial: u32) {
         match self {
             Self::Random(_) | Self::Grid { .. } | Self::Sobol(_) => {}
+            Self::Given { rest, .. } => rest.forget(trial),
             Self::Tpe { points, .. } => points[trial as usize] = None,
             Self::Explore { drawn, .. } => drawn[trial as usize] = None,
         }

@@ -25,7 +25,7 @@ impl Case {
         let trials = BTreeMap::new();
         let record = Record { log: &[], trials: &trials, trials_created: 0 };
         let mut ledger = Ledger::rebuild(&config, record).unwrap().0;
-        let writes = ledger.begin("test", Timestamp(0));
+        let writes = ledger.begin("test", vec![], Timestamp(0));
         let mut case = Self { config, ledger, trials: BTreeMap::new() };
         case.execute(writes);
         case

@@ -22,7 +22,7 @@ fn begun(limits: SearchLimits) -> (Ledger, Vec<TrialRecord>) {
     let trials = BTreeMap::new();
     let record = Record { log: &[], trials: &trials, trials_created: 0 };
     let mut ledger = Ledger::rebuild(&config, record).unwrap().0;
-    ledger.begin("test", Timestamp(100));
+    ledger.begin("test", vec![], Timestamp(100));
     let specs: Vec<_> = ledger.missing().cloned().collect();
     specs.iter().for_each(|spec| ledger.created(spec.index));
     let record = |spec| TrialRecord { spec, status: Default::default() };
@@ -100,7 +100,7 @@ fn trials_that_were_not_created_stay_so() {
     let trials = BTreeMap::new();
     let record = Record { log: &[], trials: &trials, trials_created: 0 };
     let mut ledger = Ledger::rebuild(&config, record).unwrap().0;
-    ledger.begin("test", Timestamp(0));
+    ledger.begin("test", vec![], Timestamp(0));
     assert_eq!((ledger.missing().len(), ledger.num_uncreated()), (2, 2));
     let summary = Summary::new(&config, []);
     ledger.reach_limit(&summary, Timestamp(1));

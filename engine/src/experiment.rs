@@ -22,6 +22,7 @@ pub use prior::{PriorExperiment, prior_trials};
 pub use refusal::{POD_INVALID, Refusal, TRIAL_INVALID, failed, refusal, set_refusal};
 pub use steer::{
     DesiredStates, Request, conditions, desired_states, kills, set_phase, start_position,
+    without_search,
 };
 pub use summary::Summary;
 

@@ -42,6 +42,17 @@ pub enum Unit {
     Epochs,
 }
 
+impl Unit {
+    /// Returns the name of several units, which is also the field of [`Length`].
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Records => "records",
+            Self::Batches => "batches",
+            Self::Epochs => "epochs",
+        }
+    }
+}
+
 impl Length {
     /// Creates a length of `units` in `unit`.
     pub fn new(unit: Unit, units: u64) -> Self {

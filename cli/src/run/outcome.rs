@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use stoker_api::experiment::{CheckpointStorage, ExperimentStatus, ParetoTrial, Phase, Searcher};
+use stoker_api::names::experiment_path;
 use stoker_api::trial::CheckpointRecord;
 use stoker_engine::retention;
 use stoker_engine::trial::TrialRecord;
@@ -30,6 +31,12 @@ impl RunPaths {
     /// Returns the path of a trial, relative to the root.
     pub(crate) fn trial(&self, index: u32) -> String {
         layout::trial_path(&self.namespace, &self.name, &self.uid, index)
+    }
+
+    /// Returns the full path or URL of the experiment's files.
+    pub(crate) fn experiment(&self) -> String {
+        let root = self.root.trim_end_matches('/');
+        format!("{root}/{}", experiment_path(&self.namespace, &self.name, &self.uid))
     }
 
     /// Returns the full path or URL of a checkpoint.

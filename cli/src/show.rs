@@ -230,7 +230,8 @@ pub(crate) fn logs(
 fn print_trials(run: &LocalRun, output: Output) {
     let ranking = run.ranking();
     let metric = ranking.metric.to_uppercase();
-    let header = ["TRIAL", "PHASE", &metric, "BATCHES", "HYPERPARAMETERS", "CHECKPOINT"];
+    let count = run::position_header(&run.experiment.spec.searcher);
+    let header = ["TRIAL", "PHASE", &metric, count, "HYPERPARAMETERS", "CHECKPOINT"];
     let rows: Vec<Vec<String>> =
         run.trials.values().map(|trial| run::row(trial, &ranking)).collect();
     let values = run.trials.values().map(|trial| json!(trial_object(trial))).collect();

@@ -45,7 +45,7 @@ pub(crate) async fn list(cluster: &Cluster, name: &str, output: Output) -> Resul
         "TRIAL",
         "PHASE",
         &metric,
-        "BATCHES",
+        run::position_header(searcher),
         "OF",
         "RESTARTS",
         "HYPERPARAMETERS",

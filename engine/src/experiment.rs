@@ -4,10 +4,12 @@
 //! 2. [`desired_states`]: the desired states of trials, from the search and the user.
 //! 3. [`Summary`]: counts, progress and the best trial.
 //! 4. [`explain`]: reasons for all decisions, as data and sentences.
-//! 5. [`prior_trials`]: trials of earlier experiments from which a search learns.
-//! 6. [`conditions`], [`refusal`]: conditions and messages for users.
+//! 5. [`importance`]: the share of the results' variance that each hyperparameter explains.
+//! 6. [`prior_trials`]: trials of earlier experiments from which a search learns.
+//! 7. [`conditions`], [`refusal`]: conditions and messages for users.
 
 pub mod explain;
+pub mod importance;
 
 mod ledger;
 mod prior;

@@ -5,6 +5,8 @@
 //! experiment, and records what the search decided on it. Other grants are effects of decisions on
 //! other trials' facts. A grant also contains the training length that the trial may reach.
 
+mod copy;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -12,6 +14,8 @@ use crate::condition::Condition;
 use crate::decisions::StepRecord;
 use crate::experiment::{Phase, Unit};
 use crate::time::Timestamp;
+
+pub use copy::{ResultCheckpoint, TrialSource};
 
 /// Specification of a trial: one training run with fixed hyperparameters. The sampled values are
 /// immutable; grants are append-only.
@@ -55,7 +59,9 @@ use crate::time::Timestamp;
                 has(self.group) == has(oldSelf.group) && \
                 (!has(self.group) || self.group == oldSelf.group) && \
                 has(self.randomWords) == has(oldSelf.randomWords) && \
-                (!has(self.randomWords) || self.randomWords == oldSelf.randomWords)",
+                (!has(self.randomWords) || self.randomWords == oldSelf.randomWords) && \
+                has(self.source) == has(oldSelf.source) && \
+                (!has(self.source) || self.source == oldSelf.source)",
             "message": "the sampled values of a trial are immutable; create a new experiment"
         },
         {
@@ -91,6 +97,18 @@ pub struct TrialSpec {
     /// Number of 32-bit words taken from the experiment's random stream up to and with this trial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub random_words: Option<u64>,
+    /// Trial that this one copies. Its first attempt resumes from the checkpoint of the source.
+    /// Unset: the trial starts from scratch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<TrialSource>,
+    /// Names of checkpoints of this trial from which copies start. They are not deleted until the
+    /// copies have checkpoints of their own, or have ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = 128), inner(length(max = 63)))
+    )]
+    pub pins: Vec<String>,
     /// Ordered facts, each with the training length it grants. Append-only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
@@ -255,6 +273,10 @@ pub struct ResultFact {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 3)))]
     pub values: Vec<String>,
+    /// Newest checkpoint at the time of the result, from which copies start. Recorded only in
+    /// searches that copy trials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<ResultCheckpoint>,
     /// Time at which the result was recorded. Unset in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Timestamp>,

@@ -76,7 +76,7 @@ pub fn preview(config: &SearchConfig, samples: u32) -> Preview {
 fn limit_concurrency(config: &SearchConfig, samples: u32) -> SearchConfig {
     let mut limited = config.clone();
     let concurrency = match &mut limited.method {
-        Method::Single => return limited,
+        Method::Single | Method::Pbt { .. } => return limited,
         Method::Random { max_concurrent, .. } | Method::Grid { max_concurrent } => max_concurrent,
         Method::AsyncHalving(search) => &mut search.max_concurrent_trials,
         Method::AdaptiveAsha(search) => &mut search.max_concurrent_trials,

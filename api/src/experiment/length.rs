@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A training length. Exactly one field must be set.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[cfg_attr(
     feature = "crd",
@@ -47,6 +47,11 @@ impl Length {
     pub fn new(unit: Unit, units: u64) -> Self {
         let of = |this| (unit == this).then_some(units);
         Self { records: of(Unit::Records), batches: of(Unit::Batches), epochs: of(Unit::Epochs) }
+    }
+
+    /// Returns `true` if no field is set.
+    pub fn is_unset(&self) -> bool {
+        *self == Self::default()
     }
 
     /// Returns the unit and the number of units; `None` unless exactly one field is set.

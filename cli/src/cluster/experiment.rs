@@ -164,9 +164,12 @@ fn search(searcher: &Searcher) -> String {
     let settings = json!(searcher)[method].clone();
     let number = |name: &str| settings[name].as_u64().filter(|number| *number > 0);
     let trials = number("maxTrials").map(|num| format!(", {num} trials"));
+    let population = number("populationSize").map(|num| format!(", population of {num}"));
+    let rounds = number("numRounds").map(|num| format!(", {num} rounds"));
     let concurrent = number("maxConcurrentTrials").map(|num| format!(", {num} concurrent"));
-    let kind = format!("{method}{}", trials.unwrap_or_default());
-    let length = searcher.max_length.get().map(|(unit, units)| {
+    let size: String = [trials, population, rounds].into_iter().flatten().collect();
+    let kind = format!("{method}{size}");
+    let length = searcher.length().map(|(unit, units)| {
         let unit = match unit {
             Unit::Records => "records",
             Unit::Batches => "batches",

@@ -364,7 +364,10 @@ impl Runner {
         for number in 0..20_000 {
             self.settle(usize::MAX);
             if self.phase().is_terminal() {
-                self.check_unpinned();
+                // The search does not take in the ends of cancelled trials.
+                if self.state != DesiredState::Cancelled {
+                    self.check_unpinned();
+                }
                 return;
             }
             self.step(number, 7);

@@ -80,7 +80,12 @@ const SEARCHERS: [(&str, &str, &[&str]); 9] = [
 /// Translates the fields of population based training that have other names.
 fn population(translation: &mut Translation<'_>, to: &str) {
     if let Some(steps) = translation.take("searcher.steps_per_round") {
-        steps_length(translation, steps, "searcher.steps_per_round", &format!("{to}.lengthPerRound"));
+        steps_length(
+            translation,
+            steps,
+            "searcher.steps_per_round",
+            &format!("{to}.lengthPerRound"),
+        );
     }
     for (group, fields) in [
         ("replace_function", &["truncate_fraction"][..]),

@@ -1,7 +1,6 @@
 //! Copies of trials: they continue from the checkpoint of another trial, with their own
 //! hyperparameters.
 
-use burn::optim::MomentumConfig;
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_storage::hash::sha256_hex;
 
@@ -21,7 +20,7 @@ fn fit(context: &Context, rate: f64, batch_size: usize, steps: &Steps) -> Result
         steps.lock().unwrap().push(step);
         rate
     };
-    let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).build();
+    let sgd = SgdConfig::new().build();
     let data = || Data::arrays(samples());
     let fit = Fit::new(data()?).validation(data()?).batch_size(batch_size);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
@@ -66,8 +65,9 @@ fn train_copy(
     let context = program::context(serde_json::from_value(config).unwrap(), None).unwrap();
     let weights = fit(&context, rate, batch_size, steps);
     drop(context);
-    let reports = server.received.lock().unwrap().iter().map(|(_, report)| report.clone());
-    (weights, reports.collect())
+    let received = server.received.lock().unwrap();
+    let reports = received.iter().map(|(_, report)| report.clone()).collect();
+    (weights, reports)
 }
 
 #[test]

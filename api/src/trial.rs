@@ -5,7 +5,7 @@
 //! experiment, and records what the search decided on it. Other grants are effects of decisions on
 //! other trials' facts. A grant also contains the training length that the trial may reach.
 
-mod copy;
+mod checkpoint;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,7 +15,7 @@ use crate::decisions::StepRecord;
 use crate::experiment::{Phase, Unit};
 use crate::time::Timestamp;
 
-pub use copy::{ResultCheckpoint, TrialSource};
+pub use checkpoint::{CheckpointRecord, ResultCheckpoint, TrialSource};
 
 /// Specification of a trial: one training run with fixed hyperparameters. The sampled values are
 /// immutable; grants are append-only.
@@ -106,7 +106,10 @@ pub struct TrialSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",
-        schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = 128), inner(length(max = 63)))
+        schemars(
+            extend("x-kubernetes-list-type" = "set", "maxItems" = 128),
+            inner(length(max = 63))
+        )
     )]
     pub pins: Vec<String>,
     /// Ordered facts, each with the training length it grants. Append-only.
@@ -372,27 +375,6 @@ pub enum AttemptEnd {
     /// The attempt could not be scheduled: not all of its pods started in time, or the API server
     /// refused one. Does not count.
     NotStarted,
-}
-
-/// An existing checkpoint: its manifest is written.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct CheckpointRecord {
-    /// Directory name of the checkpoint below `checkpoints/`: batches (12 digits) and attempt.
-    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 63)))]
-    pub name: String,
-    /// Number of global batches trained.
-    pub batches: u64,
-    /// Searched metric of a validation at the same batch, as a decimal string.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
-    pub metric: Option<String>,
-    /// SHA-256 of the manifest, in hex.
-    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 64)))]
-    pub manifest_sha256: String,
-    /// Total size of the files in bytes.
-    pub bytes: u64,
 }
 
 fn is_false(value: &bool) -> bool {

@@ -42,8 +42,8 @@ pub struct Sample {
 }
 
 impl Preview {
-    /// Returns the sum of all trials' lengths, in the experiment's unit. What a copy takes over from
-    /// another trial counts once.
+    /// Returns the sum of all trials' lengths, in the experiment's unit. What a copy takes over
+    /// from another trial counts once.
     pub fn total_units(&self) -> u64 {
         let sum = self.lengths.iter().map(LengthCount::total_units).fold(0, u64::saturating_add);
         sum.saturating_sub(self.copied_units)

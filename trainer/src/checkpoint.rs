@@ -180,8 +180,8 @@ impl Checkpointer {
     ///
     /// # Errors
     ///
-    /// Fails if the storage is unavailable, which does not mean that a checkpoint is corrupt, and if
-    /// a copy cannot start from its source's checkpoint.
+    /// Fails if the storage is unavailable, which does not mean that a checkpoint is corrupt, and
+    /// if a copy cannot start from its source's checkpoint.
     pub fn restore(&self, refs: &[CheckpointRef]) -> Result<Restored, CheckpointError> {
         let mut restored = Restored::default();
         for wanted in refs {

@@ -236,7 +236,6 @@ impl Runner {
             }
         }
         self.want(&ledger);
-        self.unpin(&ledger);
         self.trials_created = ledger.book().next_index() - ledger.num_uncreated();
         if !is_over {
             assert_ne!(ledger.seconds_to_limit(&spending, now), Some(0));
@@ -252,10 +251,11 @@ impl Runner {
         self.live = Some(ledger);
     }
 
-    /// Writes the desired states of trials.
+    /// Removes pins, and writes the desired states of trials.
     fn want(&mut self, ledger: &Ledger) {
         let (state, now) = (self.state, Timestamp(self.now));
         let request = Request { state, release_seconds: RELEASE_SECONDS, now };
+        self.unpin(ledger);
         for (index, wanted) in desired_states(ledger, &self.records(), request).wanted {
             let mut record: TrialRecord = serde_json::from_str(&self.trials[&index]).unwrap();
             record.spec.desired_state = wanted;

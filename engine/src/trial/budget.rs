@@ -250,8 +250,9 @@ mod tests {
         all["spec"]["order"] = json!(i64::MAX);
         all["spec"]["group"] = json!(u32::MAX);
         all["spec"]["randomWords"] = json!(i64::MAX);
-        all["spec"]["source"] = json!({ "trial": 99_999, "units": i64::MAX, "checkpoint": checkpoint,
-                "manifestSha256": hash });
+        all["spec"]["source"] = json!({
+            "trial": 99_999, "units": i64::MAX, "checkpoint": checkpoint, "manifestSha256": hash,
+        });
         all
     }
 

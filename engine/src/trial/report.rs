@@ -70,12 +70,7 @@ pub fn record_report(
     if closed(record).is_some() || live_attempt(record) != Some(report.attempt) {
         return ReportEffect::Fenced;
     }
-    if let ReportEvent::Checkpointed { name, .. } = &report.event
-        && let Err(why) = check_name(name, report)
-    {
-        return ReportEffect::Refused { why };
-    }
-    if let Err(why) = check_is_copied(record, report) {
+    if let Err(why) = check_name(report).and_then(|()| check_is_copied(record, report)) {
         return ReportEffect::Refused { why };
     }
     let before = record.status.clone();
@@ -203,8 +198,9 @@ pub(crate) fn compare_losses(a: f64, b: f64) -> Ordering {
 
 /// Checks the name of a reported checkpoint. An earlier attempt may have written it, because a
 /// later attempt sends reports that an earlier one could not send.
-fn check_name(name: &str, report: &Report) -> Result<(), String> {
+fn check_name(report: &Report) -> Result<(), String> {
     let Report { batches, attempt, .. } = *report;
+    let ReportEvent::Checkpointed { name, .. } = &report.event else { return Ok(()) };
     match parse_checkpoint_name(name) {
         Some((of, by)) if of == batches && by <= attempt => Ok(()),
         _ => Err(format!(
@@ -215,8 +211,8 @@ fn check_name(name: &str, report: &Report) -> Result<(), String> {
     }
 }
 
-/// Refuses the result of a copy that was trained from scratch, as by a program that does not restore
-/// checkpoints.
+/// Refuses the result of a copy that was trained from scratch, as by a program that does not
+/// restore checkpoints.
 fn check_is_copied(record: &TrialRecord, report: &Report) -> Result<(), String> {
     let is_result = matches!(report.event, ReportEvent::Validated { granted_units: Some(_), .. });
     let has_resumed =

@@ -194,12 +194,9 @@ impl Ledger {
         let replayed = self.search.replay(order, &events, &steps, drawn);
         let turn = replayed.map_err(|error| unreadable(home, order, error.reason))?;
         turn.random_words.iter().for_each(|words| self.admit(order, *words));
-        for (copy, source) in sources {
-            // Deleted copies are forgotten by a later turn, or their deletion is not recorded yet.
-            if record.trials.contains_key(&copy) || copy >= end {
-                self.sources.note_copy(copy, source);
-            }
-        }
+        // Deleted copies are forgotten by a later turn, or their deletion is not recorded yet.
+        let exists = |copy: u32| record.trials.contains_key(&copy) || copy >= end;
+        self.sources.note_copies(sources.into_iter().filter(|(copy, _)| exists(*copy)));
         self.forget(&deleted.iter().map(|trial| trial.index).collect::<Vec<_>>());
         self.note(order, &turn.changes);
         let groups = groups(&steps, next);

@@ -3,7 +3,7 @@
 //! A copy starts from the checkpoint that its source had at its latest result. The creation records
 //! the checkpoint, so a copy needs no record of its source. The checkpoint is *pinned* in the
 //! record of the source before the turn that creates the copy is written. The pin goes when the
-//! copy has a checkpoint of its own or has ended.
+//! copy has saved a checkpoint or has ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,6 +34,11 @@ impl Sources {
     /// Records the source of a copy.
     pub(super) fn note_copy(&mut self, copy: u32, source: TrialSource) {
         self.by_copy.insert(copy, source);
+    }
+
+    /// Records the sources of copies.
+    pub(super) fn note_copies(&mut self, copies: impl IntoIterator<Item = (u32, TrialSource)>) {
+        self.by_copy.extend(copies);
     }
 
     /// Forgets deleted trials.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::experiment::SearchLimits;
 use crate::time::Timestamp;
+use crate::trial::TrialSource;
 
 /// A recorded step.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -33,7 +34,7 @@ pub enum StepRecord {
 }
 
 /// Creation of a trial.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CreateStep {
@@ -43,6 +44,9 @@ pub struct CreateStep {
     pub group: u32,
     /// Granted length.
     pub units: u64,
+    /// Trial that the new one copies. Unset: the new trial starts from scratch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<TrialSource>,
 }
 
 /// A trial, and its new length.
@@ -201,7 +205,7 @@ pub struct DeletedEvent {
 }
 
 /// A deleted trial.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DeletedTrial {
@@ -211,6 +215,9 @@ pub struct DeletedTrial {
     pub group: u32,
     /// Number of 32-bit words taken from the experiment's random stream up to and with this trial.
     pub random_words: u64,
+    /// Trial that this one copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<TrialSource>,
 }
 
 /// A limit of a search that is reached.

@@ -2,6 +2,7 @@
 
 mod length;
 mod limits;
+mod pbt;
 mod resources;
 mod samplers;
 #[cfg(feature = "crd")]
@@ -16,6 +17,7 @@ use crate::pod::PodTemplate;
 
 pub use length::{Length, Unit};
 pub use limits::SearchLimits;
+pub use pbt::PbtSearch;
 pub use resources::Resources;
 pub use samplers::{MedianStopping, Objective, PriorTrials, SamplerSpec, SobolSampler, TpeSampler};
 pub use search::{

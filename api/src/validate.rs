@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::experiment::{
     AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, ExperimentSpec,
-    HyperbandSearch, SobolSearch, SyncHalvingSearch, TpeSearch, Unit,
+    HyperbandSearch, PbtSearch, SobolSearch, SyncHalvingSearch, TpeSearch, Unit,
 };
 use crate::hyperparameters::Space;
 use crate::inference::InferenceJobSpec;
@@ -108,6 +108,13 @@ pub enum Method {
     Tpe(TpeSearch),
     /// Trials at the points of a Sobol sequence.
     Sobol(SobolSearch),
+    /// Population based training.
+    Pbt {
+        /// The search.
+        search: PbtSearch,
+        /// Length of a round, in the unit of the experiment.
+        units_per_round: u64,
+    },
 }
 
 /// Validates an experiment against all rules, including those of its schema.

@@ -124,6 +124,12 @@ fn text(preview: &Preview, unit: Unit, cost: Option<Cost>) -> String {
     let time = cost.map(|cost| format!(", {} of slots", slot_time(cost.slot_seconds(total))));
     let mut text = print::table(header, &lengths);
     text += &format!("\ntotal: {total} {unit}{}", time.unwrap_or_default());
+    if preview.copied_units > 0 {
+        text += &format!(
+            "\nwithout {} {unit} that copies take over from other trials",
+            preview.copied_units
+        );
+    }
     if preview.samples.is_empty() {
         return text;
     }
@@ -149,7 +155,7 @@ mod tests {
         let lengths = [(1, 54), (3, 18), (9, 9)];
         let lengths =
             lengths.into_iter().map(|(units, trials)| LengthCount { units, trials }).collect();
-        Preview { lengths, samples: vec![] }
+        Preview { lengths, copied_units: 0, samples: vec![] }
     }
 
     const COST: Cost = Cost { seconds_per_unit: 90.0, slots_per_trial: 4 };

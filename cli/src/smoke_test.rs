@@ -132,6 +132,9 @@ mod tests {
                 "asyncHalving" => json!({ "maxTrials": 9, "numRungs": 3 }),
                 "syncHalving" => json!({ "numRungs": 3, "budget": { "epochs": 400 } }),
                 "adaptive" => json!({ "budget": { "epochs": 400 } }),
+                "pbt" => json!({
+                    "populationSize": 4, "lengthPerRound": { "epochs": 27 }, "numRounds": 3,
+                }),
                 _ => json!({ "maxTrials": 9 }),
             };
             check(method, fields, json!({}));

@@ -14,6 +14,8 @@ mod cluster_fixture;
 mod fixture;
 #[path = "all/gpus.rs"]
 mod gpus;
+#[path = "all/population.rs"]
+mod population;
 #[path = "all/run.rs"]
 mod run;
 #[path = "all/run_changes.rs"]

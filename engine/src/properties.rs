@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use stoker_api::experiment::{
     AdaptiveAshaSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, DesiredState, HyperbandSearch,
-    Length, MedianStopping, Phase, SearchLimits, SearchMode, SobolSearch, SyncHalvingSearch,
-    TpeSearch, Unit,
+    Length, MedianStopping, PbtSearch, Phase, SearchLimits, SearchMode, SobolSearch,
+    SyncHalvingSearch, TpeSearch, Unit,
 };
 use stoker_api::trial::{CloseCause, Fact};
 use stoker_api::validate::Method;
@@ -49,7 +49,7 @@ fn plain_method() -> impl Strategy<Value = Method> {
 }
 
 fn method() -> impl Strategy<Value = Method> {
-    (0..9_u8, 1..14_u32, 0..4_u32, any::<bool>()).prop_map(
+    (0..11_u8, 1..14_u32, 0..4_u32, any::<bool>()).prop_map(
         |(kind, max_trials, max_concurrent_trials, stop_once)| match kind {
             0 => Method::Random { max_trials, max_concurrent: max_concurrent_trials },
             1 => Method::Tpe(TpeSearch { max_trials, max_concurrent_trials, multivariate: false }),
@@ -87,6 +87,7 @@ fn method() -> impl Strategy<Value = Method> {
                 max_concurrent_trials,
             }),
             7 => Method::Sobol(SobolSearch { max_trials, max_concurrent_trials }),
+            8 | 9 => population(2 + max_concurrent_trials),
             _ => Method::Hyperband(HyperbandSearch {
                 num_brackets: 2,
                 divisor: 3,
@@ -94,6 +95,19 @@ fn method() -> impl Strategy<Value = Method> {
             }),
         },
     )
+}
+
+/// Three rounds of three epochs.
+fn population(population_size: u32) -> Method {
+    let search = PbtSearch {
+        population_size,
+        length_per_round: Length::new(Unit::Epochs, 3),
+        num_rounds: 3,
+        truncate_fraction: 0.4,
+        resample_probability: 0.3,
+        perturb_factor: 0.2,
+    };
+    Method::Pbt { search, units_per_round: 3 }
 }
 
 /// Limits that some of the searches reach.

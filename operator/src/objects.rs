@@ -71,6 +71,8 @@ impl CachedTrial {
             order: None,
             group: 0,
             random_words: None,
+            source: None,
+            pins: vec![],
             grants: vec![],
             desired_state: DesiredTrialState::Run,
             desired_since: None,

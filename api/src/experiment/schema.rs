@@ -67,7 +67,12 @@ pub(crate) fn searcher_rules() -> Value {
         let (new, old) = (format!("self.maxLength.{unit}"), format!("oldSelf.maxLength.{unit}"));
         format!("has({new}) == has({old}) && (!has({new}) || {new} >= {old})")
     });
+    let has_length = "has(self.maxLength) == has(oldSelf.maxLength)";
     json!([
+        {
+            "rule": "has(self.maxLength) || has(self.pbt)",
+            "message": "maxLength must be set",
+        },
         {
             "rule": format!("[{one}].exists_one(x, x)"),
             "message": "exactly one search method must be set",
@@ -87,12 +92,13 @@ pub(crate) fn searcher_rules() -> Value {
             "message": "timeMetric requires maxLength.units",
         },
         {
-            "rule": unit.join(" && "),
+            "rule": format!("{has_length} && (!has(self.maxLength) || ({}))", unit.join(" && ")),
             "message": "maxLength can only be raised after creation, in its unit",
         },
         {
             "rule": "!(has(self.syncHalving) || has(self.adaptive) || has(self.adaptiveSimple) || \
-                     has(self.hyperband)) || self.maxLength == oldSelf.maxLength",
+                     has(self.hyperband) || has(self.pbt)) || !has(self.maxLength) || \
+                     self.maxLength == oldSelf.maxLength",
             "message": "maxLength of a synchronous search cannot change after creation; create a \
                         new experiment",
         },
@@ -109,6 +115,14 @@ pub(crate) const ADAPTIVE_SIMPLE: [&str; 5] =
     ["maxTrials", "mode", "maxRungs", "bracketRungs", "divisor"];
 pub(crate) const HYPERBAND: [&str; 2] = ["numBrackets", "divisor"];
 pub(crate) const TPE: [&str; 1] = ["multivariate"];
+pub(crate) const PBT: [&str; 6] = [
+    "populationSize",
+    "lengthPerRound",
+    "numRounds",
+    "truncateFraction",
+    "resampleProbability",
+    "perturbFactor",
+];
 /// Fields of the searcher that cannot be edited, besides the search method.
 const SEARCHER_FIXED: [&str; 7] = [
     "metric",

@@ -62,6 +62,7 @@ fn has_fixed_rungs(searcher: &Searcher) -> bool {
         || searcher.adaptive.is_some()
         || searcher.adaptive_simple.is_some()
         || searcher.hyperband.is_some()
+        || searcher.pbt.is_some()
 }
 
 fn max_trials(searcher: &Searcher) -> Option<u32> {

@@ -36,6 +36,7 @@ impl Records {
         for write in writes {
             match write {
                 Write::Log(entry) => self.log.push(entry),
+                Write::Pin { .. } => {}
                 Write::Grant { trial, grant } => {
                     changed.insert(trial);
                     if let Some(record) = self.trials.get_mut(&trial) {
@@ -69,7 +70,13 @@ pub(crate) fn run() -> Result<(), BenchError> {
         let Some(record) = records.trials.get_mut(&trial) else { continue };
         let metric = space::metric(trial, units).to_string();
         let at = Some(Timestamp::default());
-        record.status.facts.push(Fact::Result(ResultFact { units, metric, values: vec![], at }));
+        record.status.facts.push(Fact::Result(ResultFact {
+            units,
+            metric,
+            values: vec![],
+            checkpoint: None,
+            at,
+        }));
         for fact in ledger.pending([&*record]) {
             num_turns += 1;
             let writes = ledger.advance(&fact);

@@ -198,6 +198,7 @@ impl State {
                 self.enqueue(index);
             }
         }
+        self.unpin()?;
         self.save_status()
     }
 
@@ -215,6 +216,7 @@ impl State {
                     record.spec.grants.push(grant);
                     self.save(record)?;
                 }
+                Write::Pin { trial, checkpoints } => self.pin(trial, checkpoints)?,
             }
         }
         Ok(())

@@ -50,10 +50,10 @@ fn listen_for_sigterm() -> Arc<AtomicBool> {
     stop
 }
 
-struct Trainer {
-    config: TrialConfig,
+pub(crate) struct Trainer {
+    pub(crate) config: TrialConfig,
     /// Set by SIGTERM.
-    stop: Arc<AtomicBool>,
+    pub(crate) stop: Arc<AtomicBool>,
 }
 
 impl Trainer {
@@ -73,6 +73,7 @@ impl Trainer {
             "hold-gpu" => self.hold_gpu(),
             "old-token" if self.config.attempt == 0 => return self.leave_token(),
             "old-token" => self.use_old_token(),
+            "population" => return self.train_population(),
             _ => {}
         }
         self.post(
@@ -187,11 +188,16 @@ impl Trainer {
     }
 
     fn save(&self, batches: u64, metric: Option<String>) {
+        self.save_model(batches, metric, "weights");
+    }
+
+    /// Saves a checkpoint with these weights.
+    pub(crate) fn save_model(&self, batches: u64, metric: Option<String>, weights: &str) {
         let name = format!("{batches:012}-{}", self.config.attempt);
         let storage = &self.config.storage;
         let folder = Path::new(&storage.url).join(&storage.trial_path).join("checkpoints");
         std::fs::create_dir_all(folder.join(&name)).unwrap();
-        std::fs::write(folder.join(&name).join("model"), "weights").unwrap();
+        std::fs::write(folder.join(&name).join("model"), weights).unwrap();
         std::fs::write(folder.join(&name).join("manifest.json"), "{}").unwrap();
         let manifest_sha256 = "0".repeat(64);
         let event = ReportEvent::Checkpointed { name, manifest_sha256, bytes: 7, metric };
@@ -251,7 +257,7 @@ impl Trainer {
         std::fs::read_to_string(&self.config.report_endpoint.token_file).unwrap()
     }
 
-    fn post(&self, batches: u64, event: ReportEvent) -> Directive {
+    pub(crate) fn post(&self, batches: u64, event: ReportEvent) -> Directive {
         let body = serde_json::to_string(&self.report(batches, event)).unwrap();
         let (status, answer) = self.send(&self.token(), &body);
         assert_eq!(status, 200, "{answer}");

@@ -1,9 +1,10 @@
 //! Simulated runner of an experiment.
 
 mod checks;
+mod copies;
 mod explained;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 use stoker_api::contract::Directive;
@@ -14,7 +15,7 @@ use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
 use stoker_api::validate::Method;
 
 use crate::experiment::{Ledger, Record, Request, Summary, Write, desired_states};
-use crate::fixture::{LOSS, checkpointed, config, report, validated};
+use crate::fixture::{LOSS, config, report, validated};
 use crate::search::SearchConfig;
 use crate::trial::{
     BackOffLimits, NextStep, ReportEffect, RestartLimits, TargetState, TrialRecord, begin_attempt,
@@ -67,6 +68,8 @@ pub(super) struct Runner {
     pub(super) live: Option<Ledger>,
     pub(super) num_closes: BTreeMap<u32, usize>,
     last_report: BTreeMap<u32, (u32, u64)>,
+    /// Checkpoints whose files exist, as trial and name.
+    files: BTreeSet<(u32, String)>,
 }
 
 impl Runner {
@@ -84,6 +87,7 @@ impl Runner {
             live: None,
             num_closes: BTreeMap::new(),
             last_report: BTreeMap::new(),
+            files: BTreeSet::new(),
         }
     }
 
@@ -119,7 +123,10 @@ impl Runner {
     pub(super) fn can_grow(&self) -> bool {
         !matches!(
             self.config.method,
-            Method::SyncHalving { .. } | Method::AdaptiveSimple(_) | Method::Hyperband(_)
+            Method::SyncHalving { .. }
+                | Method::AdaptiveSimple(_)
+                | Method::Hyperband(_)
+                | Method::Pbt { .. }
         )
     }
 
@@ -168,6 +175,7 @@ impl Runner {
                 record.spec.grants.push(grant);
                 self.write(&record);
             }
+            Write::Pin { trial, checkpoints } => self.pin(trial, checkpoints),
         }
     }
 
@@ -243,10 +251,11 @@ impl Runner {
         self.live = Some(ledger);
     }
 
-    /// Writes the desired states of trials.
+    /// Removes pins, and writes the desired states of trials.
     fn want(&mut self, ledger: &Ledger) {
         let (state, now) = (self.state, Timestamp(self.now));
         let request = Request { state, release_seconds: RELEASE_SECONDS, now };
+        self.unpin(ledger);
         for (index, wanted) in desired_states(ledger, &self.records(), request).wanted {
             let mut record: TrialRecord = serde_json::from_str(&self.trials[&index]).unwrap();
             record.spec.desired_state = wanted;
@@ -300,6 +309,7 @@ impl Runner {
         match next(&record, target) {
             NextStep::Start { attempt, .. } => {
                 begin_attempt(&mut record, attempt);
+                self.start_copy(&mut record, attempt);
                 record.status.attempts.last_mut().unwrap().started_at = Some(Timestamp(self.now));
             }
             NextStep::Close { cause } => close(&mut record, cause, None),
@@ -323,12 +333,7 @@ impl Runner {
             (1, _) if record.status.checkpoints.len() > 1 => {
                 end(record, AttemptEnd::Infrastructure);
             }
-            (2, _) => {
-                let event = checkpointed(&format!("{batches:012}-{attempt}"), None);
-                let report = report(attempt, batches, event);
-                assert_eq!(record_report(record, &report, &LOSS), ReportEffect::New);
-                assert_eq!(record_report(record, &report, &LOSS), ReportEffect::Repeat);
-            }
+            (2, _) => self.save_checkpoints(record, attempt, batches),
             (_, Program::StopsItself) => {
                 let report = report(attempt, batches, validated("0.5", None));
                 record_report(record, &report, &LOSS);
@@ -340,11 +345,7 @@ impl Runner {
             }
             (_, Program::Fails) => end(record, AttemptEnd::UserError),
             (_, Program::Trains) => match directive(record, attempt, target) {
-                Directive::Continue { units } => {
-                    let loss = format!("0.{}", record.spec.seed % 5);
-                    let report = report(attempt, batches, validated(&loss, Some(units)));
-                    record_report(record, &report, &LOSS);
-                }
+                Directive::Continue { units } => self.complete_length(record, attempt, units, die),
                 Directive::Stop => end(record, AttemptEnd::Completed),
                 Directive::Preempt => end(record, AttemptEnd::Preempted),
                 Directive::Wait => {}
@@ -363,6 +364,10 @@ impl Runner {
         for number in 0..20_000 {
             self.settle(usize::MAX);
             if self.phase().is_terminal() {
+                // The search does not take in the ends of cancelled trials.
+                if self.state != DesiredState::Cancelled {
+                    self.check_unpinned();
+                }
                 return;
             }
             self.step(number, 7);

@@ -5,8 +5,8 @@ use stoker_api::validate::Method;
 
 use super::SearchConfig;
 use super::layout::{self, AdaptiveAsha, Mode};
-use super::methods::{AsyncHalving, FixedLength, Median, SyncHalving, Tournament};
-use super::samplers::Sampler;
+use super::methods::{AsyncHalving, FixedLength, Median, Pbt, PbtConfig, SyncHalving, Tournament};
+use super::samplers::{Explore, Sampler};
 use super::state::{AnyMethod, SearchState};
 
 impl SearchState {
@@ -32,6 +32,11 @@ fn sampler(config: &SearchConfig) -> Sampler {
         (Method::Grid { .. }, _) => Sampler::grid(space),
         (Method::Tpe(search), _) => Sampler::tpe(space, search.multivariate),
         (Method::Sobol(_), _) => Sampler::sobol(space, config.seed),
+        (Method::Pbt { search, .. }, _) => Sampler::explore(Explore {
+            space,
+            resample_probability: search.resample_probability,
+            perturb_factor: search.perturb_factor,
+        }),
         (_, Some(SamplerSpec { tpe: Some(tpe), .. })) => Sampler::tpe(space, tpe.multivariate),
         (_, Some(SamplerSpec { sobol: Some(_), .. })) => Sampler::sobol(space, config.seed),
         (_, Some(_) | None) => Sampler::Random(space),
@@ -111,6 +116,12 @@ fn method(method: &Method, units: u64, num_points: u32) -> AnyMethod {
             let brackets = layout::hyperband(units, search.divisor, search.num_brackets);
             sync(brackets, search.max_concurrent_trials)
         }
+        Method::Pbt { search, units_per_round } => AnyMethod::Pbt(Pbt::new(PbtConfig {
+            population_size: search.population_size,
+            units_per_round: *units_per_round,
+            num_rounds: search.num_rounds,
+            truncate_fraction: search.truncate_fraction,
+        })),
         Method::Tpe(TpeSearch { max_trials, max_concurrent_trials, .. })
         | Method::Sobol(SobolSearch { max_trials, max_concurrent_trials }) => {
             let concurrency = *max_concurrent_trials;

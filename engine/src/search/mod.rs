@@ -119,6 +119,8 @@ impl Draw {
             order: None,
             group: 0,
             random_words: None,
+            source: None,
+            pins: vec![],
             grants: vec![],
             desired_state: DesiredTrialState::Run,
             desired_since: None,

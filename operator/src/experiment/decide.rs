@@ -72,6 +72,9 @@ pub(super) async fn decide(
     if is_recorded || request.state != DesiredState::Active {
         writer.want(&desired.wanted).await;
     }
+    if is_recorded && creation.is_none() {
+        writer.unpin(&ledger).await;
+    }
     let limit = match is_over || is_failed {
         true => None,
         false => ledger.seconds_to_limit(&writer.spending(config), request.now),
@@ -93,7 +96,7 @@ async fn take_turns(
 ) -> Result<(), Error> {
     let missing = missing.into_iter().filter_map(|write| match write {
         Write::Grant { trial, grant } => Some((trial, grant)),
-        Write::Log(_) => None,
+        Write::Log(_) | Write::Pin { .. } => None,
     });
     for effect in missing {
         writer.effects(vec![effect]).await?;

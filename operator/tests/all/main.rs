@@ -14,6 +14,7 @@ mod jobs;
 mod kubelet;
 mod leaders;
 mod operator_process;
+mod population;
 mod promotion;
 mod proxy;
 mod refusals;

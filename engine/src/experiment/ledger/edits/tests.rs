@@ -48,7 +48,13 @@ impl Case {
     /// Reports the result of a trial at its granted length.
     fn result(&mut self, trial: u32) {
         let units = self.ledger.book().trial(trial).units;
-        let result = ResultFact { units, metric: "0.5".to_owned(), values: vec![], at: None };
+        let result = ResultFact {
+            units,
+            metric: "0.5".to_owned(),
+            values: vec![],
+            checkpoint: None,
+            at: None,
+        };
         let record = self.trials.get_mut(&trial).unwrap();
         record.status.facts.push(Fact::Result(result));
         for fact in self.ledger.pending(self.trials.values()) {
@@ -66,7 +72,7 @@ impl Case {
         let writes = self.ledger.edit(&self.config, &summary, Timestamp(50));
         let steps = writes.first().map(|write| match write {
             Write::Log(entry) => entry.steps.clone(),
-            Write::Grant { .. } => panic!("{write:?}"),
+            Write::Grant { .. } | Write::Pin { .. } => panic!("{write:?}"),
         });
         self.execute(writes);
         steps

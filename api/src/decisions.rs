@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::experiment::SearchLimits;
+use crate::external::Action;
 use crate::time::Timestamp;
 
 /// A recorded step.
@@ -128,6 +129,8 @@ pub enum LogEvent {
     Edited(EditedEvent),
     /// The search has spent what `spec.searcher.limits` allows.
     LimitReached(LimitReachedEvent),
+    /// The external searcher answered.
+    Answered(AnsweredEvent),
 }
 
 /// Beginning of a search.
@@ -211,6 +214,21 @@ pub struct DeletedTrial {
     pub group: u32,
     /// Number of 32-bit words taken from the experiment's random stream up to and with this trial.
     pub random_words: u64,
+}
+
+/// Answer of an external searcher. The entry is dropped once the next answer is recorded: by then,
+/// all its effects are in trials.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AnsweredEvent {
+    /// Number of the question.
+    pub call: u64,
+    /// Position of the last event of the question.
+    pub through: u64,
+    /// Actions of the answer. Those on trials that had ended meanwhile have no effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub actions: Vec<Action>,
 }
 
 /// A limit of a search that is reached.

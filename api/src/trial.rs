@@ -55,7 +55,8 @@ use crate::time::Timestamp;
                 has(self.group) == has(oldSelf.group) && \
                 (!has(self.group) || self.group == oldSelf.group) && \
                 has(self.randomWords) == has(oldSelf.randomWords) && \
-                (!has(self.randomWords) || self.randomWords == oldSelf.randomWords)",
+                (!has(self.randomWords) || self.randomWords == oldSelf.randomWords) && \
+                has(self.tag) == has(oldSelf.tag) && (!has(self.tag) || self.tag == oldSelf.tag)",
             "message": "the sampled values of a trial are immutable; create a new experiment"
         },
         {
@@ -91,6 +92,10 @@ pub struct TrialSpec {
     /// Number of 32-bit words taken from the experiment's random stream up to and with this trial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub random_words: Option<u64>,
+    /// Name of the trial for the external searcher that created it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 128)))]
+    pub tag: Option<String>,
     /// Ordered facts, each with the training length it grants. Append-only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(

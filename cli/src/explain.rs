@@ -206,7 +206,7 @@ fn rungs(explanation: &Explanation, unit: Unit) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stoker_engine::experiment::Write;
+    use stoker_engine::experiment::{Write, append};
 
     use super::*;
 
@@ -237,7 +237,9 @@ mod tests {
         for value in ["0.5", "0.3", "0.4", ""] {
             for write in std::mem::take(&mut writes) {
                 match write {
-                    Write::Log(entry) => experiment.status.as_mut().unwrap().log.push(entry),
+                    Write::Log(entry) => {
+                        append(&mut experiment.status.as_mut().unwrap().log, entry)
+                    }
                     Write::Grant { trial, grant } => {
                         trials[trial as usize].spec.grants.push(grant);
                     }

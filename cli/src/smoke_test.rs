@@ -127,6 +127,7 @@ mod tests {
                 "asyncHalving" => json!({ "maxTrials": 9, "numRungs": 3 }),
                 "syncHalving" => json!({ "numRungs": 3, "budget": { "epochs": 400 } }),
                 "adaptive" => json!({ "budget": { "epochs": 400 } }),
+                "external" => json!({ "maxTrials": 9, "command": ["searcher"] }),
                 _ => json!({ "maxTrials": 9 }),
             };
             check(method, fields, json!({}));

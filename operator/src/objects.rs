@@ -71,6 +71,7 @@ impl CachedTrial {
             order: None,
             group: 0,
             random_words: None,
+            tag: None,
             grants: vec![],
             desired_state: DesiredTrialState::Run,
             desired_since: None,

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::external::ExternalSearch;
 use super::length::Length;
 use super::limits::SearchLimits;
 use super::samplers::{MedianStopping, Objective, PriorTrials, SamplerSpec};
@@ -11,7 +12,7 @@ use super::schema::{
 };
 
 /// Names of the search methods. Exactly one of them must be set.
-pub const SEARCH_METHODS: [&str; 11] = [
+pub const SEARCH_METHODS: [&str; 12] = [
     "single",
     "random",
     "grid",
@@ -23,6 +24,7 @@ pub const SEARCH_METHODS: [&str; 11] = [
     "hyperband",
     "tpe",
     "sobol",
+    "external",
 ];
 
 /// Search method and the metric that ranks trials. Exactly one search method must be set.
@@ -81,6 +83,9 @@ pub struct Searcher {
     /// Runs trials at the points of a Sobol sequence, which cover the space evenly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sobol: Option<SobolSearch>,
+    /// Asks a service of the user which trials run, and how long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external: Option<ExternalSearch>,
     /// Samples hyperparameters in another way than at random. Not for `grid`, `tpe` and `sobol`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<SamplerSpec>,
@@ -121,6 +126,7 @@ impl Searcher {
             self.hyperband.is_some(),
             self.tpe.is_some(),
             self.sobol.is_some(),
+            self.external.is_some(),
         ];
         let methods = SEARCH_METHODS.into_iter().zip(is_set);
         methods.filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
@@ -363,7 +369,7 @@ fn default_true() -> bool {
     true
 }
 
-fn default_max_concurrent_trials() -> u32 {
+pub(super) fn default_max_concurrent_trials() -> u32 {
     16
 }
 

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::external;
 use super::rules::{check_length, union_error};
 use super::{FieldError, Method, TRIALS_MAX};
 use crate::experiment::{Length, SearchLimits, Searcher};
@@ -88,6 +89,11 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
     if let Some(search) = searcher.sobol {
         checker.check_trials("sobol.maxTrials", search.max_trials);
         return Some(Method::Sobol(search));
+    }
+    if let Some(search) = searcher.external.clone() {
+        checker.check_trials("external.maxTrials", search.max_trials);
+        external::check(searcher, &search, errors);
+        return Some(Method::External(search));
     }
     let search = searcher.tpe?;
     checker.check_trials("tpe.maxTrials", search.max_trials);

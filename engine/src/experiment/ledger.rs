@@ -9,14 +9,17 @@
 //! in the experiment's log. The home is durable before any effect of the turn and before the next
 //! turn. So after a crash, the record has all decisions from which anything can have followed.
 
+mod answers;
 mod edits;
 mod explained;
+mod history;
 mod limits;
 mod rebuild;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub use answers::{Asked, append};
 pub use edits::is_edited;
 
 use stoker_api::decisions::{
@@ -48,7 +51,7 @@ pub struct Record<'a> {
 /// A write that follows from a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
-    /// Append to the experiment's log.
+    /// Append to the experiment's log, by [`append`].
     Log(LogEntry),
     /// Append to the grants of a trial.
     Grant {
@@ -236,6 +239,7 @@ impl Ledger {
     fn log(&mut self, turn: Turn, event: LogEvent, at: Timestamp) -> Vec<Write> {
         let next = self.book().next_index() - turn.created.len() as u32;
         self.take_in(&turn, next);
+        self.tag_missing(&event, next);
         self.note_entry(&event, at);
         let steps = recorded::record_all(&turn.steps, next);
         let home = Write::Log(LogEntry { order: turn.order, at, event, steps });
@@ -252,7 +256,7 @@ impl Ledger {
                 self.limit_reached.take_if(|_| !event.is_limited);
             }
             LogEvent::Began(event) => self.has_settings = event.settings.is_some(),
-            LogEvent::Deleted(_) => {}
+            LogEvent::Deleted(_) | LogEvent::Answered(_) => {}
         }
     }
 

@@ -119,6 +119,7 @@ impl Draw {
             order: None,
             group: 0,
             random_words: None,
+            tag: None,
             grants: vec![],
             desired_state: DesiredTrialState::Run,
             desired_since: None,

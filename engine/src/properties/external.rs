@@ -37,7 +37,9 @@ proptest! {
                     runner.settle(pick % 6);
                     runner.crash();
                 }
-                1 if die < 128 => {
+                // A stored answer to a lost question may be impossible after a deletion.
+                1 if die < 128 && !runner.has_slow_answers() => {
+                    runner.settle(usize::MAX);
                     let index = runner.trials.keys().nth(pick).copied();
                     if let Some(index) = index {
                         runner.trials.remove(&index);

@@ -48,6 +48,9 @@ pub struct TrialConfig {
     pub units: u64,
     /// Name of the searched validation metric.
     pub metric: String,
+    /// Name of the validation metric whose value is the trained length, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_metric: Option<String>,
     /// Whether a smaller metric is better.
     pub smaller_is_better: bool,
     /// Batches between rows of training metrics; at least 1.

@@ -63,6 +63,7 @@ pub use status::{BestTrial, ExperimentStatus, ParetoTrial, Phase, StorageRecord}
             "message": "spec is immutable except for state and some fields of searcher; create a \
                         new experiment"
         },
+        { "rule": schema::PERIODS_RULE, "message": schema::PERIODS_MESSAGE },
         {
             "rule": "!has(oldSelf.state) || !(oldSelf.state in ['cancelled', 'killed']) || \
                      self.state == oldSelf.state || self.state == 'killed'",

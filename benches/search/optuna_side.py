@@ -3,6 +3,9 @@
     optuna_side.py decisions random|tpe|multivariate TRIALS
     optuna_side.py table DATASET
     optuna_side.py quality random|tpe|multivariate DATASET TRIALS SEEDS
+    optuna_side.py importance TABLE
+
+TABLE is {"space": {"a": ["double", [0, 1]]}, "rows": [{"point": {"a": 0.5}, "value": 0.3}]}.
 """
 
 import json
@@ -67,9 +70,34 @@ def quality(name, dataset, trials, seeds):
     return best
 
 
+def importance(table):
+    """Returns the share of each parameter in the variance: the mean over the trees."""
+    kinds = {
+        "double": lambda low, high: optuna.distributions.FloatDistribution(low, high),
+        "int": lambda low, high: optuna.distributions.IntDistribution(low, high),
+        "categorical": lambda *values: optuna.distributions.CategoricalDistribution(values),
+    }
+    distributions = {name: kinds[kind](*of) for name, (kind, of) in table["space"].items()}
+    study = optuna.create_study()
+    for row in table["rows"]:
+        params = {name: row["point"][name] for name in distributions}
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=params, distributions=distributions, value=row["value"]
+            )
+        )
+    evaluator = optuna.importance.FanovaImportanceEvaluator(n_trees=64, seed=0)
+    evaluator.evaluate(study)
+    # `evaluate` divides by the sum of all shares, so ask the fitted forest. It has the parameters
+    # by name.
+    forest = evaluator._evaluator
+    return {name: forest.get_importance(i)[0] for i, name in enumerate(sorted(distributions))}
+
+
 COMMANDS = {
     "decisions": lambda name, trials: decisions(name, int(trials)),
     "table": table,
+    "importance": lambda table: importance(json.loads(table)),
     "quality": lambda name, dataset, trials, seeds: quality(name, dataset, int(trials), int(seeds)),
 }
 

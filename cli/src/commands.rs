@@ -94,7 +94,11 @@ pub(crate) enum ExperimentCommand {
         )]
         all_namespaces: bool,
     },
-    /// Show one experiment: search, progress and trials
+    /// Show one experiment: progress, next steps, trials with reasons, importance
+    ///
+    /// Shows the phase and the best trial, what each bracket of the search does next, the trials
+    /// with the reasons for their states, and the importance of each hyperparameter. On a cluster,
+    /// also the events. `--output json` prints the complete object with its record.
     #[command(after_help = SOURCE_HELP)]
     Describe {
         /// Experiment name; for local runs also a run ID

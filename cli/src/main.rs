@@ -5,6 +5,7 @@
 
 mod cluster;
 mod commands;
+mod describe;
 mod explain;
 mod failure;
 mod file;

@@ -142,11 +142,7 @@ fn slot_time(seconds: f64) -> String {
 }
 
 fn text(preview: &Preview, unit: Unit, cost: Option<Cost>) -> String {
-    let unit = match unit {
-        Unit::Records => "records",
-        Unit::Batches => "batches",
-        Unit::Epochs => "epochs",
-    };
+    let unit = unit.plural();
     let header: &[&str] = match cost {
         None => &["TRIALS", "LENGTH"],
         Some(_) => &["TRIALS", "LENGTH", "SLOT TIME"],

@@ -9,7 +9,9 @@ use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
 
 use crate::cluster::checkpoint::{Choice, Download, Lines};
+use crate::cluster::text;
 use crate::commands::block_on;
+use crate::describe::{self, Description};
 use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::print::{self, Output};
@@ -56,6 +58,15 @@ impl LocalRun {
     fn ranking(&self) -> MetricRanking<'_> {
         let searcher = &self.experiment.spec.searcher;
         MetricRanking { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better }
+    }
+
+    /// Returns the phase, or `Stopped` if no runner trains the experiment.
+    fn phase(&self) -> String {
+        let phase = self.experiment.status.as_ref().map(|status| status.phase).unwrap_or_default();
+        match phase.is_terminal() || self.is_running {
+            true => format!("{phase:?}"),
+            false => "Stopped".to_owned(),
+        }
     }
 
     fn explained(&self) -> Explained {
@@ -128,27 +139,34 @@ pub(crate) fn describe_experiment(
 ) -> Result<(), Failure> {
     let run = LocalRun::open(root, name)?;
     let explained = run.explained();
+    let importance = describe::importance(&run.experiment, run.trials.values());
     if output == Output::Json {
-        print::out(explained.add_to_experiment(json!(run.experiment)));
-    } else {
-        print_yaml(&json!(run.experiment))?;
-        print::out("");
-        print_trials(&run, output);
-        print_section(&explained.experiment_sections());
+        let object = explained.add_to_experiment(json!(run.experiment));
+        print::out(importance.add_to(run.ranking().metric, object));
+        return Ok(());
     }
+    let (id, paths) = (run.id(), &run.paths);
+    print::out(Description {
+        experiment: &run.experiment,
+        trials: &run.trials.values().collect::<Vec<_>>(),
+        explained: &explained,
+        importance: &importance,
+        phase: run.phase(),
+        storage: paths.experiment(),
+        checkpoint: &|index, name| paths.checkpoint(index, name),
+        id: &id,
+        is_local: true,
+        now: text::now(),
+    });
     Ok(())
 }
 
 fn experiment_row(run: &LocalRun) -> Vec<String> {
     let status = run.experiment.status.clone().unwrap_or_default();
     let best = status.best.map(|best| format!("{} (trial {})", best.metric, best.index));
-    let phase = match status.phase.is_terminal() || run.is_running {
-        true => format!("{:?}", status.phase),
-        false => "Stopped".to_owned(),
-    };
     vec![
         run.id(),
-        phase,
+        run.phase(),
         status.trials_created.to_string(),
         status.trials_closed.to_string(),
         best.unwrap_or_else(|| "-".to_owned()),
@@ -212,7 +230,8 @@ pub(crate) fn logs(
 fn print_trials(run: &LocalRun, output: Output) {
     let ranking = run.ranking();
     let metric = ranking.metric.to_uppercase();
-    let header = ["TRIAL", "PHASE", &metric, "BATCHES", "HYPERPARAMETERS", "CHECKPOINT"];
+    let count = run::position_header(&run.experiment.spec.searcher);
+    let header = ["TRIAL", "PHASE", &metric, count, "HYPERPARAMETERS", "CHECKPOINT"];
     let rows: Vec<Vec<String>> =
         run.trials.values().map(|trial| run::row(trial, &ranking)).collect();
     let values = run.trials.values().map(|trial| json!(trial_object(trial))).collect();

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stoker_api::experiment::{DesiredState, EnvVar, Searcher};
+use stoker_api::experiment::{DesiredState, EnvVar, Length, Searcher, Unit};
 use stoker_api::names::{ENV_TEST, experiment_path};
 use stoker_api::validate::validate;
 use stoker_storage::Storage;
@@ -47,14 +47,19 @@ pub(crate) fn to_smoke_test(mut loaded: Loaded) -> Result<Loaded, Failure> {
 /// Returns a search of one trial with the same metrics. Nothing else of the search stays: methods
 /// and limits do not fit one trial, and the storage root of the test has no other runs.
 fn one_batch(searcher: &Searcher) -> Result<Searcher, Failure> {
-    let Searcher { metric, smaller_is_better, objectives, .. } = searcher;
-    let one = json!({
+    let Searcher { metric, smaller_is_better, objectives, time_metric, .. } = searcher;
+    // A program that counts units has no batches.
+    let unit = if searcher.max_length.units.is_some() { Unit::Units } else { Unit::Batches };
+    let mut one = json!({
         "metric": metric,
         "smallerIsBetter": smaller_is_better,
         "objectives": objectives,
-        "maxLength": { "batches": 1 },
+        "maxLength": Length::new(unit, 1),
         "single": {},
     });
+    if let Some(time_metric) = time_metric {
+        one["timeMetric"] = json!(time_metric);
+    }
     serde_json::from_value(one).map_err(|error| Failure::System(error.to_string()))
 }
 
@@ -91,7 +96,7 @@ pub(crate) async fn delete_files(
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
-    use stoker_api::experiment::{ExperimentSpec, Length, SEARCH_METHODS, Unit};
+    use stoker_api::experiment::{ExperimentSpec, SEARCH_METHODS};
 
     use super::*;
 
@@ -139,5 +144,15 @@ mod tests {
             "priorTrials": { "experiments": ["old"] },
         });
         check("random", json!({ "maxTrials": 9 }), more);
+    }
+
+    #[test]
+    fn programs_that_count_units_train_one_unit() {
+        let searcher = json!({
+            "metric": "loss", "maxLength": { "units": 900 }, "timeMetric": "steps", "single": {},
+        });
+        let reduced = one_batch(&serde_json::from_value(searcher).unwrap()).unwrap();
+        let of = (reduced.max_length, reduced.time_metric.as_deref());
+        assert_eq!(of, (Length::new(Unit::Units, 1), Some("steps")));
     }
 }

@@ -4,10 +4,12 @@
 //! 2. [`desired_states`]: the desired states of trials, from the search and the user.
 //! 3. [`Summary`]: counts, progress and the best trial.
 //! 4. [`explain`]: reasons for all decisions, as data and sentences.
-//! 5. [`prior_trials`]: trials of earlier experiments from which a search learns.
-//! 6. [`conditions`], [`refusal`]: conditions and messages for users.
+//! 5. [`importance`]: the share of the results' variance that each hyperparameter explains.
+//! 6. [`prior_trials`]: trials of earlier experiments from which a search learns.
+//! 7. [`conditions`], [`refusal`]: conditions and messages for users.
 
 pub mod explain;
+pub mod importance;
 
 mod ledger;
 mod prior;
@@ -22,6 +24,7 @@ pub use prior::{PriorExperiment, prior_trials};
 pub use refusal::{POD_INVALID, Refusal, TRIAL_INVALID, failed, refusal, set_refusal};
 pub use steer::{
     DesiredStates, Request, conditions, desired_states, kills, set_phase, start_position,
+    without_search,
 };
 pub use summary::Summary;
 

@@ -24,4 +24,5 @@ mod standalone;
 mod stores;
 mod tutorial;
 mod two_nodes;
+mod units;
 mod weights;

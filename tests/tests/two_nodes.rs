@@ -5,6 +5,7 @@ mod experiments;
 mod faults;
 mod jobs;
 mod resources;
+mod search;
 mod soak;
 
 use std::path::Path;

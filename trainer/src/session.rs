@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use stoker_api::contract::{Directive, ExitCode, ReportEvent, TrialConfig};
+use stoker_api::experiment::Unit;
 
 use crate::callback::Logs;
 use crate::collective::{RankActivity, all_gather_json};
@@ -172,13 +173,25 @@ impl Session<'_> {
         self.context.io().set_status(text);
     }
 
+    /// Returns the length granted so far in the program's own count, for experiments with
+    /// `searcher.maxLength.units`. The length may grow during training and never shrinks.
+    ///
+    /// The program passes this count as `batches` to all methods of the session. With
+    /// `searcher.timeMetric`, it may pass batches instead: the count is the value of that
+    /// validation metric. If the experiment has another unit, returns the length in that unit.
+    pub fn units(&self) -> u64 {
+        let config = &self.context.config;
+        self.context.io().set_length(config, 0, Timetable::new(config, 1, 1), Unit::Units)
+    }
+
     /// Returns the length granted so far, in global batches, for epochs of `epoch_batches` batches
-    /// of `global_batch` samples. The length may grow during training and never shrinks.
+    /// of `global_batch` samples. The length may grow during training and never shrinks. In an
+    /// experiment with `searcher.maxLength.units`, it is the same as [`units`](Self::units).
     pub fn length(&self, epoch_batches: u64, global_batch: usize) -> u64 {
         let config = &self.context.config;
         let timetable = Timetable::new(config, epoch_batches.max(1), global_batch.max(1) as u64);
         let mut io = self.context.io();
-        io.set_length(epoch_batches, timetable, config.unit)
+        io.set_length(config, epoch_batches, timetable, config.unit)
     }
 
     /// Returns `Some` if the program should stop: on a signal, a preemption or a stop directive.
@@ -264,15 +277,7 @@ impl Session<'_> {
         let (mut event, units) = {
             let mut io = context.io();
             let metrics = io.validation_at(batches).unwrap_or_default();
-            if io.length.batches > batches {
-                let text = format!(
-                    "batch {batches} is not the granted length, which ends at batch {}: call \
-                     `length` again after `should_preempt`, and train to it before \
-                     `complete_length`",
-                    io.length.batches
-                );
-                return Err(text.into());
-            }
+            io.check_completed(&context.config, batches, &metrics)?;
             if io.has_runner() {
                 find_searched_metric(&context.config, &metrics).map_err(|why| {
                     format!("cannot complete the length at batch {batches}: {why}")
@@ -302,7 +307,7 @@ impl Session<'_> {
                 Some(Directive::Continue { units: more }) if more > units => {
                     let mut io = context.io();
                     io.grant(more);
-                    if !io.length_ends_by(batches) {
+                    if !io.length_ends_by(&context.config, batches) {
                         return Ok(Some(more));
                     }
                     // The longer length ends at the same batch, whose validation is known.

@@ -13,6 +13,10 @@ pub(crate) struct Options {
     /// Seed of the faults' kinds, order and durations; random if unset. The test prints it
     #[arg(long)]
     seed: Option<u64>,
+    /// Run the test of a search on four fake GPUs instead, without and with faults; about 40
+    /// minutes
+    #[arg(long, conflicts_with_all = ["minutes", "seed"])]
+    search: bool,
 }
 
 /// Why the soak test failed.
@@ -35,6 +39,7 @@ pub(crate) enum SoakError {
 }
 
 const TEST: &str = "two_nodes::soak::random_faults_change_no_result";
+const SEARCH_TEST: &str = "two_nodes::search::promotion_keeps_gpus_busy_and_survives_faults";
 
 /// Fetches the servers and data sets that are missing, builds the programs, and runs the soak test.
 ///
@@ -54,7 +59,8 @@ pub(crate) fn run(options: &Options) -> Result<(), SoakError> {
     step("cargo build", build)?;
     let mut test = Command::new(env!("CARGO"));
     test.args(["test", "--quiet", "--workspace", "--test=all", "--"]);
-    test.args(["--exact", TEST, "--ignored", "--nocapture"]);
+    let name = if options.search { SEARCH_TEST } else { TEST };
+    test.args(["--exact", name, "--ignored", "--nocapture"]);
     test.env("STOKER_TEST_SOAK_MINUTES", options.minutes.to_string());
     if let Some(seed) = options.seed {
         test.env("STOKER_TEST_SOAK_SEED", seed.to_string());

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 #[cfg_attr(
     feature = "crd",
     schemars(extend("x-kubernetes-validations" = [{
-        "rule": "[has(self.records), has(self.batches), has(self.epochs)].exists_one(x, x)",
-        "message": "exactly one of records, batches and epochs must be set"
+        "rule": "[has(self.records), has(self.batches), has(self.epochs), has(self.units)]\
+                 .exists_one(x, x)",
+        "message": "exactly one of records, batches, epochs and units must be set"
     }]))
 )]
 #[serde(rename_all = "camelCase")]
@@ -27,6 +28,12 @@ pub struct Length {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub epochs: Option<u64>,
+    /// Length in the program's own count, such as environment steps; at least 1. Only for programs
+    /// with a custom training loop, which report this count by the session API, and not for
+    /// intervals.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    pub units: Option<u64>,
 }
 
 /// Unit of a training length.
@@ -40,21 +47,41 @@ pub enum Unit {
     Batches,
     /// Passes over the training data, or multiples of `recordsPerEpoch`.
     Epochs,
+    /// Own count of a program with a custom training loop.
+    Units,
+}
+
+impl Unit {
+    /// Returns the name of several units, which is also the field of [`Length`].
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Records => "records",
+            Self::Batches => "batches",
+            Self::Epochs => "epochs",
+            Self::Units => "units",
+        }
+    }
 }
 
 impl Length {
     /// Creates a length of `units` in `unit`.
     pub fn new(unit: Unit, units: u64) -> Self {
         let of = |this| (unit == this).then_some(units);
-        Self { records: of(Unit::Records), batches: of(Unit::Batches), epochs: of(Unit::Epochs) }
+        Self {
+            records: of(Unit::Records),
+            batches: of(Unit::Batches),
+            epochs: of(Unit::Epochs),
+            units: of(Unit::Units),
+        }
     }
 
     /// Returns the unit and the number of units; `None` unless exactly one field is set.
     pub fn get(&self) -> Option<(Unit, u64)> {
-        match (self.records, self.batches, self.epochs) {
-            (Some(units), None, None) => Some((Unit::Records, units)),
-            (None, Some(units), None) => Some((Unit::Batches, units)),
-            (None, None, Some(units)) => Some((Unit::Epochs, units)),
+        match (self.records, self.batches, self.epochs, self.units) {
+            (Some(units), None, None, None) => Some((Unit::Records, units)),
+            (None, Some(units), None, None) => Some((Unit::Batches, units)),
+            (None, None, Some(units), None) => Some((Unit::Epochs, units)),
+            (None, None, None, Some(units)) => Some((Unit::Units, units)),
             _ => None,
         }
     }

@@ -34,6 +34,14 @@ pub(crate) const UNCHANGED_RULE: &str = "self.entrypoint == oldSelf.entrypoint &
     has(self.podOverrides) == has(oldSelf.podOverrides) && \
     (!has(self.podOverrides) || self.podOverrides == oldSelf.podOverrides)";
 
+/// CEL rule: intervals are not in the program's own count, which no training loop knows.
+pub(crate) const PERIODS_RULE: &str = "\
+    !(has(self.minValidationPeriod) && has(self.minValidationPeriod.units)) && \
+    !(has(self.minCheckpointPeriod) && has(self.minCheckpointPeriod.units))";
+/// Message of [`PERIODS_RULE`].
+pub(crate) const PERIODS_MESSAGE: &str = "minValidationPeriod and minCheckpointPeriod must be in \
+    records, batches or epochs: a program that counts units validates and saves by itself";
+
 /// Returns the CEL rule that these fields have not changed.
 fn unchanged(fields: &[&str]) -> String {
     let rule = |name: &&str| {
@@ -79,7 +87,7 @@ pub(crate) fn searcher_rules() -> Value {
     let one = SEARCH_METHODS.map(|method| format!("has(self.{method})")).join(", ");
     let method =
         SEARCH_METHODS.map(|method| format!("has(self.{method}) == has(oldSelf.{method})"));
-    let unit = ["records", "batches", "epochs"].map(|unit| {
+    let unit = ["records", "batches", "epochs", "units"].map(|unit| {
         let (new, old) = (format!("self.maxLength.{unit}"), format!("oldSelf.maxLength.{unit}"));
         format!("has({new}) == has({old}) && (!has({new}) || {new} >= {old})")
     });
@@ -94,8 +102,13 @@ pub(crate) fn searcher_rules() -> Value {
         },
         {
             "rule": unchanged(&SEARCHER_FIXED),
-            "message": "metric, smallerIsBetter, sampler, priorTrials, medianStopping and \
-                        objectives cannot change after creation; create a new experiment",
+            "message": "metric, smallerIsBetter, timeMetric, sampler, priorTrials, \
+                        medianStopping and objectives cannot change after creation; create a new \
+                        experiment",
+        },
+        {
+            "rule": "!has(self.timeMetric) || has(self.maxLength.units)",
+            "message": "timeMetric requires maxLength.units",
         },
         {
             "rule": unit.join(" && "),
@@ -122,8 +135,15 @@ pub(crate) const HYPERBAND: [&str; 2] = ["numBrackets", "divisor"];
 pub(crate) const EXTERNAL: [&str; 2] = ["url", "command"];
 pub(crate) const TPE: [&str; 1] = ["multivariate"];
 /// Fields of the searcher that cannot be edited, besides the search method.
-const SEARCHER_FIXED: [&str; 6] =
-    ["metric", "smallerIsBetter", "sampler", "priorTrials", "medianStopping", "objectives"];
+const SEARCHER_FIXED: [&str; 7] = [
+    "metric",
+    "smallerIsBetter",
+    "timeMetric",
+    "sampler",
+    "priorTrials",
+    "medianStopping",
+    "objectives",
+];
 
 /// The name rule of `crate::validate` in CEL.
 pub(crate) const NAME_RULE: &str = "self.metadata.name.size() <= 40 && \

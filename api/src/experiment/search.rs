@@ -50,6 +50,12 @@ pub struct Searcher {
     pub objectives: Vec<Objective>,
     /// Training length of a trial, unless it is stopped early.
     pub max_length: Length,
+    /// Name of the validation metric whose value is the trained length, such as `env_steps`. Only
+    /// with `maxLength.units`. Unset: the length is what the program passes as `batches` to the
+    /// session API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
+    pub time_metric: Option<String>,
     /// Runs one trial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub single: Option<SingleSearch>,

@@ -104,6 +104,17 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
         let rule = "must name the validation metric that ranks trials";
         errors.push(FieldError::new("spec.searcher.metric", &json!(searcher.metric), rule));
     }
+    if let Some(name) = &searcher.time_metric {
+        let mut refuse = |rule| {
+            errors.push(FieldError::new("spec.searcher.timeMetric", &json!(name), rule));
+        };
+        if name.trim().is_empty() {
+            refuse("must name the validation metric that is the trained length");
+        }
+        if searcher.max_length.units.is_none() {
+            refuse("must be unset: it requires maxLength.units");
+        }
+    }
     let set = searcher.methods_set();
     if set.len() != 1 {
         let rule = format!("exactly one of {} must be set", SEARCH_METHODS.join(", "));
@@ -171,8 +182,12 @@ pub(super) fn check_length(
     length: &Length,
     errors: &mut Vec<FieldError>,
 ) -> Option<(Unit, u64)> {
-    let fields =
-        [("records", length.records), ("batches", length.batches), ("epochs", length.epochs)];
+    let fields = [
+        ("records", length.records),
+        ("batches", length.batches),
+        ("epochs", length.epochs),
+        ("units", length.units),
+    ];
     for (name, units) in fields {
         if units == Some(0) {
             errors.push(FieldError::new(&member(path, name), &json!(0), "must be at least 1"));
@@ -181,7 +196,7 @@ pub(super) fn check_length(
     let is_set = |(_, units): &&(&str, Option<u64>)| units.is_some();
     let set: Vec<_> = fields.iter().filter(is_set).map(|(name, _)| *name).collect();
     if set.len() != 1 {
-        let rule = "exactly one of records, batches and epochs must be set";
+        let rule = "exactly one of records, batches, epochs and units must be set";
         errors.push(union_error(path, &set, rule));
     }
     length.get()
@@ -193,8 +208,11 @@ fn check_periods(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
         ("spec.minCheckpointPeriod", &spec.min_checkpoint_period),
     ];
     for (path, period) in periods {
-        if let Some(period) = period {
-            check_length(path, period, errors);
+        let Some(period) = period else { continue };
+        if let Some((Unit::Units, units)) = check_length(path, period, errors) {
+            let rule = "must be unset: a program that counts units validates and saves by itself; \
+                        use records, batches or epochs, or remove the field";
+            errors.push(FieldError::new(&member(path, "units"), &json!(units), rule));
         }
     }
 }

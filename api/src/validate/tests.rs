@@ -85,6 +85,30 @@ fn each_search_rule_names_its_field() {
 }
 
 #[test]
+fn each_rule_on_units_names_its_field() {
+    check("searcher/maxLength/units", json!(3), "spec.searcher.maxLength", "epochs and units");
+    check("searcher/timeMetric", json!("steps"), "spec.searcher.timeMetric", "maxLength.units");
+    let counted = |name: &str| {
+        let length = json!({ "units": 900 });
+        json!({ "metric": "loss", "maxLength": length, "timeMetric": name, "single": {} })
+    };
+    check("searcher", counted(" "), "spec.searcher.timeMetric", "trained length");
+    let (units, period) = (json!({ "units": 3 }), "spec.minValidationPeriod.units");
+    check("minValidationPeriod", units, period, "saves by itself");
+}
+
+#[test]
+fn lengths_may_be_in_the_programs_own_count() {
+    let mut spec = good();
+    spec["searcher"] = json!({
+        "metric": "loss", "maxLength": { "units": 900 }, "timeMetric": "steps",
+        "syncHalving": { "numRungs": 2, "budget": { "units": 9000 } },
+    });
+    let valid = run("x", spec).unwrap();
+    assert_eq!((valid.unit, valid.units_max), (crate::experiment::Unit::Units, 900));
+}
+
+#[test]
 fn each_pod_rule_names_its_field() {
     let resources = "spec.resources";
     check("resources", json!({"slotsPerTrial": 1025}), "spec.resources.slotsPerTrial", "1024");

@@ -4,6 +4,7 @@
 
 mod clock;
 mod decisions;
+mod importance;
 mod million;
 mod no_op;
 mod optuna;
@@ -52,6 +53,8 @@ enum Part {
     Runner,
     /// Best accuracy on a table of real results, with Optuna beside
     Quality,
+    /// Importance of hyperparameters, with Optuna beside, and its time
+    Importance,
     /// The trainer of the part `runner`
     #[value(hide = true)]
     NoOp,
@@ -76,12 +79,20 @@ fn run(arguments: &Arguments, part: Part) -> Result<(), BenchError> {
         }
         Part::NoOp => no_op::train(),
         Part::Quality => quality::run(python()?, arguments.seeds),
+        Part::Importance => importance::run(python()?),
     }
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let all = [Part::Decisions, Part::Million, Part::Rebuild, Part::Runner, Part::Quality];
+    let all = [
+        Part::Decisions,
+        Part::Million,
+        Part::Rebuild,
+        Part::Runner,
+        Part::Quality,
+        Part::Importance,
+    ];
     let parts = arguments.part.map_or(all.to_vec(), |part| vec![part]);
     for part in parts {
         if let Err(error) = run(&arguments, part) {

@@ -1,11 +1,9 @@
 //! `stoker experiment list|describe|pause|activate|cancel|kill|delete` on a cluster.
 
-use std::collections::BTreeMap;
-
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use serde_json::json;
 use stoker_api::condition::{Condition, ConditionStatus};
-use stoker_api::experiment::{DesiredState, Experiment, ExperimentSpec, Phase, Searcher, Unit};
+use stoker_api::experiment::{DesiredState, Experiment};
 use stoker_api::names::LABEL_EXPERIMENT;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::Trial;
@@ -13,15 +11,11 @@ use stoker_engine::trial::TrialRecord;
 
 use super::connect::Cluster;
 use super::resource::ClusterResource;
-use super::text::{self, Fields};
-use super::{events, storage};
+use super::{events, storage, text};
+use crate::describe::{self, Description, desired};
 use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::print::{self, Output};
-use crate::run;
-
-/// Maximum number of failed trials shown with their messages.
-const FAILURES_MAX: usize = 5;
 
 /// Prints the experiments of the namespace, or with `all` of all namespaces.
 pub(crate) async fn list(cluster: &Cluster, all: bool, output: Output) -> Result<(), Failure> {
@@ -104,100 +98,42 @@ pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> R
     let experiment = cluster.experiment(name).await?;
     let trials: Vec<Trial> =
         trials(cluster, &experiment).await?.into_iter().map(|(trial, _)| trial).collect();
-    let explained = explained(&experiment, &trials);
+    let records = records(&trials);
+    let explained = Explained::new(&experiment, &records);
+    let importance = describe::importance(&experiment, &records);
     if output == Output::Json {
-        print::out(explained.add_to_experiment(json!(experiment)));
+        let object = explained.add_to_experiment(json!(experiment));
+        print::out(importance.add_to(&experiment.spec.searcher.metric, object));
         return Ok(());
     }
     let events = events::section(cluster, "Experiment", name, None).await;
-    let sections = explained.experiment_sections();
-    print::out(render(&experiment, &trials, text::now()) + &sections + &events);
+    let description = Description {
+        experiment: &experiment,
+        trials: &records.iter().collect::<Vec<_>>(),
+        explained: &explained,
+        importance: &importance,
+        phase: phase(&experiment),
+        storage: storage_location(&experiment),
+        checkpoint: &|index, name| storage::checkpoint_address(&experiment, index, name),
+        id: name,
+        is_local: false,
+        now: text::now(),
+    };
+    print::out(format!("{description}{events}"));
     Ok(())
 }
 
 /// Explains the search of an experiment with these trials.
 pub(crate) fn explained(experiment: &Experiment, trials: &[Trial]) -> Explained {
+    Explained::new(experiment, &records(trials))
+}
+
+fn records(trials: &[Trial]) -> Vec<TrialRecord> {
     let record = |trial: &Trial| TrialRecord {
         spec: trial.spec.clone(),
         status: trial.status.clone().unwrap_or_default(),
     };
-    let records: Vec<TrialRecord> = trials.iter().map(record).collect();
-    Explained::new(experiment, &records)
-}
-
-fn render(experiment: &Experiment, trials: &[Trial], now: Timestamp) -> String {
-    let (metadata, spec) = (&experiment.metadata, &experiment.spec);
-    let status = experiment.status.clone().unwrap_or_default();
-    let mut fields = Fields::default();
-    fields.add("Name", metadata.name.clone().unwrap_or_default());
-    fields.add("Namespace", metadata.namespace.clone().unwrap_or_default());
-    fields.add("Description", spec.description.clone().unwrap_or_default());
-    fields.add("Labels", spec.labels.join(", "));
-    let created = text::created(metadata);
-    let since = created.map(|time| format!("{time} ({} ago)", text::age(created, now)));
-    fields.add("Created", since.unwrap_or_default());
-    let ended = status.ended_at.map(|time| format!("{time} ({} ago)", text::age(Some(time), now)));
-    fields.add("Ended", ended.unwrap_or_default());
-    fields.add("Desired", desired(spec.state));
-    let message =
-        status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
-    fields.add("Phase", format!("{}{message}", phase(experiment)));
-    fields.add("Progress", format!("{}%", status.progress_percent));
-    fields.add("Search", search(&spec.searcher));
-    fields.add("Program", program(spec));
-    fields.add("Pods", pods(spec));
-    fields.add("Storage", storage_location(experiment));
-    fields.add("Trials", counts(trials));
-    fields.add("Best", best(experiment, trials));
-    fields.add("Pareto front", pareto(experiment));
-    fields.add("Failures", failures(trials));
-    fields.to_string() + &conditions(&status.conditions, now)
-}
-
-/// Returns a state as it is spelled in the spec.
-fn desired(state: DesiredState) -> String {
-    json!(state).as_str().unwrap_or_default().to_owned()
-}
-
-fn search(searcher: &Searcher) -> String {
-    let method = searcher.methods_set().first().copied().unwrap_or_default();
-    let settings = json!(searcher)[method].clone();
-    let number = |name: &str| settings[name].as_u64().filter(|number| *number > 0);
-    let trials = number("maxTrials").map(|num| format!(", {num} trials"));
-    let concurrent = number("maxConcurrentTrials").map(|num| format!(", {num} concurrent"));
-    let kind = format!("{method}{}", trials.unwrap_or_default());
-    let length = searcher.max_length.get().map(|(unit, units)| {
-        let unit = match unit {
-            Unit::Records => "records",
-            Unit::Batches => "batches",
-            Unit::Epochs => "epochs",
-        };
-        format!(", {units} {unit} each")
-    });
-    let better = if searcher.smaller_is_better { "smaller" } else { "larger" };
-    let (concurrent, length) = (concurrent.unwrap_or_default(), length.unwrap_or_default());
-    format!("{kind}{concurrent}{length}; {}, {better} is better", searcher.metric)
-}
-
-fn program(spec: &ExperimentSpec) -> String {
-    let words: Vec<&str> =
-        spec.entrypoint.command.iter().chain(&spec.entrypoint.args).map(String::as_str).collect();
-    let image = spec.pod.image.as_deref().unwrap_or("the stock image");
-    let uploaded = spec.context.as_ref().map(|context| {
-        let sha256 = &context.sha256;
-        format!(", with uploaded files {}", sha256.get(..12).unwrap_or(sha256))
-    });
-    format!("{} in {image}{}", words.join(" "), uploaded.unwrap_or_default())
-}
-
-fn pods(spec: &ExperimentSpec) -> String {
-    let resources = &spec.resources;
-    let slot = resources.slot_resource.as_deref().unwrap_or("CPU rank");
-    format!(
-        "{} per trial, with {} slots ({slot}) each",
-        resources.num_pods(),
-        resources.slots_per_pod()
-    )
+    trials.iter().map(record).collect()
 }
 
 /// Returns the location of the experiment's files.
@@ -207,73 +143,6 @@ pub(crate) fn storage_location(experiment: &Experiment) -> String {
         Some(url) => format!("{}/{path}", url.trim_end_matches('/')),
         None => format!("{path} in the operator's storage"),
     }
-}
-
-fn counts(trials: &[Trial]) -> String {
-    let mut by_phase: BTreeMap<String, usize> = BTreeMap::new();
-    for trial in trials {
-        let phase = trial.status.as_ref().map(|status| status.phase).unwrap_or_default();
-        *by_phase.entry(format!("{phase:?}").to_lowercase()).or_default() += 1;
-    }
-    let parts: Vec<String> = by_phase.iter().map(|(phase, num)| format!("{num} {phase}")).collect();
-    match trials.len() {
-        0 => "none".to_owned(),
-        num => format!("{num}: {}", parts.join(", ")),
-    }
-}
-
-fn best(experiment: &Experiment, trials: &[Trial]) -> String {
-    let status = experiment.status.as_ref();
-    let Some(best) = status.and_then(|status| status.best.as_ref()) else { return String::new() };
-    let metric = &experiment.spec.searcher.metric;
-    let mut lines = vec![format!("trial {} with {metric} {}", best.index, best.metric)];
-    if let Some(trial) = trials.iter().find(|trial| trial.spec.index == best.index) {
-        let values = run::hyperparameters(&trial.spec.hyperparameters);
-        lines.push(format!("hyperparameters: {values}"));
-    }
-    if let Some(name) = &best.checkpoint {
-        let address = storage::checkpoint_address(experiment, best.index, name);
-        lines.push(format!("checkpoint: {address}"));
-    }
-    lines.join("\n")
-}
-
-fn pareto(experiment: &Experiment) -> String {
-    let front = experiment.status.as_ref().map_or(&[][..], |status| &status.pareto);
-    run::pareto(&experiment.spec.searcher, front).join("\n")
-}
-
-fn failures(trials: &[Trial]) -> String {
-    let has_failed =
-        |trial: &&Trial| trial.status.as_ref().is_some_and(|status| status.phase == Phase::Failed);
-    let failed: Vec<&Trial> = trials.iter().filter(has_failed).collect();
-    let mut lines: Vec<String> = failed
-        .iter()
-        .take(FAILURES_MAX)
-        .map(|trial| {
-            let message = trial.status.as_ref().and_then(|status| status.message.as_deref());
-            format!("trial {}: {}", trial.spec.index, message.unwrap_or("no message"))
-        })
-        .collect();
-    if failed.len() > FAILURES_MAX {
-        lines.push(format!("and {} more", failed.len() - FAILURES_MAX));
-    }
-    lines.join("\n")
-}
-
-/// Formats conditions as a table.
-pub(crate) fn conditions(conditions: &[Condition], now: Timestamp) -> String {
-    let row = |condition: &Condition| {
-        vec![
-            condition.type_.clone(),
-            format!("{:?}", condition.status),
-            condition.reason.clone(),
-            text::age(Some(condition.last_transition_time), now),
-            condition.message.replace('\n', " "),
-        ]
-    };
-    let rows: Vec<Vec<String>> = conditions.iter().map(row).collect();
-    text::section("Conditions", &["TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"], &rows)
 }
 
 /// Sets the desired state of an experiment or a job.
@@ -368,17 +237,6 @@ mod tests {
         .unwrap()
     }
 
-    fn trial(index: u32, phase: &str, message: Option<&str>) -> Trial {
-        serde_json::from_value(json!({
-            "apiVersion": "stoker.dev/v1alpha1", "kind": "Trial",
-            "metadata": {"name": format!("mnist-{index}")},
-            "spec": {"experiment": "mnist", "index": index, "requestId": "x", "seed": 1,
-                "hyperparameters": {"lr": 0.5}, "unit": "epochs", "units": 2},
-            "status": {"phase": phase, "message": message},
-        }))
-        .unwrap()
-    }
-
     fn now() -> Timestamp {
         "2026-11-21T19:05:00Z".parse().unwrap()
     }
@@ -396,36 +254,5 @@ mod tests {
         assert_eq!(phase(&experiment), "Invalid");
         experiment.status = None;
         assert_eq!(phase(&experiment), "Pending");
-    }
-
-    #[test]
-    fn description_shows_progress_and_failures() {
-        let trials = [
-            trial(0, "Failed", Some("no such file")),
-            trial(1, "Completed", None),
-            trial(2, "Running", None),
-        ];
-        let text = render(&experiment(), &trials, now());
-        let expected = "\
-Name:       mnist
-Namespace:  ml
-Created:    2026-11-21T19:00:00Z (5m ago)
-Desired:    active
-Phase:      Running
-Progress:   25%
-Search:     random, 8 trials, 2 concurrent, 2 epochs each; val_loss, smaller is better
-Program:    stoker-trainer mnist in the stock image
-Pods:       2 per trial, with 8 slots (nvidia.com/gpu) each
-Storage:    s3://bucket/a/ml/mnist-0b3f9c1e
-Trials:     3: 1 completed, 1 failed, 1 running
-Best:       trial 1 with val_loss 0.25
-            hyperparameters: lr=0.5
-            checkpoint: s3://bucket/a/ml/mnist-0b3f9c1e/trials/1/checkpoints/000000000100-0
-Failures:   trial 0: no such file
-
-Conditions:
-  TYPE   STATUS  REASON  SINCE  MESSAGE
-  Valid  True    Valid   4m59s";
-        assert_eq!(text, expected);
     }
 }

@@ -12,6 +12,7 @@ use super::connect::Cluster;
 use super::resource::ClusterResource as _;
 use super::text::{self, Fields};
 use super::{events, experiment, storage};
+use crate::describe::conditions;
 use crate::failure::Failure;
 use crate::print::{self, Output};
 
@@ -139,7 +140,7 @@ fn render(job: &InferenceJob, now: Timestamp) -> String {
     let header = ["ATTEMPT", "STAGE", "SLOT", "END", "REASON", "AGE", "MESSAGE"];
     fields.to_string()
         + &text::section("Latest failures", &header, &ends)
-        + &experiment::conditions(&status.conditions, now)
+        + &conditions(&status.conditions, now)
 }
 
 fn checkpoint(choice: &CheckpointChoice) -> String {

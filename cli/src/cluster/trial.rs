@@ -12,6 +12,7 @@ use stoker_engine::trial::TrialRecord;
 use super::connect::Cluster;
 use super::text::{self, Fields};
 use super::{events, experiment};
+use crate::describe::conditions;
 use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::print::{self, Output};
@@ -44,7 +45,7 @@ pub(crate) async fn list(cluster: &Cluster, name: &str, output: Output) -> Resul
         "TRIAL",
         "PHASE",
         &metric,
-        "BATCHES",
+        run::position_header(searcher),
         "OF",
         "RESTARTS",
         "HYPERPARAMETERS",
@@ -149,7 +150,7 @@ fn render(
         + &explained.trial_section(spec.index)
         + &attempts(&status.attempts, now)
         + &checkpoints(&status.checkpoints)
-        + &experiment::conditions(&status.conditions, now)
+        + &conditions(&status.conditions, now)
 }
 
 fn best_metric(status: &TrialStatus, experiment: Option<&Experiment>) -> String {

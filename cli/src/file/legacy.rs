@@ -5,6 +5,7 @@ mod credentials;
 mod hyperparameters;
 mod known_fields;
 mod parts;
+mod searcher;
 
 use std::collections::BTreeSet;
 

@@ -30,7 +30,7 @@ use stoker_storage::Storage;
 
 pub(crate) use self::display::MetricRanking;
 use self::display::View;
-pub(crate) use self::outcome::{RunPaths, hyperparameters, pareto, row};
+pub(crate) use self::outcome::{RunPaths, hyperparameters, pareto, position_header, row};
 use self::report_server::SharedState;
 use self::runner::{Runner, RunnerConfig};
 use self::signals::Signals;

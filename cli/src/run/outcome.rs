@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use stoker_api::experiment::{CheckpointStorage, ExperimentStatus, ParetoTrial, Phase, Searcher};
+use stoker_api::names::experiment_path;
 use stoker_api::trial::CheckpointRecord;
 use stoker_engine::retention;
 use stoker_engine::trial::TrialRecord;
@@ -30,6 +31,12 @@ impl RunPaths {
     /// Returns the path of a trial, relative to the root.
     pub(crate) fn trial(&self, index: u32) -> String {
         layout::trial_path(&self.namespace, &self.name, &self.uid, index)
+    }
+
+    /// Returns the full path or URL of the experiment's files.
+    pub(crate) fn experiment(&self) -> String {
+        let root = self.root.trim_end_matches('/');
+        format!("{root}/{}", experiment_path(&self.namespace, &self.name, &self.uid))
     }
 
     /// Returns the full path or URL of a checkpoint.
@@ -165,7 +172,8 @@ pub(crate) fn print_text(
     trials.sort_by(|a, b| ranking.sort_key(a).total_cmp(&ranking.sort_key(b)));
     let rows: Vec<Vec<String>> = trials.iter().map(|trial| row(trial, ranking)).collect();
     let metric = ranking.metric.to_uppercase();
-    let header = ["TRIAL", "PHASE", &metric, "BATCHES", "HYPERPARAMETERS", "CHECKPOINT"];
+    let count = position_header(searcher);
+    let header = ["TRIAL", "PHASE", &metric, count, "HYPERPARAMETERS", "CHECKPOINT"];
     print::out("");
     print::out(print::table(&header, &rows));
     let rungs = Explained::new(&state.experiment, state.trials.values()).rungs_section();
@@ -231,6 +239,14 @@ pub(crate) fn row(trial: &TrialRecord, ranking: &MetricRanking<'_>) -> Vec<Strin
         truncate(&hyperparameters(&trial.spec.hyperparameters), 60),
         latest.map_or_else(|| "-".to_owned(), |checkpoint| checkpoint.name.clone()),
     ]
+}
+
+/// Returns the header of the trained lengths: batches, or the program's own count.
+pub(crate) fn position_header(searcher: &Searcher) -> &'static str {
+    match (searcher.max_length.units, &searcher.time_metric) {
+        (Some(_), None) => "UNITS",
+        _ => "BATCHES",
+    }
 }
 
 /// Formats hyperparameters in one line: `a=1 b.c=2`.

@@ -81,6 +81,7 @@ fn experiment_list_and_describe_show_the_status() {
     let row: Vec<&str> = list.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(row[..9], ["mnist", "Running", "1", "1", "0", "50%", "0.5", "(trial", "0)"]);
     fixture.check("experiment describe mnist", 0, "trial 0 with loss 0.5");
+    fixture.check("experiment describe mnist", 0, "Importance: needs 10 results");
     assert_eq!(fixture.json("experiment describe mnist")["metadata"]["name"], "mnist");
     assert_eq!(fixture.json("experiment list").as_array().unwrap().len(), 1);
 }

@@ -1,5 +1,9 @@
 //! Tests of the GPUs that trainers and workers see.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
 use crate::fixture::{RunFixture, check, files, output_text, random, stoker};
@@ -23,6 +27,28 @@ fn concurrent_trials_see_different_gpus() {
     assert_eq!(held, ["GPU-a", "GPU-b"]);
     // On one GPU, trials run one after another for any number of slots.
     check(&run("GPU-a", 3, 1, &["--slots", "3"]).0, 0, "using 1 of 1 GPUs");
+}
+
+#[test]
+fn failed_start_frees_its_gpus() {
+    let fixture = RunFixture::new(json!({"single": {}}), "block-next-start");
+    let mut command = fixture.command(&[]);
+    command.env("CUDA_VISIBLE_DEVICES", "GPU-a").stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut runner = command.spawn().unwrap();
+    let mut lines = BufReader::new(runner.stderr.take().unwrap()).lines();
+    let is_reported = |line: &str| line.contains("running trials continue, trying again");
+    assert!(lines.by_ref().any(|line| is_reported(&line.unwrap())), "the start has not failed");
+    let runs = files(&fixture.root().join("local"));
+    let run = runs.iter().find(|path| path.is_dir()).unwrap();
+    std::fs::remove_dir(run.join("attempts/0-1/trial.json.new")).unwrap();
+    // A trial that waits for its own GPU never ends.
+    let end = Instant::now() + Duration::from_secs(60);
+    while runner.try_wait().unwrap().is_none() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let _ = runner.kill();
+    assert!(runner.wait().unwrap().success(), "{:#?}", lines.collect::<Vec<_>>());
+    assert_eq!(fixture.trials()[0]["status"]["restarts"], 1);
 }
 
 #[test]

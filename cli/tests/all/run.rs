@@ -352,6 +352,12 @@ fn local_runs_are_listed_and_described() {
     };
     check_shown(&["experiment", "list"], "scripted");
     check_shown(&["experiment", "describe", "scripted"], "Completed");
+    let mut command = stoker();
+    command.args(["experiment", "describe", "scripted", "--root"]).arg(fixture.root());
+    let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    assert!(text.contains("completed all 10 batches with"), "{text}");
+    assert!(text.contains("Importance: needs 10 results at one length, has 2"), "{text}");
+    assert!(!text.contains("requestId"), "the text has the record: {text}");
     check_shown(&["trial", "list", "scripted"], "Completed");
     check_shown(&["trial", "describe", "scripted", "1"], "requestId");
     check_shown(&["trial", "logs", "scripted", "0"], "trial 0 attempt 0 trains");

@@ -14,13 +14,18 @@ use stoker_api::contract::{
 /// Number of batches between two checkpoints.
 const CHECKPOINT_EVERY: u64 = 5;
 
-/// Trains with the configuration in the file `config` and returns the exit code.
-pub(crate) fn train(config: &Path) -> i32 {
-    let config: TrialConfig = serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
+/// Trains with the configuration in the file `path` and returns the exit code.
+pub(crate) fn train(path: &Path) -> i32 {
+    let config: TrialConfig = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let stop = listen_for_sigterm();
     println!("trial {} attempt {} trains", config.trial, config.attempt);
     if let Some(folder) = config.data["pids"].as_str() {
         std::fs::write(Path::new(folder).join(std::process::id().to_string()), "").unwrap();
+    }
+    if config.data["script"] == "block-next-start" && config.attempt == 0 {
+        // A directory in place of the temporary file makes the write of the configuration fail.
+        let attempt = path.parent().unwrap().with_file_name("0-1");
+        std::fs::create_dir_all(attempt.join("trial.json.new")).unwrap();
     }
     let trainer = Trainer { config, stop };
     trainer.train() as i32
@@ -67,6 +72,7 @@ impl Trainer {
         let mut batches = resumed.map_or(0, batches_of);
         match script {
             "fail" => return self.fail(),
+            "block-next-start" if self.config.attempt == 0 => return self.fail(),
             "invalid-first" if self.config.trial == 0 => return ExitCode::InvalidHyperparameters,
             "knock" => self.knock(),
             "fault" if self.path("fault").exists() => return ExitCode::Infrastructure,

@@ -155,11 +155,28 @@ pub fn kills<R: Borrow<TrialRecord>>(
     trials: &[R],
     state: DesiredState,
 ) -> Vec<(u32, DesiredTrialState)> {
-    let records = trials.iter().map(Borrow::borrow).filter(|_| state == DesiredState::Killed);
-    let open = records.filter(|record: &&TrialRecord| {
-        closed(record).is_none() && record.spec.desired_state != DesiredTrialState::Kill
+    match state {
+        DesiredState::Killed => without_search(trials, state),
+        DesiredState::Active | DesiredState::Paused | DesiredState::Cancelled => vec![],
+    }
+}
+
+/// Returns the desired states of the open trials of an experiment whose search cannot be rebuilt:
+/// the user can still pause, cancel and kill them. No trial is started.
+pub fn without_search<R: Borrow<TrialRecord>>(
+    trials: &[R],
+    state: DesiredState,
+) -> Vec<(u32, DesiredTrialState)> {
+    let desired = match state {
+        DesiredState::Active => return vec![],
+        DesiredState::Paused => DesiredTrialState::Pause,
+        DesiredState::Cancelled => DesiredTrialState::Stop,
+        DesiredState::Killed => DesiredTrialState::Kill,
+    };
+    let open = trials.iter().map(Borrow::borrow).filter(|record: &&TrialRecord| {
+        closed(record).is_none() && record.spec.desired_state < desired
     });
-    open.map(|record| (record.spec.index, DesiredTrialState::Kill)).collect()
+    open.map(|record| (record.spec.index, desired)).collect()
 }
 
 /// Why no trial runs: the reason of most trials, and the message of the first of these.

@@ -73,6 +73,7 @@ pub fn trial_config(job: &JobContext<'_>, start: ProcessStart) -> TrialConfig {
         unit: Unit::Records,
         units: 0,
         metric: String::new(),
+        time_metric: None,
         smaller_is_better: true,
         scheduling_unit: 1,
         records_per_epoch: 0,

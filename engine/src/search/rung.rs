@@ -64,8 +64,13 @@ impl Ord for Loss {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     loss: Loss,
-    arrival: i128,
+    arrival: i64,
     trial: u32,
+}
+
+/// Returns the arrival of the result of a turn. Orders count turns, so they are far below 2^62.
+fn arrival(order: u64) -> i64 {
+    2 * order.min(1 << 61) as i64
 }
 
 /// Remaining options of an entry.
@@ -128,15 +133,15 @@ impl Rung {
 
     /// Adds the result of a trial in the turn with this order.
     pub fn insert(&mut self, trial: u32, loss: Loss, order: u64) {
-        self.add(trial, loss, i128::from(order) * 2, Fate::Undecided);
+        self.add(trial, loss, arrival(order), Fate::Undecided);
     }
 
     /// Adds a trial that ended before it reached this length.
     pub fn insert_closed(&mut self, trial: u32, order: u64) {
-        self.add(trial, Loss::INFINITE, i128::from(order) * 2 + 1, Fate::Closed);
+        self.add(trial, Loss::INFINITE, arrival(order) + 1, Fate::Closed);
     }
 
-    fn add(&mut self, trial: u32, loss: Loss, arrival: i128, fate: Fate) {
+    fn add(&mut self, trial: u32, loss: Loss, arrival: i64, fate: Fate) {
         self.remove(trial);
         let arrival = if self.ties == Ties::FirstIsBest { arrival } else { -arrival };
         let key = Key { loss, arrival, trial };

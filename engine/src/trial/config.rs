@@ -60,6 +60,7 @@ pub fn trial_config(attempt: AttemptContext<'_>) -> TrialConfig {
         unit: trial.unit,
         units: attempt.units,
         metric: searcher.metric.clone(),
+        time_metric: searcher.time_metric.clone(),
         smaller_is_better: searcher.smaller_is_better,
         scheduling_unit: spec.scheduling_unit,
         records_per_epoch: spec.records_per_epoch,

@@ -22,7 +22,7 @@ use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{
     Ledger, Refusal, Request, Summary, TRIAL_INVALID, Unreadable, conditions, failed,
-    is_edited as search_is_edited, kills, refusal, set_phase, set_refusal,
+    is_edited as search_is_edited, kills, refusal, set_phase, set_refusal, without_search,
 };
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
@@ -101,6 +101,7 @@ async fn run(
             let after = ExperimentStatus { storage, ..status.clone() };
             apply::write_status(context, experiment, after).await?;
         }
+        writer.want(&without_search(&writer.records(), state)).await;
         // A decision without this trial could differ from one with it, so wait.
         let index = trial.record.spec.index;
         tracing::warn!(experiment = %key, trial = index, "waiting: a trial cannot be parsed");
@@ -114,7 +115,13 @@ async fn run(
     let is_final = trial_refusal.as_ref().is_some_and(Refusal::is_final);
     let decided = match decide(&mut writer, valid, &config, request, is_final).await {
         Ok(decided) => decided,
-        Err(unreadable) => return report_unreadable(context, key, experiment, &unreadable).await,
+        Err(unreadable) => {
+            writer.want(&without_search(&writer.records(), state)).await;
+            if let Some(error) = most_severe(writer.errors) {
+                return Err(error);
+            }
+            return report_unreadable(context, key, experiment, &unreadable).await;
+        }
     };
     let Decided { ledger, wake, creation, decisions, refusal } = decided;
     events::emit_decisions(context, &writer, &decisions).await;
@@ -156,7 +163,8 @@ fn status_of(records: &[&TrialRecord], ledger: &Ledger, state: DesiredState) -> 
     status
 }
 
-/// Reports a record from which the search cannot be rebuilt. Its trials stay as they are.
+/// Reports a record from which the search cannot be rebuilt. Its trials train to what they were
+/// granted, and the user can pause, cancel or kill them.
 async fn report_unreadable(
     context: &Context,
     key: &Key,
@@ -166,7 +174,7 @@ async fn report_unreadable(
     let generation = experiment.metadata.generation.unwrap_or_default();
     let message = format!(
         "{unreadable}; nothing is decided until this is repaired: upgrade the operator if a newer \
-         version wrote it, restore the object from a backup, or delete the experiment"
+         version wrote it, restore the object from a backup, or cancel or delete the experiment"
     );
     let mut after = experiment.status.clone().unwrap_or_default();
     let valid = new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &message);

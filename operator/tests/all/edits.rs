@@ -71,6 +71,41 @@ fn edited_search_continues_after_its_end() {
     });
 }
 
+/// The API server checks what the types of fields cannot say.
+#[test]
+fn api_server_checks_lengths_in_units() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("units").await;
+        let one = |length: Value, time_metric: Option<&str>| {
+            let mut spec = random(&json!({ "single": {} }));
+            spec["searcher"]["maxLength"] = length;
+            if let Some(name) = time_metric {
+                spec["searcher"]["timeMetric"] = json!(name);
+            }
+            spec
+        };
+        let counted = one(json!({ "units": 9 }), Some("steps"));
+        ns.apply("counted", counted.clone());
+        let fixed = json!({ "spec": { "searcher": { "timeMetric": "frames" } } });
+        let error = ns.patch("counted", &fixed).unwrap_err();
+        assert!(error.contains("timeMetric, sampler"), "{error}");
+        let mut periodic = counted;
+        periodic["minValidationPeriod"] = json!({ "units": 3 });
+        let both = one(json!({ "batches": 4, "units": 9 }), None);
+        for (spec, expected) in [
+            (periodic, "must be in records, batches or epochs"),
+            (one(json!({ "batches": 4 }), Some("steps")), "timeMetric requires maxLength.units"),
+            (both, "exactly one of records, batches, epochs and units"),
+        ] {
+            let error = ns.try_apply("refused", spec).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    });
+}
+
 #[test]
 fn limit_on_units_ends_the_search() {
     if !stoker_test_cluster::clusters_enabled() {

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use stoker_api::experiment::Phase;
+use stoker_api::condition::find;
+use stoker_api::experiment::{Experiment, Phase};
 use stoker_api::trial::{AttemptEnd, Trial};
 use stoker_api::validate::validate;
 use stoker_engine::experiment::{Ledger, Record};
@@ -167,5 +168,43 @@ fn deleted_trial_leaves_every_comparison() {
         let trials = ns.trials_of("asha").await;
         assert_eq!(trials.len(), 6);
         assert!(rebuilt(&ns, "asha").await.book().is_finished());
+    });
+}
+
+#[test]
+fn experiment_with_unreadable_search_can_be_cancelled() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("unreadable-search").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet =
+            Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 100 });
+        ns.apply("long", crate::flow::grid(2, 1000, 1));
+        ns.wait_for_trials("long", 2, |status| !status.checkpoints.is_empty()).await;
+        // No search writes an entry twice. The operator writes the status, too, so try again.
+        let is_reported = |experiment: &Experiment| {
+            let conditions = &experiment.status.as_ref().unwrap().conditions;
+            find(conditions, "Valid").is_some_and(|valid| valid.reason == "Unreadable")
+        };
+        let mut experiment = ns.experiment("long").await;
+        let end = Instant::now() + Duration::from_secs(60);
+        while !is_reported(&experiment) {
+            assert!(Instant::now() < end, "{:#?}", experiment.status);
+            let log = &experiment.status.as_ref().unwrap().log;
+            if log.len() == 1 {
+                let change = json!({ "status": { "log": [log[0], log[0]] } }).to_string();
+                let patch = ["patch", "experiment", "long", "-n", &ns.namespace];
+                let options = ["--subresource=status", "--type=merge", "-p", &change];
+                // Ignore the error: the next round reads the status again.
+                let _ = ns.plane.kubectl(&[&patch[..], &options].concat());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            experiment = ns.experiment("long").await;
+        }
+        ns.patch("long", &json!({ "spec": { "state": "cancelled" } })).unwrap();
+        ns.wait_for_trials("long", 2, |status| status.phase == Phase::Cancelled).await;
     });
 }

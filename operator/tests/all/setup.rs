@@ -189,11 +189,16 @@ impl TestNamespace {
 
     /// Creates an experiment with this spec.
     pub(crate) fn apply(&self, name: &str, spec: Value) {
+        self.try_apply(name, spec).unwrap();
+    }
+
+    pub(crate) fn try_apply(&self, name: &str, spec: Value) -> Result<String, String> {
         let object = json!({
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
             "metadata": { "name": name, "namespace": self.namespace }, "spec": spec,
         });
-        block_in_place(|| self.plane.apply(&object.to_string())).unwrap();
+        let applied = block_in_place(|| self.plane.apply(&object.to_string()));
+        applied.map_err(|error| error.to_string())
     }
 
     pub(crate) fn patch(&self, name: &str, patch: &Value) -> Result<String, String> {

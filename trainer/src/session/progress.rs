@@ -84,18 +84,62 @@ impl TrialIo {
 
     pub(super) fn set_length(
         &mut self,
+        config: &TrialConfig,
         epoch_batches: u64,
         timetable: Timetable,
         unit: Unit,
     ) -> u64 {
+        if config.time_metric.is_some() {
+            // The number of batches is not known in advance.
+            return self.length.units.max(1);
+        }
         self.length.epoch_batches = epoch_batches;
         self.length.batches = timetable.batches(unit, self.length.units.max(1));
         self.length.counted_by = Some((timetable, unit));
         self.length.batches
     }
 
+    /// Checks that the program has trained to the granted length.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the length ends later, or if the validation lacks the metric that measures it.
+    pub(super) fn check_completed(
+        &self,
+        config: &TrialConfig,
+        batches: u64,
+        metrics: &Logs,
+    ) -> Result<()> {
+        let units = self.length.units.max(1);
+        if let Some(name) = &config.time_metric {
+            let trained = find_time_metric(name, metrics)?;
+            if !is_trained(trained, units) {
+                let text = format!(
+                    "{name} is {trained} at batch {batches}, but the granted length is {units}: \
+                     call `units` again after `should_preempt`, and train to it before \
+                     `complete_length`"
+                );
+                return Err(text.into());
+            }
+        } else if self.length.batches > batches {
+            let text = format!(
+                "batch {batches} is not the granted length, which ends at batch {}: call `length` \
+                 again after `should_preempt`, and train to it before `complete_length`",
+                self.length.batches
+            );
+            return Err(text.into());
+        }
+        Ok(())
+    }
+
     /// Returns whether the granted length ends at or before this batch.
-    pub(super) fn length_ends_by(&self, batches: u64) -> bool {
+    pub(super) fn length_ends_by(&self, config: &TrialConfig, batches: u64) -> bool {
+        if let Some(name) = &config.time_metric {
+            let trained = self
+                .validation_at(batches)
+                .and_then(|metrics| find_time_metric(name, &metrics).ok());
+            return trained.is_some_and(|trained| is_trained(trained, self.length.units.max(1)));
+        }
         let Some((timetable, unit)) = &self.length.counted_by else { return false };
         timetable.batches(*unit, self.length.units.max(1)) <= batches
     }
@@ -147,6 +191,28 @@ impl TrialIo {
         let _ = self.reported.take_unreported_validation();
         ReportEvent::Validated { metrics: format_metrics(metrics), granted_units: Some(units) }
     }
+}
+
+/// Returns the metric that measures the trained length. Its name may lack the prefix of reports.
+///
+/// # Errors
+///
+/// Fails if the metric is missing.
+fn find_time_metric(name: &str, metrics: &Logs) -> Result<f64> {
+    let short = name.strip_prefix("val_").unwrap_or(name);
+    let found = metrics.get(name).or_else(|| metrics.get(&format!("validation_{short}")));
+    found.copied().ok_or_else(|| {
+        format!(
+            "the validation lacks {name}, which measures the trained length; report it or change \
+             searcher.timeMetric"
+        )
+        .into()
+    })
+}
+
+/// Returns whether a count has reached a length; NaN has not.
+fn is_trained(count: f64, units: u64) -> bool {
+    count >= units as f64
 }
 
 fn format_metrics(metrics: &Logs) -> BTreeMap<String, String> {

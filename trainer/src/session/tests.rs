@@ -290,6 +290,54 @@ fn completing_a_length_early_fails() {
     assert_eq!(session.complete_length(10).unwrap(), None);
 }
 
+/// Returns the context of a program with a length of 9 in its own count.
+fn counting(folder: &Path, time_metric: Option<&str>) -> Context {
+    let standalone = Standalone {
+        folder: Some(folder.to_owned()),
+        length: Some(Length::new(Unit::Units, 9)),
+        quiet: true,
+        ..Standalone::default()
+    };
+    let mut context = standalone.context().unwrap();
+    context.config.time_metric = time_metric.map(str::to_owned);
+    context
+}
+
+#[test]
+fn units_are_the_programs_own_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = counting(folder.path(), None);
+    let session = context.session();
+    assert_eq!((session.units(), session.length(5, 8)), (9, 9));
+    session.report_metrics("validation", 8, [("loss", 0.5)]).unwrap();
+    let error = session.complete_length(8).unwrap_err().to_string();
+    assert!(error.starts_with("batch 8 is not the granted length"), "{error}");
+    session.report_metrics("validation", 9, [("loss", 0.5)]).unwrap();
+    assert_eq!(session.complete_length(9).unwrap(), None);
+}
+
+#[test]
+fn time_metric_measures_the_length() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = counting(folder.path(), Some("steps"));
+    let session = context.session();
+    assert_eq!((session.units(), session.length(5, 8)), (9, 9));
+    let check = |batch: u64, steps: Option<f64>, expected: &str| {
+        let steps = steps.map(|steps| ("steps", steps));
+        session
+            .report_metrics("validation", batch, [("loss", 0.5)].into_iter().chain(steps))
+            .unwrap();
+        match session.complete_length(batch) {
+            Ok(more) => assert_eq!((more, expected), (None, ""), "batch {batch}"),
+            Err(error) => assert!(error.to_string().starts_with(expected), "{error}"),
+        }
+    };
+    check(100, None, "the validation lacks steps, which measures the trained length; report it");
+    check(101, Some(8.5), "steps is 8.5 at batch 101, but the granted length is 9: call `units`");
+    check(102, Some(f64::NAN), "steps is NaN at batch 102");
+    check(103, Some(9.0), "");
+}
+
 /// The runner finds the searched metric by the same rules.
 #[test]
 fn searched_metric_accepts_the_val_prefix() {

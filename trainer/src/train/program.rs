@@ -119,6 +119,7 @@ impl Standalone {
             unit,
             units,
             metric: "validation_loss".into(),
+            time_metric: None,
             smaller_is_better: true,
             scheduling_unit: self.scheduling_unit,
             records_per_epoch: 0,

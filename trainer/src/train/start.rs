@@ -1,6 +1,7 @@
 //! Starts a training: checks, initial state, and restore of the checkpoint.
 
 use burn::module::Module;
+use stoker_api::experiment::Unit;
 
 use super::call_hook;
 use super::directives::StopState;
@@ -104,13 +105,22 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     }
 }
 
-/// Marks this process as training. Fails in an inference job, and after a training that saved or
-/// restored a checkpoint.
+/// Marks this process as training. Fails in an inference job, with a length in the program's own
+/// count, and after a training that saved or restored a checkpoint.
 fn begin_loop(context: &Context) -> Result<()> {
     if context.config.inference.is_some() {
         let text = "this process belongs to an inference job, but its program trains; implement \
                     `Inference` and call `infer`";
         return Err(InvalidInput(text.into()).into());
+    }
+    if context.config.unit == Unit::Units {
+        let units = context.config.units;
+        let text = format!(
+            "searcher.maxLength.units: {units}: `Trial`, `fit` and `training` count records, \
+             batches and epochs; set searcher.maxLength.epochs, .batches or .records, or count \
+             units in a custom loop by `Context::session`"
+        );
+        return Err(text.into());
     }
     let mut io = context.io();
     if io.has_loop && (io.last_saved().is_some() || io.restored.is_some()) {
@@ -146,4 +156,25 @@ pub(super) fn check_same_data(
          every rank, for example by sorting file names"
     )
     .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use stoker_api::contract::ExitCode;
+    use stoker_api::experiment::Length;
+
+    use super::*;
+    use crate::Standalone;
+    use crate::error::exit_code;
+
+    #[test]
+    fn training_loops_refuse_units() {
+        let length = Some(Length::new(Unit::Units, 9));
+        let standalone = Standalone { length, quiet: true, ..Standalone::default() };
+        let error = begin_loop(&standalone.context().unwrap()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("searcher.maxLength.units: 9: `Trial`, `fit` and"), "{text}");
+        assert!(text.contains("set searcher.maxLength.epochs"), "{text}");
+        assert_eq!(exit_code(&*error), ExitCode::UserError);
+    }
 }

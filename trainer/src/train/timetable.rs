@@ -66,7 +66,8 @@ impl Timetable {
     /// per epoch set, rounds the total of all epochs, not each epoch.
     pub(crate) fn batches(&self, unit: Unit, units: u64) -> u64 {
         let batches = match unit {
-            Unit::Batches => units,
+            // A custom loop counts its own units where others count batches.
+            Unit::Batches | Unit::Units => units,
             Unit::Records => units / self.global_batch,
             Unit::Epochs if self.records_per_epoch > 0 => {
                 let records = u128::from(units) * u128::from(self.records_per_epoch);

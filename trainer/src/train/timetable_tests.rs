@@ -50,6 +50,7 @@ fn lengths_convert_to_batches() {
         assert_eq!(timetable().batches(unit, units), expected, "{units} {unit:?}");
     };
     check(Unit::Batches, 7, 7);
+    check(Unit::Units, 7, 7);
     check(Unit::Records, 31, 1);
     check(Unit::Records, 32, 1);
     check(Unit::Records, 95, 2);

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::known_fields::known;
-use super::{Translation, hyperparameters, item};
+use super::searcher::{length, steps_length};
+use super::{Translation, hyperparameters, item, searcher};
 
 /// All parts, in the order of their notes.
 pub(super) const ALL: [fn(&mut Translation<'_>); 11] = [
@@ -11,7 +11,7 @@ pub(super) const ALL: [fn(&mut Translation<'_>); 11] = [
     data,
     entrypoint,
     hyperparameters::translate,
-    searcher,
+    searcher::translate,
     periods,
     resources,
     environment,
@@ -96,124 +96,6 @@ fn is_class(text: &str) -> bool {
             && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.')
     };
     text.split_once(':').is_some_and(|(module, class)| is_name(module) && is_name(class))
-}
-
-fn searcher(translation: &mut Translation<'_>) {
-    let Some(value) = translation.take("searcher") else { return };
-    translation.set("spec.searcher", json!({}), "searcher");
-    if !value.is_object() {
-        translation.set("spec.searcher", value.clone(), "searcher");
-        return;
-    }
-    translation.copy_field("searcher.metric", "spec.searcher.metric");
-    translation.copy_field("searcher.smaller_is_better", "spec.searcher.smallerIsBetter");
-    length(translation, "searcher.max_length", "spec.searcher.maxLength");
-    if let Some(steps) = translation.take("searcher.max_steps") {
-        steps_length(translation, steps, "searcher.max_steps", "spec.searcher.maxLength");
-    }
-    let Some(name) = translation.take("searcher.name") else {
-        let rule = "is required and missing; set it to single, random, grid or adaptive_asha";
-        translation.refuse("searcher.name", &Value::Null, rule);
-        return translation.set("spec.searcher.single", json!({}), "searcher");
-    };
-    let kind = name.as_str().unwrap_or_default();
-    let Some((_, ours, fields)) = SEARCHERS.iter().find(|(theirs, ..)| *theirs == kind) else {
-        return unknown_searcher(translation, name);
-    };
-    let to = format!("spec.searcher.{ours}");
-    translation.set(&to, json!({}), "searcher.name");
-    translation.note(&format!("searcher.name: {kind}"), &to);
-    for field in *fields {
-        let from = format!("searcher.{field}");
-        let to = format!("{to}.{}", camel_case(field));
-        match *field {
-            "budget" => length(translation, &from, &to),
-            _ => translation.copy_field(&from, &to),
-        }
-    }
-    if translation.take("searcher.train_stragglers").is_some() {
-        translation.ignore("searcher.train_stragglers", "late results count as long as they can");
-    }
-}
-
-/// Searchers of both files, and the fields that have the same meaning.
-const SEARCHERS: [(&str, &str, &[&str]); 8] = [
-    ("single", "single", &[]),
-    ("random", "random", &["max_trials", "max_concurrent_trials"]),
-    ("grid", "grid", &["max_concurrent_trials"]),
-    (
-        "async_halving",
-        "asyncHalving",
-        &["max_trials", "num_rungs", "divisor", "max_concurrent_trials", "stop_once"],
-    ),
-    (
-        "adaptive_asha",
-        "adaptiveAsha",
-        &[
-            "max_trials",
-            "mode",
-            "divisor",
-            "max_rungs",
-            "bracket_rungs",
-            "max_concurrent_trials",
-            "stop_once",
-        ],
-    ),
-    ("adaptive_simple", "adaptiveSimple", &["max_trials", "mode", "divisor", "max_rungs"]),
-    ("sync_halving", "syncHalving", &["num_rungs", "budget", "divisor"]),
-    ("adaptive", "adaptive", &["budget", "mode", "divisor", "max_rungs", "bracket_rungs"]),
-];
-
-/// Returns `max_trials` as `maxTrials`.
-fn camel_case(name: &str) -> String {
-    let mut words = name.split('_');
-    let first = words.next().unwrap_or_default().to_owned();
-    words.fold(first, |text, word| {
-        let (initial, rest) = word.split_at(word.len().min(1));
-        text + &initial.to_ascii_uppercase() + rest
-    })
-}
-
-/// Refuses an unknown searcher, without further errors about its fields.
-fn unknown_searcher(translation: &mut Translation<'_>, name: &Value) {
-    let rule = match name.as_str() {
-        Some("pbt" | "custom") => "is not supported; use adaptive_asha".to_owned(),
-        _ => {
-            let names = SEARCHERS.map(|(name, ..)| name);
-            format!("must be one of {}", names.join(", "))
-        }
-    };
-    let rule = &rule;
-    translation.refuse("searcher.name", name, rule);
-    for field in known("searcher") {
-        translation.take(&format!("searcher.{field}"));
-    }
-    translation.set("spec.searcher.single", json!({}), "searcher.name");
-}
-
-/// Translates a length with a unit.
-fn length(translation: &mut Translation<'_>, from: &str, to: &str) {
-    let Some(value) = translation.take(from) else { return };
-    if value.is_number() {
-        let rule = "has no unit; write {batches: N}, {records: N} or {epochs: N}";
-        translation.refuse(from, value, rule);
-        return translation.set(to, json!({ "batches": 1 }), from);
-    }
-    translation.set(to, value.clone(), from);
-    translation.note(from, to);
-}
-
-/// Translates a length in steps of Determined 0.12.
-fn steps_length(translation: &mut Translation<'_>, steps: &Value, from: &str, to: &str) {
-    let size = translation.batches_per_step();
-    let Some(batches) = steps.as_u64().and_then(|steps| steps.checked_mul(size)) else {
-        translation.refuse(from, steps, "must be a number of steps");
-        return translation.set(to, json!({ "batches": 1 }), from);
-    };
-    translation.set(to, json!({ "batches": batches }), from);
-    translation
-        .notes
-        .push(format!("{from}: {steps} steps of {size} batches -> {to}.batches: {batches}"));
 }
 
 fn periods(translation: &mut Translation<'_>) {

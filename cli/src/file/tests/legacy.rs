@@ -94,6 +94,41 @@ fn searchers_that_stop_trials_early_keep_their_fields() {
     );
 }
 
+/// A length without a unit is the program's own count, and a metric may measure it.
+#[test]
+fn lengths_without_a_unit_are_units() {
+    let check = |searcher: &str, expected: Value| {
+        let text = format!("entrypoint: [train]\nsearcher: {{metric: loss, {searcher}}}\n");
+        let spec = load_text(&text, &[]).unwrap().spec_json;
+        for (path, value) in expected.as_object().unwrap() {
+            assert_eq!(spec["searcher"].pointer(path), Some(value), "{searcher}: {path}");
+        }
+    };
+    check("name: single, max_length: 900", json!({ "/maxLength": { "units": 900 } }));
+    check(
+        "name: sync_halving, num_rungs: 2, max_length: 9, budget: 90",
+        json!({ "/maxLength": { "units": 9 }, "/syncHalving/budget": { "units": 90 } }),
+    );
+    check(
+        "name: adaptive_asha, max_trials: 9, time_metric: env_steps, max_time: 64",
+        json!({
+            "/maxLength": { "units": 64 }, "/timeMetric": "env_steps",
+            "/adaptiveAsha/stopOnce": true,
+        }),
+    );
+    check(
+        "name: async_halving, max_trials: 9, num_rungs: 2, stop_once: false, time_metric: epochs, \
+         max_time: 64",
+        json!({ "/maxLength": { "epochs": 64 }, "/asyncHalving/stopOnce": false }),
+    );
+    check(
+        "name: single, time_metric: batches, max_time: 64",
+        json!({
+            "/maxLength": { "batches": 64 },
+        }),
+    );
+}
+
 #[test]
 fn fields_without_counterpart_are_refused() {
     let cases: &[Case] = &[
@@ -112,8 +147,13 @@ fn fields_without_counterpart_are_refused() {
         ("python3 train.py", "model_def:Trial", &[("2:1: entrypoint:", "Python class")]),
         (
             "max_length: {batches: 900}",
-            "max_length: 900",
-            &[("12:3: searcher.max_length:", "{batches: N}")],
+            "max_time: 900",
+            &[("12:3: searcher.max_time:", "requires searcher.time_metric")],
+        ),
+        (
+            "max_length: {batches: 900}",
+            "time_metric: steps",
+            &[("12:3: searcher.time_metric:", "requires searcher.max_time")],
         ),
         (
             "project: x",

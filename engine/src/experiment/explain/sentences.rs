@@ -13,6 +13,7 @@ pub fn length(units: u64, unit: Unit) -> String {
         Unit::Records => "record",
         Unit::Batches => "batch",
         Unit::Epochs => "epoch",
+        Unit::Units => "unit",
     };
     let plural = match (units, unit) {
         (1, _) => "",

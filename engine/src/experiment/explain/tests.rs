@@ -247,7 +247,7 @@ fn numbers_are_short_and_readable() {
     assert_eq!(numbers, expected);
     let metrics = [Some(0.0), Some(0.9299), Some(-12.5), Some(1.0 / 3.0), Some(1e-7), None];
     assert_eq!(metrics.map(metric), ["0", "0.9299", "-12.5", "0.3333", "1.000e-7", "NaN"]);
-    let lengths = [(1, Unit::Epochs), (2, Unit::Batches), (3, Unit::Records)];
+    let lengths = [(1, Unit::Epochs), (2, Unit::Batches), (3, Unit::Records), (4, Unit::Units)];
     let lengths = lengths.map(|(units, unit)| length(units, unit));
-    assert_eq!(lengths, ["1 epoch", "2 batches", "3 records"]);
+    assert_eq!(lengths, ["1 epoch", "2 batches", "3 records", "4 units"]);
 }

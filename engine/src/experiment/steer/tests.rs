@@ -88,6 +88,22 @@ fn trials_wait_for_free_places() {
     check("run9 pause", 1, DesiredState::Active, "0:Stop 1:Run free 0");
 }
 
+#[track_caller]
+fn check_without_search(trials: &str, state: DesiredState, expected: &str) {
+    let desired = without_search(&records(trials), state);
+    let found: Vec<_> =
+        desired.iter().map(|(trial, desired)| format!("{trial}:{desired:?}")).collect();
+    assert_eq!(found.join(" "), expected, "{trials} {state:?}");
+}
+
+#[test]
+fn user_ends_trials_of_unreadable_search() {
+    check_without_search("run* pause stop* run.", DesiredState::Active, "");
+    check_without_search("run* pause stop* run.", DesiredState::Paused, "0:Pause");
+    check_without_search("run* pause stop* run.", DesiredState::Cancelled, "0:Stop 1:Stop");
+    check_without_search("run* pause stop* run.", DesiredState::Killed, "0:Kill 1:Kill 2:Kill");
+}
+
 /// Trials are `running`, `ended`, or the reason why they are pending.
 #[track_caller]
 fn check_phase(trials: &str, expected: &str) {

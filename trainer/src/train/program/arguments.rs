@@ -18,6 +18,7 @@ Options for training without a runner:
   --data JSON            value of an experiment's `data`, an object
   --seed N               seed of all random numbers (default: 0)
   --epochs N             length; or --batches N, or --records N (default: 1 epoch)
+  --units N              length in the own count of a program with a custom loop
   --folder PATH          stores checkpoints and metrics, and resumes from the latest checkpoint
   --save-batches N       saves every N batches instead of after each epoch
   --save-trial-latest N  retains the N latest checkpoints (default: 1)
@@ -55,7 +56,7 @@ pub(super) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Optio
     Ok(Some(standalone))
 }
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "--hparams",
     "--hparam",
     "--data",
@@ -63,6 +64,7 @@ const NAMES: [&str; 12] = [
     "--epochs",
     "--batches",
     "--records",
+    "--units",
     "--folder",
     "--save-batches",
     "--save-trial-latest",
@@ -86,6 +88,7 @@ fn set(standalone: &mut Standalone, name: &str, value: &str) -> Result<()> {
         "--epochs" => standalone.length = Some(length(name, value, Unit::Epochs)?),
         "--batches" => standalone.length = Some(length(name, value, Unit::Batches)?),
         "--records" => standalone.length = Some(length(name, value, Unit::Records)?),
+        "--units" => standalone.length = Some(length(name, value, Unit::Units)?),
         "--folder" => standalone.folder = Some(value.into()),
         "--save-batches" => {
             standalone.checkpoint_period = Some(length(name, value, Unit::Batches)?);
@@ -143,6 +146,8 @@ mod tests {
         );
         let length = Some(Length::new(Unit::Batches, 9));
         check("--epochs 2 --batches 9", Standalone { length, ..none.clone() });
+        let length = Some(Length::new(Unit::Units, 900));
+        check("--units 900", Standalone { length, ..none.clone() });
         check("--folder a/b", Standalone { folder: Some("a/b".into()), ..none.clone() });
         check(
             "--save-trial-latest 3 --save-trial-best=0",

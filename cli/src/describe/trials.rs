@@ -1,0 +1,142 @@
+//! Trials of an experiment: numbers by state, and a table with the reasons of their states.
+
+use std::collections::BTreeSet;
+
+use stoker_api::experiment::{Phase, Searcher};
+use stoker_api::number;
+use stoker_engine::experiment::explain::{State, metric};
+use stoker_engine::trial::{TrialRecord, granted_units};
+
+use crate::cluster::text::section;
+use crate::explain::Explained;
+use crate::run::MetricRanking;
+
+/// Maximum number of trials in the table.
+const TRIALS_MAX: usize = 20;
+/// Maximum number of trials in the table because they train, or because of an error.
+const OPEN_MAX: usize = 8;
+const ERRORS_MAX: usize = 3;
+
+/// Trials with the explanation of their states.
+#[derive(Clone, Copy)]
+pub(super) struct TrialTable<'a> {
+    pub(super) trials: &'a [&'a TrialRecord],
+    pub(super) explained: &'a Explained,
+}
+
+impl TrialTable<'_> {
+    /// Returns the state of a trial in one or two words.
+    fn state(&self, trial: &TrialRecord) -> &'static str {
+        match (self.explained.state(trial.spec.index), trial.status.phase) {
+            (Some(State::Training) | None, Phase::Running) => "Running",
+            (Some(State::Training), _) => "Queued",
+            (Some(State::Waiting), _) => "Waiting",
+            (Some(State::Paused), _) | (None, Phase::Paused) => "Paused",
+            (Some(State::Stopped), _) => "Stopped",
+            (Some(State::EndedEarly), _) => "Stopped early",
+            (Some(State::Completed), _) | (None, Phase::Completed) => "Completed",
+            (Some(State::Failed), _) | (None, Phase::Failed) => "Failed",
+            (Some(State::Invalid), _) => "Invalid",
+            (Some(State::Cancelled), _) | (None, Phase::Cancelled) => "Cancelled",
+            (Some(State::Deleted), _) => "Deleted",
+            (None, Phase::Pending) => "Pending",
+        }
+    }
+
+    /// Returns the number of trials by state.
+    pub(super) fn counts(&self) -> String {
+        let states: Vec<&str> = self.trials.iter().map(|trial| self.state(trial)).collect();
+        let parts: Vec<String> = STATES
+            .iter()
+            .map(|state| (state, states.iter().filter(|of| *of == state).count()))
+            .filter(|(_, num)| *num > 0)
+            .map(|(state, num)| format!("{num} {}", state.to_lowercase()))
+            .collect();
+        match self.trials.len() {
+            0 => "none".to_owned(),
+            num => format!("{num}: {}", parts.join(", ")),
+        }
+    }
+
+    /// Returns the table of trials, the best first.
+    pub(super) fn section(&self, searcher: &Searcher, id: &str) -> String {
+        let ranking = MetricRanking {
+            metric: &searcher.metric,
+            smaller_is_better: searcher.smaller_is_better,
+        };
+        let mut trials = self.trials.to_vec();
+        trials.sort_by(|one, other| {
+            let (key, other_key) = (ranking.sort_key(one), ranking.sort_key(other));
+            key.total_cmp(&other_key).then(one.spec.index.cmp(&other.spec.index))
+        });
+        let shown = self.shown(&trials);
+        let rows: Vec<Vec<String>> = trials
+            .iter()
+            .filter(|trial| shown.contains(&trial.spec.index))
+            .map(|trial| self.row(trial, &ranking))
+            .collect();
+        let title = match shown.len() < trials.len() {
+            false => "Trials".to_owned(),
+            true => format!(
+                "Trials ({} of {}; `stoker trial list {id}` lists all)",
+                shown.len(),
+                trials.len()
+            ),
+        };
+        let unit = searcher.max_length.get().map_or("length", |(unit, _)| unit.plural());
+        let (metric, unit) = (searcher.metric.to_uppercase(), unit.to_uppercase());
+        section(&title, &["TRIAL", "STATE", &metric, &unit, "WHY"], &rows)
+    }
+
+    /// Returns the indices of the trials to show: some that train and the latest with an error, and
+    /// the best of the others. `trials` are sorted.
+    fn shown(&self, trials: &[&TrialRecord]) -> BTreeSet<u32> {
+        let index = |trial: &&TrialRecord| trial.spec.index;
+        if trials.len() <= TRIALS_MAX {
+            return trials.iter().map(index).collect();
+        }
+        let is_in = |states: &[&str], trial: &&&TrialRecord| states.contains(&self.state(trial));
+        let open =
+            self.trials.iter().filter(|trial| is_in(&["Running", "Queued", "Waiting"], trial));
+        let errors = self.trials.iter().rev().filter(|trial| is_in(&["Failed", "Invalid"], trial));
+        let chosen = open.take(OPEN_MAX).chain(errors.take(ERRORS_MAX));
+        let mut shown: BTreeSet<u32> = chosen.map(index).collect();
+        let num_best = TRIALS_MAX - shown.len();
+        let best: Vec<u32> = trials
+            .iter()
+            .map(index)
+            .filter(|trial| !shown.contains(trial))
+            .take(num_best)
+            .collect();
+        shown.extend(best);
+        shown
+    }
+
+    fn row(&self, trial: &TrialRecord, ranking: &MetricRanking<'_>) -> Vec<String> {
+        let value = ranking.metric_of(trial).map(|text| metric(number::parse(&text)));
+        let dash = || "-".to_owned();
+        vec![
+            trial.spec.index.to_string(),
+            self.state(trial).to_owned(),
+            value.unwrap_or_else(dash),
+            granted_units(&trial.spec).to_string(),
+            self.explained.why(trial.spec.index).unwrap_or_else(dash),
+        ]
+    }
+}
+
+/// Words for states, in the order of their numbers.
+const STATES: [&str; 12] = [
+    "Completed",
+    "Running",
+    "Waiting",
+    "Queued",
+    "Pending",
+    "Paused",
+    "Stopped",
+    "Stopped early",
+    "Failed",
+    "Invalid",
+    "Cancelled",
+    "Deleted",
+];

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::experiment::SearchLimits;
+use crate::external::Action;
 use crate::time::Timestamp;
 use crate::trial::TrialSource;
 
@@ -132,6 +133,8 @@ pub enum LogEvent {
     Edited(EditedEvent),
     /// The search has spent what `spec.searcher.limits` allows.
     LimitReached(LimitReachedEvent),
+    /// The external searcher answered.
+    Answered(AnsweredEvent),
 }
 
 /// Beginning of a search.
@@ -218,6 +221,21 @@ pub struct DeletedTrial {
     /// Trial that this one copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<TrialSource>,
+}
+
+/// Answer of an external searcher. The entry is dropped once the next answer is recorded: by then,
+/// all its effects are in trials.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AnsweredEvent {
+    /// Number of the question.
+    pub call: u64,
+    /// Position of the last event of the question.
+    pub through: u64,
+    /// Actions of the answer. Those on trials that had ended meanwhile have no effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub actions: Vec<Action>,
 }
 
 /// A limit of a search that is reached.

@@ -1,5 +1,6 @@
 //! The Experiment resource: a search over trials, as users write it.
 
+mod external;
 mod length;
 mod limits;
 mod pbt;
@@ -15,6 +16,7 @@ use serde_json::Value;
 
 use crate::pod::PodTemplate;
 
+pub use external::ExternalSearch;
 pub use length::{Length, Unit};
 pub use limits::SearchLimits;
 pub use pbt::PbtSearch;

@@ -61,7 +61,8 @@ pub use checkpoint::{CheckpointRecord, ResultCheckpoint, TrialSource};
                 has(self.randomWords) == has(oldSelf.randomWords) && \
                 (!has(self.randomWords) || self.randomWords == oldSelf.randomWords) && \
                 has(self.source) == has(oldSelf.source) && \
-                (!has(self.source) || self.source == oldSelf.source)",
+                (!has(self.source) || self.source == oldSelf.source) && \
+                has(self.tag) == has(oldSelf.tag) && (!has(self.tag) || self.tag == oldSelf.tag)",
             "message": "the sampled values of a trial are immutable; create a new experiment"
         },
         {
@@ -112,6 +113,10 @@ pub struct TrialSpec {
         )
     )]
     pub pins: Vec<String>,
+    /// Name of the trial for the external searcher that created it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 128)))]
+    pub tag: Option<String>,
     /// Ordered facts, each with the training length it grants. Append-only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(

@@ -195,7 +195,7 @@ fn rungs(explanation: &Explanation, unit: Unit) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use stoker_engine::experiment::Write;
+    use stoker_engine::experiment::{Write, append};
 
     use super::*;
 
@@ -226,7 +226,9 @@ pub(crate) mod tests {
         for value in ["0.5", "0.3", "0.4", ""] {
             for write in std::mem::take(&mut writes) {
                 match write {
-                    Write::Log(entry) => experiment.status.as_mut().unwrap().log.push(entry),
+                    Write::Log(entry) => {
+                        append(&mut experiment.status.as_mut().unwrap().log, entry)
+                    }
                     Write::Pin { .. } => {}
                     Write::Grant { trial, grant } => {
                         trials[trial as usize].spec.grants.push(grant);

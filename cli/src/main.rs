@@ -14,6 +14,7 @@ mod preview;
 mod print;
 mod run;
 mod run_root;
+mod searcher;
 mod show;
 mod simulate;
 mod smoke_test;

@@ -135,6 +135,7 @@ mod tests {
                 "pbt" => json!({
                     "populationSize": 4, "lengthPerRound": { "epochs": 27 }, "numRounds": 3,
                 }),
+                "external" => json!({ "maxTrials": 9, "command": ["searcher"] }),
                 _ => json!({ "maxTrials": 9 }),
             };
             check(method, fields, json!({}));

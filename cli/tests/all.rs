@@ -10,6 +10,8 @@
 mod cluster;
 #[path = "all/cluster_fixture.rs"]
 mod cluster_fixture;
+#[path = "all/external.rs"]
+mod external;
 #[path = "all/fixture.rs"]
 mod fixture;
 #[path = "all/gpus.rs"]

@@ -19,7 +19,7 @@ mod steer;
 mod summary;
 
 pub use crate::trial::TrialRecord;
-pub use ledger::{Ledger, PendingFact, Record, Unreadable, Write, is_edited};
+pub use ledger::{Asked, Ledger, PendingFact, Record, Unreadable, Write, append, is_edited};
 pub use prior::{PriorExperiment, prior_trials};
 pub use refusal::{POD_INVALID, Refusal, TRIAL_INVALID, failed, refusal, set_refusal};
 pub use steer::{

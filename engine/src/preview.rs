@@ -57,8 +57,12 @@ impl LengthCount {
     }
 }
 
-/// Counts the trials of a search, and samples its first `samples` trials.
+/// Counts the trials of a search, and samples its first `samples` trials. Nothing is known about an
+/// external searcher, which is not asked.
 pub fn preview(config: &SearchConfig, samples: u32) -> Preview {
+    if matches!(config.method, Method::External(_)) {
+        return Preview { lengths: vec![], samples: vec![], copied_units: 0 };
+    }
     let lengths = SearchState::of(config).forecast().into_iter();
     let lengths = lengths.map(|(units, trials)| LengthCount { units, trials }).collect();
     let mut search = SearchState::of(&limit_concurrency(config, samples));
@@ -105,6 +109,7 @@ fn limit_concurrency(config: &SearchConfig, samples: u32) -> SearchConfig {
         Method::Hyperband(search) => &mut search.max_concurrent_trials,
         Method::Tpe(search) => &mut search.max_concurrent_trials,
         Method::Sobol(search) => &mut search.max_concurrent_trials,
+        Method::External(search) => &mut search.max_concurrent_trials,
     };
     *concurrency = match *concurrency {
         0 => samples.max(1),

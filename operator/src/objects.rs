@@ -73,6 +73,7 @@ impl CachedTrial {
             random_words: None,
             source: None,
             pins: vec![],
+            tag: None,
             grants: vec![],
             desired_state: DesiredTrialState::Run,
             desired_since: None,

@@ -58,6 +58,30 @@ pub(crate) fn fixed(fields: &[&str]) -> Value {
     json!([{ "rule": unchanged(fields), "message": message }])
 }
 
+/// Returns the rules of an external searcher, which runs on a cluster only as a Service.
+pub(crate) fn external_rules() -> Value {
+    let service = "^http://[a-z]([-a-z0-9]*[a-z0-9])?(:[0-9]+)?(/[^ #]*)?$";
+    json!([
+        {
+            "rule": unchanged(&EXTERNAL),
+            "message": "url, command: cannot change after creation; create a new experiment",
+        },
+        {
+            "rule": "!has(self.command)",
+            "message": "command runs only under `stoker run`; on a cluster, run the program behind \
+                        a Service and set url",
+        },
+        {
+            "rule": format!(
+                "has(self.url) && self.url.matches('{service}') && \
+                 !self.url.matches('^http://localhost([:/]|$)')"
+            ),
+            "message": "url must be http://SERVICE[:PORT][/PATH] with the name of a Service in the \
+                        experiment's namespace",
+        },
+    ])
+}
+
 /// Returns the rules of the searcher.
 pub(crate) fn searcher_rules() -> Value {
     let one = SEARCH_METHODS.map(|method| format!("has(self.{method})")).join(", ");
@@ -114,6 +138,7 @@ pub(crate) const ADAPTIVE: [&str; 5] = ["budget", "mode", "maxRungs", "bracketRu
 pub(crate) const ADAPTIVE_SIMPLE: [&str; 5] =
     ["maxTrials", "mode", "maxRungs", "bracketRungs", "divisor"];
 pub(crate) const HYPERBAND: [&str; 2] = ["numBrackets", "divisor"];
+pub(crate) const EXTERNAL: [&str; 2] = ["url", "command"];
 pub(crate) const TPE: [&str; 1] = ["multivariate"];
 pub(crate) const PBT: [&str; 6] = [
     "populationSize",

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::external::ExternalSearch;
 use super::length::{Length, Unit};
 use super::limits::SearchLimits;
 use super::pbt::PbtSearch;
@@ -12,7 +13,7 @@ use super::schema::{
 };
 
 /// Names of the search methods. Exactly one of them must be set.
-pub const SEARCH_METHODS: [&str; 12] = [
+pub const SEARCH_METHODS: [&str; 13] = [
     "single",
     "random",
     "grid",
@@ -25,6 +26,7 @@ pub const SEARCH_METHODS: [&str; 12] = [
     "tpe",
     "sobol",
     "pbt",
+    "external",
 ];
 
 /// Search method and the metric that ranks trials. Exactly one search method must be set.
@@ -94,8 +96,11 @@ pub struct Searcher {
     /// Population based training: after each round, copies of the best trials replace the worst.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pbt: Option<PbtSearch>,
-    /// Samples hyperparameters in another way than at random. Not for `grid`, `tpe`, `sobol` and
-    /// `pbt`.
+    /// Asks a service of the user which trials run, and how long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external: Option<ExternalSearch>,
+    /// Samples hyperparameters in another way than at random. Not for `grid`, `tpe`, `sobol`,
+    /// `pbt` and `external`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<SamplerSpec>,
     /// Trials of earlier experiments. TPE learns from them, and the other samplers begin with their
@@ -141,6 +146,7 @@ impl Searcher {
             self.tpe.is_some(),
             self.sobol.is_some(),
             self.pbt.is_some(),
+            self.external.is_some(),
         ];
         let methods = SEARCH_METHODS.into_iter().zip(is_set);
         methods.filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
@@ -383,7 +389,7 @@ fn default_true() -> bool {
     true
 }
 
-fn default_max_concurrent_trials() -> u32 {
+pub(super) fn default_max_concurrent_trials() -> u32 {
     16
 }
 

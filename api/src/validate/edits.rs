@@ -70,11 +70,12 @@ fn max_trials(searcher: &Searcher) -> Option<u32> {
 }
 
 fn max_trials_mut(searcher: &mut Searcher) -> Option<&mut u32> {
-    let Searcher { random, tpe, async_halving, adaptive_asha, .. } = searcher;
+    let Searcher { random, tpe, async_halving, adaptive_asha, external, .. } = searcher;
     None.or(random.as_mut().map(|search| &mut search.max_trials))
         .or(tpe.as_mut().map(|search| &mut search.max_trials))
         .or(async_halving.as_mut().map(|search| &mut search.max_trials))
         .or(adaptive_asha.as_mut().map(|search| &mut search.max_trials))
+        .or(external.as_mut().map(|search| &mut search.max_trials))
 }
 
 fn concurrency(searcher: &Searcher) -> Option<u32> {
@@ -83,7 +84,7 @@ fn concurrency(searcher: &Searcher) -> Option<u32> {
 
 fn concurrency_mut(searcher: &mut Searcher) -> Option<&mut u32> {
     let Searcher { random, grid, tpe, async_halving, adaptive_asha, .. } = searcher;
-    let Searcher { sync_halving, adaptive, adaptive_simple, hyperband, .. } = searcher;
+    let Searcher { sync_halving, adaptive, adaptive_simple, hyperband, external, .. } = searcher;
     None.or(random.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(grid.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(tpe.as_mut().map(|search| &mut search.max_concurrent_trials))
@@ -93,6 +94,7 @@ fn concurrency_mut(searcher: &mut Searcher) -> Option<&mut u32> {
         .or(adaptive.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(adaptive_simple.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(hyperband.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(external.as_mut().map(|search| &mut search.max_concurrent_trials))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::external;
 use super::rules::{check_length, union_error};
 use super::{FieldError, Method, TRIALS_MAX};
 use crate::experiment::{Length, PbtSearch, SearchLimits, Searcher};
@@ -100,6 +101,11 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
     if let Some(search) = searcher.pbt {
         let units_per_round = checker.check_pbt(&search)?;
         return Some(Method::Pbt { search, units_per_round });
+    }
+    if let Some(search) = searcher.external.clone() {
+        checker.check_trials("external.maxTrials", search.max_trials);
+        external::check(searcher, &search, errors);
+        return Some(Method::External(search));
     }
     let search = searcher.tpe?;
     checker.check_trials("tpe.maxTrials", search.max_trials);

@@ -6,7 +6,7 @@ use serde_json::json;
 use stoker_api::decisions::LogEntry;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Fact, ResultFact};
-use stoker_engine::experiment::{Ledger, Record, Write};
+use stoker_engine::experiment::{Ledger, Record, Write, append};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::search::book::TrialState;
 use stoker_engine::trial::TrialRecord;
@@ -35,7 +35,7 @@ impl Records {
         let mut changed = BTreeSet::new();
         for write in writes {
             match write {
-                Write::Log(entry) => self.log.push(entry),
+                Write::Log(entry) => append(&mut self.log, entry),
                 Write::Pin { .. } => {}
                 Write::Grant { trial, grant } => {
                     changed.insert(trial);

@@ -215,6 +215,11 @@ pub enum Cause {
     LimitReached,
     /// The user edited the search.
     Edited,
+    /// The external searcher answered a question.
+    Answered {
+        /// Number of the question.
+        call: u64,
+    },
     /// The event is of another kind, or its record was deleted.
     Other,
 }
@@ -324,6 +329,11 @@ pub enum Next {
     Creates {
         /// Number of trials still to be created.
         remaining: u32,
+    },
+    /// Waits for the answer of the external searcher.
+    WaitsForAnswer {
+        /// Number of the question.
+        call: u64,
     },
     /// Waits for results.
     WaitsFor {

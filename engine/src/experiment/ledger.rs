@@ -9,8 +9,10 @@
 //! in the experiment's log. The home is durable before any effect of the turn and before the next
 //! turn. So after a crash, the record has all decisions from which anything can have followed.
 
+mod answers;
 mod edits;
 mod explained;
+mod history;
 mod limits;
 mod rebuild;
 mod sources;
@@ -18,6 +20,7 @@ mod sources;
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub use answers::{Asked, append};
 pub use edits::is_edited;
 
 use stoker_api::decisions::{
@@ -59,7 +62,7 @@ pub enum Write {
         /// Names of the checkpoints, to be added to those that are pinned.
         checkpoints: Vec<String>,
     },
-    /// Append to the experiment's log.
+    /// Append to the experiment's log, by [`append`].
     Log(LogEntry),
     /// Append to the grants of a trial.
     Grant {
@@ -256,6 +259,7 @@ impl Ledger {
     fn log(&mut self, turn: Turn, event: LogEvent, at: Timestamp) -> Vec<Write> {
         let next = self.book().next_index() - turn.created.len() as u32;
         self.take_in(&turn, next);
+        self.tag_missing(&event, next);
         self.note_entry(&event, at);
         let steps = self.record(&turn, next);
         let home = std::iter::once(Write::Log(LogEntry { order: turn.order, at, event, steps }));
@@ -277,7 +281,7 @@ impl Ledger {
                 self.limit_reached.take_if(|_| !event.is_limited);
             }
             LogEvent::Began(event) => self.has_settings = event.settings.is_some(),
-            LogEvent::Deleted(_) => {}
+            LogEvent::Deleted(_) | LogEvent::Answered(_) => {}
         }
     }
 

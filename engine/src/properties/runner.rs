@@ -3,23 +3,26 @@
 mod checks;
 mod copies;
 mod explained;
+mod service;
+mod training;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
-use stoker_api::contract::Directive;
 use stoker_api::decisions::{LogEntry, PriorTrial, SearchSettings};
 use stoker_api::experiment::{DesiredState, MedianStopping, Objective, Phase, SearchLimits};
+use stoker_api::external::Answer;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
+use stoker_api::trial::{DesiredTrialState, Fact};
 use stoker_api::validate::Method;
 
-use crate::experiment::{Ledger, Record, Request, Summary, Write, desired_states};
-use crate::fixture::{LOSS, config, report, validated};
+use self::service::Service;
+use crate::experiment::{Asked, Ledger, Record, Request, Summary, Write, append, desired_states};
+use crate::fixture::config;
 use crate::search::SearchConfig;
 use crate::trial::{
-    BackOffLimits, NextStep, ReportEffect, RestartLimits, TargetState, TrialRecord, begin_attempt,
-    close, closed, directive, end_attempt, live_attempt, next, record_report, stamp_facts,
+    BackOffLimits, NextStep, RestartLimits, TargetState, TrialRecord, begin_attempt, close, closed,
+    next, stamp_facts,
 };
 
 // The simulated runner causes the lost attempts, so their limit must not decide how a trial ends.
@@ -29,27 +32,6 @@ const LIMITS: RestartLimits = RestartLimits {
     back_off: BackOffLimits::CLUSTER,
 };
 const RELEASE_SECONDS: u32 = 20;
-
-/// Behavior of a trial's program. It depends only on the trial's seed, so it is the same in every
-/// interleaving.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Program {
-    Trains,
-    StopsItself,
-    EndsUntrained,
-    RefusesHyperparameters,
-    Fails,
-}
-
-fn program(record: &TrialRecord) -> Program {
-    match record.spec.seed % 16 {
-        0 => Program::StopsItself,
-        1 => Program::RefusesHyperparameters,
-        2 => Program::Fails,
-        3 => Program::EndsUntrained,
-        _ => Program::Trains,
-    }
-}
 
 /// Simulated runner; it remembers the records as JSON.
 #[derive(Clone, Debug)]
@@ -70,6 +52,12 @@ pub(super) struct Runner {
     last_report: BTreeMap<u32, (u32, u64)>,
     /// Checkpoints whose files exist, as trial and name.
     files: BTreeSet<(u32, String)>,
+    /// External searcher, which survives crashes.
+    service: Service,
+    /// Whether answers arrive one pass after their questions.
+    is_slow: bool,
+    /// Answer on its way. Lost in a crash.
+    answer: Option<(Asked, Answer)>,
 }
 
 impl Runner {
@@ -88,6 +76,9 @@ impl Runner {
             num_closes: BTreeMap::new(),
             last_report: BTreeMap::new(),
             files: BTreeSet::new(),
+            service: Service::default(),
+            is_slow: false,
+            answer: None,
         }
     }
 
@@ -105,6 +96,16 @@ impl Runner {
         let objective = Objective { metric: "speed".to_owned(), smaller_is_better: false };
         self.config.other_objectives = vec![objective; usize::from(is_set)];
         self
+    }
+
+    pub(super) fn with_slow_answers(mut self, is_slow: bool) -> Self {
+        self.is_slow = is_slow && matches!(self.config.method, Method::External(_));
+        self
+    }
+
+    /// Forgets what is not recorded.
+    pub(super) fn crash(&mut self) {
+        (self.live, self.answer) = (None, None);
     }
 
     /// Changes the editable settings.
@@ -166,7 +167,7 @@ impl Runner {
         match write {
             Write::Log(entry) => {
                 let mut log = self.log();
-                log.push(entry);
+                append(&mut log, entry);
                 self.log = serde_json::to_string(&log).unwrap();
             }
             Write::Grant { trial, grant } => {
@@ -181,15 +182,8 @@ impl Runner {
 
     /// Lets the search take in what is recorded. Crashes after `left` writes.
     pub(super) fn settle(&mut self, mut left: usize) {
-        let mut writes = vec![];
-        let mut ledger = match self.live.take() {
-            Some(ledger) => ledger,
-            None => {
-                let (ledger, missing) = self.rebuilt();
-                writes = missing;
-                ledger
-            }
-        };
+        let live = self.live.take().map(|ledger| (ledger, vec![]));
+        let (mut ledger, writes) = live.unwrap_or_else(|| self.rebuilt());
         let now = Timestamp(self.now);
         let mut run = |runner: &mut Self, writes: Vec<Write>| {
             for write in writes {
@@ -235,6 +229,9 @@ impl Runner {
                 return;
             }
         }
+        if !is_over && !self.ask(&mut ledger, &mut decided, &mut run) {
+            return;
+        }
         self.want(&ledger);
         self.trials_created = ledger.book().next_index() - ledger.num_uncreated();
         if !is_over {
@@ -242,6 +239,7 @@ impl Runner {
         }
         let (rebuilt, missing) = self.rebuilt();
         assert_eq!(missing, []);
+        self.check_service(&ledger);
         self.check_decided(decided);
         // The deletion of a trial after the end of the search is not recorded.
         let is_finished = ledger.book().is_finished() && !ledger.deleted(&trials).is_empty();
@@ -323,42 +321,6 @@ impl Runner {
         self.write(&record);
     }
 
-    fn train(&mut self, record: &mut TrialRecord, target: TargetState, die: u8) {
-        let attempt = live_attempt(record).unwrap();
-        let batches = record.status.batches + 1;
-        let end = |record: &mut _, end| end_attempt(record, end, None, &LIMITS);
-        match (die % 8, program(record)) {
-            (0, _) if die < 128 => end(record, AttemptEnd::Preempted),
-            (0, _) => end(record, AttemptEnd::RunnerLost),
-            (1, _) if record.status.checkpoints.len() > 1 => {
-                end(record, AttemptEnd::Infrastructure);
-            }
-            (2, _) => self.save_checkpoints(record, attempt, batches),
-            (_, Program::StopsItself) => {
-                let report = report(attempt, batches, validated("0.5", None));
-                record_report(record, &report, &LOSS);
-                end(record, AttemptEnd::Completed);
-            }
-            (_, Program::EndsUntrained) => end(record, AttemptEnd::Completed),
-            (_, Program::RefusesHyperparameters) => {
-                end(record, AttemptEnd::InvalidHyperparameters);
-            }
-            (_, Program::Fails) => end(record, AttemptEnd::UserError),
-            (_, Program::Trains) => match directive(record, attempt, target) {
-                Directive::Continue { units } => self.complete_length(record, attempt, units, die),
-                Directive::Stop => end(record, AttemptEnd::Completed),
-                Directive::Preempt => end(record, AttemptEnd::Preempted),
-                Directive::Wait => {}
-                Directive::Fenced => panic!("a live attempt was fenced"),
-            },
-        }
-        let old = self.last_report.insert(record.spec.index, (attempt, batches));
-        if let Some((old, batches)) = old.filter(|(reported_by, _)| *reported_by < attempt) {
-            let report = report(old, batches, validated("9", Some(9)));
-            assert_eq!(record_report(record, &report, &LOSS), ReportEffect::Fenced);
-        }
-    }
-
     /// Steps all trials in turn until the experiment ends.
     pub(super) fn finish(&mut self) {
         for number in 0..20_000 {
@@ -376,9 +338,9 @@ impl Runner {
     }
 }
 
-/// Returns trials of an earlier experiment, best first. A grid has none.
+/// Returns trials of an earlier experiment, best first. A grid and an external search have none.
 fn prior(method: &Method) -> Vec<PriorTrial> {
-    let is_grid = matches!(method, Method::Grid { .. });
+    let is_grid = matches!(method, Method::Grid { .. } | Method::External(_));
     let trial = |index: u32| PriorTrial {
         name: format!("earlier-{index}"),
         hyperparameters: json!({ "depth": 1 + index, "net": { "rate": 0.5 } }),

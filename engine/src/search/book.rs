@@ -167,7 +167,7 @@ impl Book {
         let entry = event.trial().map(|trial| self.trials.get(trial as usize));
         match (event, entry) {
             (Event::Began, _) => self.trials.is_empty(),
-            (Event::Edited(_), _) => true,
+            (Event::Edited(_) | Event::Answered(_), _) => true,
             (Event::LimitReached, _) => !self.is_limited,
             (_, None | Some(None)) => false,
             (Event::Result { units, .. }, Some(Some(entry))) => {
@@ -192,7 +192,7 @@ impl Book {
             Before { state, units }
         });
         match event {
-            Event::Began => {}
+            Event::Began | Event::Answered(_) => {}
             Event::Edited(edit) => {
                 self.is_finished = false;
                 self.is_limited &= edit.is_limited;

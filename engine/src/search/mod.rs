@@ -121,6 +121,7 @@ impl Draw {
             random_words: None,
             source: None,
             pins: vec![],
+            tag: None,
             grants: vec![],
             desired_state: DesiredTrialState::Run,
             desired_since: None,

@@ -67,6 +67,9 @@ fn numbers(method: &mut Method) -> (Option<&mut u32>, Option<&mut u32>) {
         Method::Sobol(search) => {
             (Some(&mut search.max_trials), Some(&mut search.max_concurrent_trials))
         }
+        Method::External(search) => {
+            (Some(&mut search.max_trials), Some(&mut search.max_concurrent_trials))
+        }
         Method::SyncHalving { search, .. } => (None, Some(&mut search.max_concurrent_trials)),
         Method::Adaptive { search, .. } => (None, Some(&mut search.max_concurrent_trials)),
         // Its brackets are fixed, and so is the number of trials.

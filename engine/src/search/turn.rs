@@ -1,6 +1,7 @@
 //! Events that a search reacts to, and the steps that it decides.
 
 use serde_json::Value;
+use stoker_api::decisions::AnsweredEvent;
 use stoker_api::trial::CloseCause;
 
 use super::rung::Loss;
@@ -37,6 +38,8 @@ pub enum Event {
     Edited(Edit),
     /// A limit is reached. The search ends.
     LimitReached,
+    /// The external searcher answered.
+    Answered(AnsweredEvent),
 }
 
 /// New numbers of a search.
@@ -56,7 +59,7 @@ impl Event {
     /// Returns the trial that an event is about.
     pub fn trial(&self) -> Option<u32> {
         match self {
-            Self::Began | Self::Edited(_) | Self::LimitReached => None,
+            Self::Began | Self::Edited(_) | Self::LimitReached | Self::Answered(_) => None,
             Self::Result { trial, .. } | Self::Closed { trial, .. } | Self::Deleted { trial } => {
                 Some(*trial)
             }

@@ -16,7 +16,7 @@ use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{
-    Ledger, Record, Refusal, Request, Summary, Unreadable, Write, desired_states,
+    Ledger, Record, Refusal, Request, Summary, Unreadable, Write, append, desired_states,
 };
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
@@ -47,7 +47,7 @@ pub(super) fn trials_of(context: &Context, key: &Key, uid: &str) -> Vec<Arc<Cach
 
 /// Writes an experiment and its trials in one pass.
 pub(super) struct Writer<'a> {
-    context: &'a Context,
+    pub(super) context: &'a Context,
     /// The experiment as this pass read or wrote it.
     pub(super) experiment: Experiment,
     /// Trials as this pass read or wrote them, by index. A newer version may have another spec,
@@ -169,7 +169,7 @@ impl<'a> Writer<'a> {
                 if status.phase.is_terminal() && entry.continues_search() {
                     status.phase = Phase::Pending;
                 }
-                status.log.push(entry);
+                append(&mut status.log, entry);
                 self.experiment = write_status(self.context, &self.experiment, status).await?;
             }
             Some(Write::Grant { trial, grant }) => self.effects(vec![(trial, grant)]).await?,

@@ -9,19 +9,21 @@ use stoker_engine::experiment::explain::Decision;
 use stoker_engine::experiment::{Ledger, Refusal, Request, Unreadable, Write, desired_states};
 use stoker_engine::search::SearchConfig;
 
+use super::answers::{Waiting, take_answers};
 use super::apply::Writer;
 use crate::error::Error;
 
 /// Outcome of the decisions of a pass.
 pub(super) struct Decided {
     pub(super) ledger: Ledger,
-    /// Delay until a trial releases its GPUs, or the search reaches a limit.
+    /// Delay until a trial releases its GPUs, the search reaches a limit, or a question is asked
+    /// again.
     pub(super) wake: Option<Duration>,
     /// Error of a trial's creation.
     pub(super) creation: Option<Error>,
     /// Decisions that were recorded in this pass.
     pub(super) decisions: Vec<Decision>,
-    /// Why the search cannot begin yet.
+    /// Why the search cannot begin yet, or waits for its external searcher.
     pub(super) refusal: Option<Refusal>,
 }
 
@@ -39,7 +41,7 @@ pub(super) async fn decide(
     let mut creation = None;
     let mut decisions = vec![];
     let mut is_recorded = true;
-    let mut refusal = None;
+    let (mut refusal, mut ask_wait) = (None, None);
     let prior = match ledger.has_begun() || is_over || is_failed {
         true => Ok(vec![]),
         false => writer.prior_trials(valid),
@@ -55,11 +57,21 @@ pub(super) async fn decide(
             Ok(prior) => {
                 let output = (&mut creation, &mut decisions);
                 let ledger = &mut ledger;
-                if let Err(error) =
-                    take_turns(writer, ledger, config, prior, missing, request, output).await
-                {
-                    writer.errors.push(error);
-                    is_recorded = false;
+                let taken =
+                    take_turns(writer, ledger, config, prior, missing, request, output).await;
+                let answered = match taken {
+                    Ok(()) if creation.is_none() && request.state == DesiredState::Active => {
+                        let output = (&mut creation, &mut decisions);
+                        take_answers(writer, ledger, valid, request, output).await
+                    }
+                    other => other.map(|()| Waiting::default()),
+                };
+                match answered {
+                    Ok(waiting) => (refusal, ask_wait) = (waiting.refusal, waiting.wait),
+                    Err(error) => {
+                        writer.errors.push(error);
+                        is_recorded = false;
+                    }
                 }
             }
         }
@@ -79,7 +91,8 @@ pub(super) async fn decide(
         true => None,
         false => ledger.seconds_to_limit(&writer.spending(config), request.now),
     };
-    let wake = desired.wake_seconds.into_iter().chain(limit).min().map(Duration::from_secs);
+    let wake = desired.wake_seconds.into_iter().chain(limit).map(Duration::from_secs);
+    let wake = wake.chain(ask_wait).min();
     Ok(Decided { ledger, wake, creation, decisions, refusal })
 }
 

@@ -6,6 +6,7 @@
 //!
 //! An error stops only the writes that depend on the failed one. The status is always written.
 
+mod answers;
 pub(crate) mod apply;
 mod clean_up;
 mod decide;
@@ -45,7 +46,10 @@ const REFUSAL_RETRY: Duration = Duration::from_secs(10);
 ///
 /// See [`Error`]. Completed writes stay, and the next plan contains the rest.
 pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>, Error> {
-    let Some(cached) = context.experiments.get(key) else { return Ok(None) };
+    let Some(cached) = context.experiments.get(key) else {
+        context.searchers.forget(key);
+        return Ok(None);
+    };
     let Some(experiment) = cached.experiment() else {
         return report_unparsable(context, key, &cached).await;
     };
@@ -56,6 +60,7 @@ pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>,
     match &cached.validation {
         // An ended experiment keeps its result, even if its trials change afterwards.
         Some(Ok(valid)) if status.phase.is_terminal() && !is_edited(experiment, valid, &status) => {
+            context.searchers.forget(key);
             clean_up::clean_up(context, key, experiment, valid, &status).await
         }
         Some(Ok(valid)) => run(context, key, experiment, valid, &status).await,

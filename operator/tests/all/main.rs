@@ -7,6 +7,7 @@ mod audit;
 mod bench;
 mod edits;
 mod events;
+mod external;
 mod failures;
 mod fencing;
 mod flow;

@@ -43,7 +43,7 @@ pub(super) fn settings(entry: &LogEntry) -> Option<&SearchSettings> {
     match &entry.event {
         LogEvent::Began(event) => event.settings.as_ref(),
         LogEvent::Edited(event) => Some(&event.settings),
-        LogEvent::Deleted(_) | LogEvent::LimitReached(_) => None,
+        LogEvent::Deleted(_) | LogEvent::LimitReached(_) | LogEvent::Answered(_) => None,
     }
 }
 

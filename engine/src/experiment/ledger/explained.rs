@@ -93,6 +93,7 @@ fn logged(writes: &[Write]) -> Vec<Event> {
     match &entry.event {
         LogEvent::Began(_) => vec![Event::Began],
         LogEvent::LimitReached(_) => vec![Event::LimitReached],
+        LogEvent::Answered(event) => vec![Event::Answered(event.clone())],
         LogEvent::Edited(event) => vec![Event::Edited(event.into())],
         LogEvent::Deleted(deleted) => {
             deleted.trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()

@@ -8,6 +8,7 @@ use stoker_api::decisions::{
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Fact, Grant, TrialSource, TrialSpec};
 
+use super::answers;
 use super::edits::settings;
 use super::sources::Sources;
 use super::{Ledger, Record, Unreadable, Write, effects, groups, search_of};
@@ -48,7 +49,10 @@ pub(super) type Watch<'a> = &'a mut dyn FnMut(&SearchState, &search::Turn, Optio
 fn prior(entry: &LogEntry) -> Option<&[PriorTrial]> {
     match &entry.event {
         LogEvent::Began(event) => Some(&event.prior_trials),
-        LogEvent::Edited(_) | LogEvent::Deleted(_) | LogEvent::LimitReached(_) => None,
+        LogEvent::Edited(_)
+        | LogEvent::Deleted(_)
+        | LogEvent::LimitReached(_)
+        | LogEvent::Answered(_) => None,
     }
 }
 
@@ -201,6 +205,9 @@ impl Ledger {
         self.note(order, &turn.changes);
         let groups = groups(&steps, next);
         self.add_missing(&turn, next, &groups);
+        if let Home::Log(entry) = home {
+            self.tag_missing(&entry.event, next);
+        }
         self.note_missing_effects(&turn);
         watch(&self.search, &turn, at);
         if let Home::Grant(trial, grant) = home {
@@ -244,13 +251,15 @@ impl Ledger {
                     LogEvent::Began(_) => vec![Event::Began],
                     LogEvent::Edited(event) => vec![Event::Edited(event.into())],
                     LogEvent::LimitReached(_) => vec![Event::LimitReached],
+                    LogEvent::Answered(event) => vec![Event::Answered(event.clone())],
                     LogEvent::Deleted(DeletedEvent { trials }) => {
                         trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()
                     }
                 };
                 let last_mentioned = recorded::last_mentioned(&entry.steps);
                 let sources = recorded::sources(&entry.steps).collect();
-                Turn { events, steps: Some(steps(&entry.steps)), last_mentioned, sources }
+                let steps = answers::with_given(&entry.event, steps(&entry.steps));
+                Turn { events, steps: Some(steps), last_mentioned, sources }
             }
             Home::Grant(trial, grant) => {
                 let facts = record.trials.get(trial).map(|trial| &trial.status.facts);
@@ -338,7 +347,10 @@ fn create(spec: &TrialSpec) -> Step {
 fn deleted_trial<'a>(index: u32, record: Record<'a>) -> Option<&'a DeletedTrial> {
     let deleted = record.log.iter().filter_map(|entry| match &entry.event {
         LogEvent::Deleted(deleted) => Some(&deleted.trials),
-        LogEvent::Began(_) | LogEvent::Edited(_) | LogEvent::LimitReached(_) => None,
+        LogEvent::Began(_)
+        | LogEvent::Edited(_)
+        | LogEvent::LimitReached(_)
+        | LogEvent::Answered(_) => None,
     });
     deleted.flatten().find(|trial| trial.index == index)
 }

@@ -61,7 +61,11 @@ impl SearchMethod for FixedLength {
             Event::Deleted { .. } => {
                 self.num_invalid -= u32::from(before.is_some_and(Before::was_invalid))
             }
-            Event::Began | Event::Closed { .. } | Event::Edited(_) | Event::LimitReached => {}
+            Event::Began
+            | Event::Closed { .. }
+            | Event::Edited(_)
+            | Event::LimitReached
+            | Event::Answered(_) => {}
         }
     }
 

@@ -171,7 +171,11 @@ impl SearchMethod for Pbt {
                     !trials.is_empty()
                 });
             }
-            Event::Began | Event::Closed { .. } | Event::Edited(_) | Event::LimitReached => {}
+            Event::Began
+            | Event::Closed { .. }
+            | Event::Edited(_)
+            | Event::LimitReached
+            | Event::Answered(_) => {}
         }
     }
 

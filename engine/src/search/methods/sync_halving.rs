@@ -169,7 +169,7 @@ impl SearchMethod for SyncHalving {
         let rung = bracket.rung_of(before.units);
         bracket.on_way[rung] -= u32::from(was_active);
         match *event {
-            Event::Began | Event::Edited(_) | Event::LimitReached => {}
+            Event::Began | Event::Edited(_) | Event::LimitReached | Event::Answered(_) => {}
             Event::Result { loss, .. } => {
                 bracket.rungs[rung].insert(trial, loss, book.order());
             }

@@ -120,7 +120,8 @@ fn run(experiment: &Value, lines: &[Value], flags: &Value) -> Simulation {
     let curves = curves(lines);
     let curve_of = |trial: u32, _: &Value| curves.get(&trial);
     let smaller_is_better = spec.searcher.smaller_is_better;
-    simulate(search, valid.units_max, smaller_is_better, machine(flags), curve_of).unwrap()
+    simulate(search, valid.units_max, smaller_is_better, machine(flags), &mut no_searcher, curve_of)
+        .unwrap()
 }
 
 #[test]

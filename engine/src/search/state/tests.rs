@@ -10,7 +10,9 @@ use stoker_api::trial::CloseCause;
 use super::*;
 use crate::search::book::TrialState;
 use crate::search::layout::{self, AdaptiveAsha, Mode};
-use crate::search::methods::{Median, PbtConfig};
+use crate::search::methods::{
+    AsyncHalving, FixedLength, Median, Pbt, PbtConfig, SyncHalving, Tournament,
+};
 use crate::search::rung::Loss;
 use crate::search::samplers::Explore;
 
@@ -165,9 +167,11 @@ impl Recorded {
         for turn in &self.log {
             let home = match &turn.events[0] {
                 Event::Result { trial, .. } | Event::Closed { trial, .. } => Some(*trial),
-                Event::Began | Event::Deleted { .. } | Event::LimitReached | Event::Edited(_) => {
-                    None
-                }
+                Event::Began
+                | Event::Deleted { .. }
+                | Event::LimitReached
+                | Event::Edited(_)
+                | Event::Answered(_) => None,
             };
             let is_lost = home.is_some_and(|home| deleted.contains(&home));
             let effects: Vec<Step> = turn

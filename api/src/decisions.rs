@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::experiment::SearchLimits;
+use crate::experiment::{ReopenRequest, SearchLimits};
 use crate::external::Action;
 use crate::time::Timestamp;
 use crate::trial::TrialSource;
@@ -30,6 +30,8 @@ pub enum StepRecord {
     StopPaused(StopPausedStep),
     /// Stops all open trials.
     StopAll(StopAllStep),
+    /// Reopens trials that have ended.
+    Reopen(ReopenStep),
     /// Ends the search.
     Finish(FinishStep),
 }
@@ -90,6 +92,15 @@ pub struct StopPausedStep {
 #[serde(rename_all = "camelCase")]
 pub struct StopAllStep {}
 
+/// Trials that continue after their end.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ReopenStep {
+    /// Indexes of the trials.
+    pub trials: Vec<u32>,
+}
+
 /// The end of a search.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
@@ -116,7 +127,8 @@ impl LogEntry {
     /// Returns `true` if the turn continues a search that had ended.
     pub fn continues_search(&self) -> bool {
         let is_end = |step: &StepRecord| matches!(step, StepRecord::Finish(_));
-        matches!(self.event, LogEvent::Edited(_)) && !self.steps.iter().any(is_end)
+        matches!(self.event, LogEvent::Edited(_) | LogEvent::Reopened(_))
+            && !self.steps.iter().any(is_end)
     }
 }
 
@@ -135,6 +147,8 @@ pub enum LogEvent {
     LimitReached(LimitReachedEvent),
     /// The external searcher answered.
     Answered(AnsweredEvent),
+    /// The user has asked to reopen trials that have ended.
+    Reopened(ReopenRequest),
 }
 
 /// Beginning of a search.

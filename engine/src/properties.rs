@@ -5,6 +5,7 @@
 //! forgets everything else. Its trials report, fail and end in any order.
 
 mod external;
+mod reopened;
 mod runner;
 
 use std::collections::BTreeSet;
@@ -29,7 +30,7 @@ fn outcome(runner: &Runner) -> Outcome {
     let results = |record: &TrialRecord| {
         let results = record.status.facts.iter().filter_map(|fact| match fact {
             Fact::Result(result) => Some((result.units, result.metric.clone())),
-            Fact::Closed(_) => None,
+            Fact::Closed(_) | Fact::Reopened(_) => None,
         });
         results.collect()
     };

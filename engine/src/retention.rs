@@ -64,7 +64,7 @@ pub fn deletable(
 pub fn pinned(record: &TrialRecord) -> Vec<String> {
     let checkpoint = |fact: &Fact| match fact {
         Fact::Result(result) => Some(result.checkpoint.as_ref()?.name.clone()),
-        Fact::Closed(_) => None,
+        Fact::Closed(_) | Fact::Reopened(_) => None,
     };
     let latest = record.status.facts.iter().rev().find_map(checkpoint);
     record.spec.pins.iter().cloned().chain(latest).collect()

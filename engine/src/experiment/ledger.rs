@@ -15,13 +15,14 @@ mod explained;
 mod history;
 mod limits;
 mod rebuild;
+mod reopened;
 mod sources;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 pub use answers::{Asked, append};
-pub use edits::is_edited;
+pub use edits::{EDIT_REFUSED, is_edited, is_requested, refused_edit};
 
 use stoker_api::decisions::{
     BeganEvent, DeletedEvent, DeletedTrial, LimitReachedEvent, LogEntry, LogEvent, PriorTrial,
@@ -31,6 +32,7 @@ use stoker_api::number;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Fact, Grant, ResultCheckpoint, TrialSpec};
 
+use self::reopened::Reopening;
 use self::sources::Sources;
 use super::recorded;
 use crate::search::SearchConfig;
@@ -79,7 +81,8 @@ pub struct PendingFact {
     at: Timestamp,
     trial: u32,
     fact: u32,
-    event: Event,
+    /// Unset if nothing follows from the fact.
+    event: Option<Event>,
     /// Checkpoint of a result.
     checkpoint: Option<ResultCheckpoint>,
 }
@@ -123,6 +126,10 @@ pub struct Ledger {
     limit_reached: Option<LimitReachedEvent>,
     /// Whether the log has the settings of the search.
     has_settings: bool,
+    /// Number of the last request to reopen trials.
+    last_request: u32,
+    /// Reopened trials.
+    reopenings: BTreeMap<u32, Reopening>,
 }
 
 impl Ledger {
@@ -186,11 +193,12 @@ impl Ledger {
                 let time = match recorded {
                     Fact::Result(result) => result.at,
                     Fact::Closed(closed) => closed.at,
+                    Fact::Reopened(reopened) => reopened.at,
                 };
                 // The facts of a trial keep their order, even if a clock was set back.
                 at = at.max(time.unwrap_or_default());
                 if fact >= num_placed {
-                    let event = recorded::event(trial, recorded, &self.config);
+                    let event = self.event(trial, fact, recorded);
                     let checkpoint = recorded::checkpoint(recorded).cloned();
                     pending.push(PendingFact { at, trial, fact, event, checkpoint });
                 }
@@ -206,8 +214,12 @@ impl Ledger {
         let trial = pending.trial;
         self.num_placed[trial as usize] = pending.fact + 1;
         let next = self.book().next_index();
-        let Some(turn) = self.search.advance(pending.event.clone()) else { return vec![] };
-        if let (Event::Result { units, .. }, Some(at)) = (&pending.event, &pending.checkpoint) {
+        let event = pending.event.clone();
+        let Some(turn) = event.and_then(|event| self.search.advance(event)) else {
+            return vec![];
+        };
+        if let (Some(Event::Result { units, .. }), Some(at)) = (&pending.event, &pending.checkpoint)
+        {
             self.sources.note_result(trial, *units, at.clone());
         }
         self.take_in(&turn, next);
@@ -252,6 +264,9 @@ impl Ledger {
         for trial in trials {
             self.num_placed[*trial as usize] = 0;
             self.granted_in[*trial as usize] = 0;
+            if let Some(reopening) = self.reopenings.get_mut(trial) {
+                reopening.num_facts = 0;
+            }
         }
         self.sources.forget(trials);
     }
@@ -281,6 +296,7 @@ impl Ledger {
                 self.limit_reached.take_if(|_| !event.is_limited);
             }
             LogEvent::Began(event) => self.has_settings = event.settings.is_some(),
+            LogEvent::Reopened(request) => self.last_request = request.number,
             LogEvent::Deleted(_) | LogEvent::Answered(_) => {}
         }
     }

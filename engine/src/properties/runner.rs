@@ -3,26 +3,29 @@
 mod checks;
 mod copies;
 mod explained;
+mod program;
 mod service;
 mod training;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::json;
-use stoker_api::decisions::{LogEntry, PriorTrial, SearchSettings};
-use stoker_api::experiment::{DesiredState, MedianStopping, Objective, Phase, SearchLimits};
+use stoker_api::decisions::{LogEntry, SearchSettings};
+use stoker_api::experiment::{
+    DesiredState, MedianStopping, Objective, Phase, ReopenRequest, SearchLimits,
+};
 use stoker_api::external::Answer;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{DesiredTrialState, Fact};
 use stoker_api::validate::Method;
 
+use self::program::prior;
 use self::service::Service;
 use crate::experiment::{Asked, Ledger, Record, Request, Summary, Write, append, desired_states};
 use crate::fixture::config;
 use crate::search::SearchConfig;
 use crate::trial::{
-    BackOffLimits, NextStep, RestartLimits, TargetState, TrialRecord, begin_attempt, close, closed,
-    next, stamp_facts,
+    BackOffLimits, NextStep, RestartLimits, TargetState, TrialRecord, begin_attempt, close,
+    is_open, is_reopening, next, reopen, stamp_facts,
 };
 
 // The simulated runner causes the lost attempts, so their limit must not decide how a trial ends.
@@ -45,6 +48,7 @@ pub(super) struct Runner {
     pub(super) log: String,
     trials_created: u32,
     pub(super) state: DesiredState,
+    pub(super) reopen: Option<ReopenRequest>,
     now: i64,
     /// Lost in a crash.
     pub(super) live: Option<Ledger>,
@@ -71,6 +75,7 @@ impl Runner {
             log: "[]".to_owned(),
             trials_created: 0,
             state: DesiredState::Active,
+            reopen: None,
             now: 0,
             live: None,
             num_closes: BTreeMap::new(),
@@ -157,8 +162,9 @@ impl Runner {
     }
 
     fn write(&mut self, record: &TrialRecord) {
-        let is_close = |fact: &&Fact| matches!(fact, Fact::Closed(_));
-        let num_closes = record.status.facts.iter().filter(is_close).count();
+        let facts = record.status.facts.iter().rev();
+        let latest = facts.take_while(|fact| !matches!(fact, Fact::Reopened(_)));
+        let num_closes = latest.filter(|fact| matches!(fact, Fact::Closed(_))).count();
         self.num_closes.insert(record.spec.index, num_closes);
         self.trials.insert(record.spec.index, serde_json::to_string(record).unwrap());
     }
@@ -173,6 +179,9 @@ impl Runner {
             Write::Grant { trial, grant } => {
                 let Some(json) = self.trials.get(&trial) else { return };
                 let mut record: TrialRecord = serde_json::from_str(json).unwrap();
+                if is_reopening(&grant) {
+                    record.spec.desired_state = DesiredTrialState::Pause;
+                }
                 record.spec.grants.push(grant);
                 self.write(&record);
             }
@@ -205,7 +214,16 @@ impl Runner {
         let records = self.records();
         let spending = Summary::new(&self.config, &records);
         let config = self.config.clone();
-        if !is_over && !run(self, ledger.edit(&config, &spending, now)) {
+        let record_of = |index: u32| records.iter().find(|record| record.spec.index == index);
+        let edited = match is_over {
+            true => Some(vec![]),
+            false => ledger.edit(&config, &spending, record_of, now),
+        };
+        let Some(writes) = edited else {
+            self.want(&ledger);
+            return;
+        };
+        if !run(self, writes) {
             return;
         }
         let trials = records.iter().map(|record| (record.spec.index, record)).collect();
@@ -232,9 +250,21 @@ impl Runner {
         if !is_over && !self.ask(&mut ledger, &mut decided, &mut run) {
             return;
         }
+        let current = self.records();
+        let record_of = |index: u32| current.iter().find(|record| record.spec.index == index);
+        let request = self.reopen.filter(|_| !is_over);
+        let writes = ledger.reopen(request, record_of, now);
+        let is_reopened = !writes.is_empty();
+        if !run(self, writes) {
+            return;
+        }
+        if !self.create(&mut ledger, &mut run) {
+            return;
+        }
         self.want(&ledger);
         self.trials_created = ledger.book().next_index() - ledger.num_uncreated();
-        if !is_over {
+        // A search that had ended may have reached a limit since. The next turn ends it again.
+        if !is_over && !is_reopened {
             assert_ne!(ledger.seconds_to_limit(&spending, now), Some(0));
         }
         let (rebuilt, missing) = self.rebuilt();
@@ -295,7 +325,6 @@ impl Runner {
     /// Takes one step of one trial that its record allows: begin, report, end or close.
     pub(super) fn step(&mut self, pick: usize, die: u8) {
         self.now += 1;
-        let is_open = |record: &TrialRecord| closed(record).is_none();
         let open: Vec<_> = self.records().into_iter().filter(is_open).collect();
         let Some(mut record) = open.get(pick % open.len().max(1)).cloned() else { return };
         let num_facts = record.status.facts.len();
@@ -311,6 +340,7 @@ impl Runner {
                 record.status.attempts.last_mut().unwrap().started_at = Some(Timestamp(self.now));
             }
             NextStep::Close { cause } => close(&mut record, cause, None),
+            NextStep::Reopen => reopen(&mut record),
             NextStep::Running => self.train(&mut record, target, die),
             NextStep::Idle | NextStep::Done => {}
         }
@@ -336,15 +366,4 @@ impl Runner {
         }
         panic!("{:?} did not end within 20,000 steps: {:?}", self.config.method, self.ledger());
     }
-}
-
-/// Returns trials of an earlier experiment, best first. A grid and an external search have none.
-fn prior(method: &Method) -> Vec<PriorTrial> {
-    let is_grid = matches!(method, Method::Grid { .. } | Method::External(_));
-    let trial = |index: u32| PriorTrial {
-        name: format!("earlier-{index}"),
-        hyperparameters: json!({ "depth": 1 + index, "net": { "rate": 0.5 } }),
-        metric: index.to_string(),
-    };
-    (0..if is_grid { 0 } else { 2 }).map(trial).collect()
 }

@@ -40,6 +40,8 @@ pub enum Event {
     LimitReached,
     /// The external searcher answered.
     Answered(AnsweredEvent),
+    /// The user has asked to reopen trials. A finished search continues.
+    Reopened,
 }
 
 /// New numbers of a search.
@@ -59,7 +61,11 @@ impl Event {
     /// Returns the trial that an event is about.
     pub fn trial(&self) -> Option<u32> {
         match self {
-            Self::Began | Self::Edited(_) | Self::LimitReached | Self::Answered(_) => None,
+            Self::Began
+            | Self::Edited(_)
+            | Self::LimitReached
+            | Self::Answered(_)
+            | Self::Reopened => None,
             Self::Result { trial, .. } | Self::Closed { trial, .. } | Self::Deleted { trial } => {
                 Some(*trial)
             }
@@ -127,6 +133,12 @@ pub enum Step {
     },
     /// End all open trials.
     StopAll,
+    /// Continue trials that have ended, at their granted lengths. Trials with a result there are
+    /// paused, and the others train.
+    Reopen {
+        /// Indexes of the trials.
+        trials: Vec<u32>,
+    },
     /// End the search. No other step follows.
     Finish,
 }

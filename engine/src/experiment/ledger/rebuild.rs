@@ -35,6 +35,7 @@ impl Home<'_> {
                 match facts.get(grant.fact? as usize)? {
                     Fact::Result(result) => result.at,
                     Fact::Closed(closed) => closed.at,
+                    Fact::Reopened(reopened) => reopened.at,
                 }
             }
             Self::Deleted => None,
@@ -52,7 +53,8 @@ fn prior(entry: &LogEntry) -> Option<&[PriorTrial]> {
         LogEvent::Edited(_)
         | LogEvent::Deleted(_)
         | LogEvent::LimitReached(_)
-        | LogEvent::Answered(_) => None,
+        | LogEvent::Answered(_)
+        | LogEvent::Reopened(_) => None,
     }
 }
 
@@ -100,6 +102,8 @@ impl Ledger {
             began_at: None,
             limit_reached: None,
             has_settings: false,
+            last_request: 0,
+            reopenings: BTreeMap::new(),
         };
         let mut writes = vec![];
         if record.log.is_empty() && (record.trials_created > 0 || !record.trials.is_empty()) {
@@ -202,6 +206,7 @@ impl Ledger {
         let exists = |copy: u32| record.trials.contains_key(&copy) || copy >= end;
         self.sources.note_copies(sources.into_iter().filter(|(copy, _)| exists(*copy)));
         self.forget(&deleted.iter().map(|trial| trial.index).collect::<Vec<_>>());
+        self.place_facts_again(&steps, record);
         self.note(order, &turn.changes);
         let groups = groups(&steps, next);
         self.add_missing(&turn, next, &groups);
@@ -252,6 +257,7 @@ impl Ledger {
                     LogEvent::Edited(event) => vec![Event::Edited(event.into())],
                     LogEvent::LimitReached(_) => vec![Event::LimitReached],
                     LogEvent::Answered(event) => vec![Event::Answered(event.clone())],
+                    LogEvent::Reopened(_) => vec![Event::Reopened],
                     LogEvent::Deleted(DeletedEvent { trials }) => {
                         trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()
                     }
@@ -271,7 +277,12 @@ impl Ledger {
                 let recorded = grant.steps.as_deref();
                 let last_mentioned = recorded.and_then(recorded::last_mentioned);
                 let sources = recorded::sources(recorded.unwrap_or_default()).collect();
-                Turn { events: vec![event], steps: recorded.map(steps), last_mentioned, sources }
+                Turn {
+                    events: event.into_iter().collect(),
+                    steps: recorded.map(steps),
+                    last_mentioned,
+                    sources,
+                }
             }
             Home::Deleted => {
                 let (mut left, mut sources) = (vec![], vec![]);
@@ -304,11 +315,14 @@ impl Ledger {
     /// Skips facts that no turn follows from, such as the ends that the search asked for.
     fn skip_facts(&mut self, record: Record<'_>) {
         for (trial, of_trial) in record.trials {
-            let Some(num_placed) = self.num_placed.get_mut(*trial as usize) else { continue };
-            let facts = of_trial.status.facts.iter().skip(*num_placed as usize);
-            let events = facts.map(|fact| recorded::event(*trial, fact, &self.config));
-            let num_skipped = events.take_while(|event| !self.search.accepts(event)).count();
-            *num_placed += num_skipped as u32;
+            let Some(&num_placed) = self.num_placed.get(*trial as usize) else { continue };
+            let facts = (0..).zip(&of_trial.status.facts).skip(num_placed as usize);
+            let events = facts.map(|(index, fact)| self.event(*trial, index, fact));
+            let is_skipped = |event: &Option<Event>| {
+                event.as_ref().is_none_or(|event| !self.search.accepts(event))
+            };
+            let num_skipped = events.take_while(is_skipped).count();
+            self.num_placed[*trial as usize] += num_skipped as u32;
         }
     }
 
@@ -350,7 +364,8 @@ fn deleted_trial<'a>(index: u32, record: Record<'a>) -> Option<&'a DeletedTrial>
         LogEvent::Began(_)
         | LogEvent::Edited(_)
         | LogEvent::LimitReached(_)
-        | LogEvent::Answered(_) => None,
+        | LogEvent::Answered(_)
+        | LogEvent::Reopened(_) => None,
     });
     deleted.flatten().find(|trial| trial.index == index)
 }

@@ -3,32 +3,12 @@
 use stoker_api::contract::Directive;
 use stoker_api::trial::AttemptEnd;
 
+use super::program::{Program, program};
 use super::{LIMITS, Runner};
 use crate::fixture::{LOSS, report, validated};
 use crate::trial::{
     ReportEffect, TargetState, TrialRecord, directive, end_attempt, live_attempt, record_report,
 };
-
-/// Behavior of a trial's program. It depends only on the trial's seed, so it is the same in every
-/// interleaving.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Program {
-    Trains,
-    StopsItself,
-    EndsUntrained,
-    RefusesHyperparameters,
-    Fails,
-}
-
-fn program(record: &TrialRecord) -> Program {
-    match record.spec.seed % 16 {
-        0 => Program::StopsItself,
-        1 => Program::RefusesHyperparameters,
-        2 => Program::Fails,
-        3 => Program::EndsUntrained,
-        _ => Program::Trains,
-    }
-}
 
 impl Runner {
     pub(super) fn train(&mut self, record: &mut TrialRecord, target: TargetState, die: u8) {

@@ -89,6 +89,8 @@ impl SearchMethod for External {
             | Event::Closed { .. }
             | Event::Edited(_)
             | Event::LimitReached => {}
+            // No trial continues, see `may_reopen`.
+            Event::Reopened => return,
         }
         self.unsent.push((book.order(), event.clone()));
     }
@@ -101,6 +103,11 @@ impl SearchMethod for External {
 
     fn decide(&self, _book: &Book) -> Option<Step> {
         self.completed.map(|trial| Step::Stop { trial })
+    }
+
+    /// The service was told that the trial has ended, and may have replaced it.
+    fn may_reopen(&self, _trial: u32, _book: &Book) -> bool {
+        false
     }
 
     fn edit(&mut self, edit: &Edit) {

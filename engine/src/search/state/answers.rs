@@ -115,6 +115,6 @@ pub fn search_event(
             max_length: edit.units_max,
         }),
         Event::LimitReached => SearchEvent::LimitReached(NoFields {}),
-        Event::Answered(_) => return None,
+        Event::Answered(_) | Event::Reopened => return None,
     })
 }

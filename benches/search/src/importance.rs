@@ -104,6 +104,7 @@ fn trials(config: &SearchConfig, num: u32, function: Function) -> Vec<TrialRecor
                 units: UNITS_MAX,
                 metric: stoker_api::number::format(value),
                 values: vec![],
+                checkpoint: None,
                 at: None,
             };
             let mut record = TrialRecord {

@@ -95,12 +95,7 @@ async fn run(
             let after = ExperimentStatus { storage, ..status.clone() };
             apply::write_status(context, experiment, after).await?;
         }
-        writer.want(&without_search(&writer.records(), state)).await;
-        // A decision without this trial could differ from one with it, so wait.
-        let index = trial.record.spec.index;
-        tracing::warn!(experiment = %key, trial = index, "waiting: a trial cannot be parsed");
-        return most_severe(writer.errors)
-            .map_or_else(|| Ok(Some(context.resync_interval(key))), Err);
+        return wait_for_trial(context, key, writer, state, trial.record.spec.index).await;
     }
     let config = SearchConfig::new(valid, experiment_seed(valid, uid));
     let release_seconds = valid.spec.searcher.release_seconds;
@@ -111,10 +106,8 @@ async fn run(
         Ok(decided) => decided,
         Err(unreadable) => {
             writer.want(&without_search(&writer.records(), state)).await;
-            if let Some(error) = most_severe(writer.errors) {
-                return Err(error);
-            }
-            return report_unreadable(context, key, experiment, &unreadable).await;
+            let reported = report_unreadable(context, key, experiment, &unreadable).await;
+            return most_severe(writer.errors).map_or(reported, Err);
         }
     };
     let Decided { ledger, wake, creation, decisions, refusal } = decided;
@@ -145,6 +138,19 @@ async fn run(
     }
     let wait = wake.map_or(wait, |wake| wait.min(wake));
     most_severe(errors).map_or(Ok(Some(wait)), Err)
+}
+
+/// Waits for a trial that cannot be parsed: a decision without it could differ from one with it.
+async fn wait_for_trial(
+    context: &Context,
+    key: &Key,
+    mut writer: Writer<'_>,
+    state: DesiredState,
+    trial: u32,
+) -> Result<Option<Duration>, Error> {
+    tracing::warn!(experiment = %key, trial, "waiting: a trial cannot be parsed");
+    writer.want(&without_search(&writer.records(), state)).await;
+    most_severe(writer.errors).map_or_else(|| Ok(Some(context.resync_interval(key))), Err)
 }
 
 /// Returns the status of an experiment, without conditions.

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::experiment::SearchLimits;
+use crate::experiment::{ReopenRequest, SearchLimits};
 use crate::time::Timestamp;
 
 /// A recorded step.
@@ -28,6 +28,8 @@ pub enum StepRecord {
     StopPaused(StopPausedStep),
     /// Stops all open trials.
     StopAll(StopAllStep),
+    /// Reopens trials that have ended.
+    Reopen(ReopenStep),
     /// Ends the search.
     Finish(FinishStep),
 }
@@ -85,6 +87,15 @@ pub struct StopPausedStep {
 #[serde(rename_all = "camelCase")]
 pub struct StopAllStep {}
 
+/// Trials that continue after their end.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ReopenStep {
+    /// Indexes of the trials.
+    pub trials: Vec<u32>,
+}
+
 /// The end of a search.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
@@ -111,7 +122,8 @@ impl LogEntry {
     /// Returns `true` if the turn continues a search that had ended.
     pub fn continues_search(&self) -> bool {
         let is_end = |step: &StepRecord| matches!(step, StepRecord::Finish(_));
-        matches!(self.event, LogEvent::Edited(_)) && !self.steps.iter().any(is_end)
+        matches!(self.event, LogEvent::Edited(_) | LogEvent::Reopened(_))
+            && !self.steps.iter().any(is_end)
     }
 }
 
@@ -128,6 +140,8 @@ pub enum LogEvent {
     Edited(EditedEvent),
     /// The search has spent what `spec.searcher.limits` allows.
     LimitReached(LimitReachedEvent),
+    /// The user has asked to reopen trials that have ended.
+    Reopened(ReopenRequest),
 }
 
 /// Beginning of a search.

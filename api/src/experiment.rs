@@ -2,6 +2,8 @@
 
 mod length;
 mod limits;
+mod optimizations;
+mod reopen;
 mod resources;
 mod samplers;
 #[cfg(feature = "crd")]
@@ -16,6 +18,8 @@ use crate::pod::PodTemplate;
 
 pub use length::{Length, Unit};
 pub use limits::SearchLimits;
+pub use optimizations::{GradientCompression, MixedPrecision, Optimizations};
+pub use reopen::{ReopenRequest, ReopenedTrials};
 pub use resources::Resources;
 pub use samplers::{MedianStopping, Objective, PriorTrials, SamplerSpec, SobolSampler, TpeSampler};
 pub use search::{
@@ -58,8 +62,12 @@ pub use status::{BestTrial, ExperimentStatus, ParetoTrial, Phase, StorageRecord}
     schemars(extend("x-kubernetes-validations" = [
         {
             "rule": schema::UNCHANGED_RULE,
-            "message": "spec is immutable except for state and some fields of searcher; create a \
-                        new experiment"
+            "message": "spec is immutable except for state, reopen and some fields of searcher; \
+                        create a new experiment"
+        },
+        {
+            "rule": schema::REOPEN_RULE,
+            "message": schema::REOPEN_MESSAGE
         },
         { "rule": schema::PERIODS_RULE, "message": schema::PERIODS_MESSAGE },
         {
@@ -165,10 +173,16 @@ pub struct ExperimentSpec {
     #[serde(default)]
     pub optimizations: Optimizations,
 
-    /// Desired state of the experiment. Besides it, only these fields of `searcher` are mutable:
-    /// `maxTrials`, `maxConcurrentTrials`, `maxLength`, `limits` and `releaseSeconds`.
+    /// Desired state of the experiment. Besides it, only `reopen` and these fields of `searcher`
+    /// are mutable: `maxTrials`, `maxConcurrentTrials`, `maxLength`, `limits` and
+    /// `releaseSeconds`.
     #[serde(default)]
     pub state: DesiredState,
+
+    /// Latest request to continue trials that have ended. Set by `stoker experiment continue`.
+    /// `stoker run` ignores this field of a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reopen: Option<ReopenRequest>,
 
     /// Files sent with the experiment, such as the program. Each pod unpacks them into its working
     /// directory. Set by `stoker experiment create FILE DIR`.
@@ -189,11 +203,12 @@ pub struct ExperimentSpec {
 
 impl ExperimentSpec {
     /// Returns the part of the spec that programs receive as `spec`: all fields except the mutable
-    /// `state`, and `data` and `hyperparameters`, which programs receive separately.
+    /// `state` and `reopen`, and `data` and `hyperparameters`, which programs receive separately.
     pub fn for_programs(&self) -> Value {
         let mut spec = serde_json::to_value(self).unwrap_or_default();
         if let Some(fields) = spec.as_object_mut() {
-            fields.retain(|name, _| !["state", "data", "hyperparameters"].contains(&name.as_str()));
+            let left_out = ["state", "reopen", "data", "hyperparameters"];
+            fields.retain(|name, _| !left_out.contains(&name.as_str()));
         }
         spec
     }
@@ -323,62 +338,6 @@ pub struct Reproducibility {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = 2_147_483_647)))]
     pub experiment_seed: Option<u32>,
-}
-
-/// Settings of gradient accumulation, gradient compression and precision.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", default)]
-pub struct Optimizations {
-    /// Number of batches over which gradients are accumulated before each optimizer step; at least
-    /// 1. Default: 1.
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
-    pub aggregation_frequency: u32,
-    /// Whether a step uses the mean of the accumulated gradients. If false, it uses their sum, as
-    /// if each batch had made a separate step from the same weights. Default: true.
-    pub average_aggregated_gradients: bool,
-    /// Number format of gradients that are sent between ranks. Default: `none`.
-    pub gradient_compression: GradientCompression,
-    /// Precision of model computations. Weights always stay in single precision. Default: `none`.
-    pub mixed_precision: MixedPrecision,
-}
-
-impl Default for Optimizations {
-    fn default() -> Self {
-        Self {
-            aggregation_frequency: 1,
-            average_aggregated_gradients: true,
-            gradient_compression: GradientCompression::None,
-            mixed_precision: MixedPrecision::None,
-        }
-    }
-}
-
-/// Precision of model computations.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub enum MixedPrecision {
-    /// The precision in which the program creates tensors.
-    #[default]
-    None,
-    /// bf16. Weights, gradients and optimizer state stay in single precision.
-    Bf16,
-}
-
-/// Number format of gradients that are sent between ranks. Partial sums are rounded too. With one
-/// rank, nothing is rounded.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub enum GradientCompression {
-    /// Single precision, unchanged.
-    #[default]
-    None,
-    /// Half precision: half the bytes, 11 bits of precision, values up to 65,504.
-    F16,
-    /// bf16: half the bytes, 8 bits of precision, the same range as single precision.
-    Bf16,
 }
 
 fn empty_object() -> Value {

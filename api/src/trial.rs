@@ -111,7 +111,7 @@ pub struct TrialSpec {
 }
 
 /// Desired state of the trial. It only moves forward (run, pause, stop, kill), except from `pause`
-/// back to `run`.
+/// back to `run`, and to `pause` when the search reopens a trial that has ended.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -173,7 +173,7 @@ pub struct TrialStatus {
     pub phase: Phase,
     /// Events of the trial that the search depends on. Append-only; `spec.grants` orders them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 514)))]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 578)))]
     pub facts: Vec<Fact>,
     /// The latest attempts to run the trial, oldest first. The last one may be running.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -182,7 +182,8 @@ pub struct TrialStatus {
     /// Total seconds of earlier attempts that `attempts` no longer lists.
     #[serde(skip_serializing_if = "is_zero")]
     pub unlisted_attempt_seconds: u64,
-    /// Number of program failures, which count against `maxRestarts`.
+    /// Number of program failures, which count against `maxRestarts`. Zero again when the trial is
+    /// reopened.
     pub restarts: u32,
     /// Existing checkpoints, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -239,7 +240,13 @@ pub enum Fact {
     Result(ResultFact),
     /// The trial has ended.
     Closed(ClosedFact),
+    /// The trial continues after its end. Of the last end and the last reopening, the later one
+    /// counts.
+    Reopened(ReopenedFact),
 }
+
+/// Maximum number of times that a trial can be reopened. It limits the size of `status.facts`.
+pub const REOPENINGS_MAX: usize = 32;
 
 /// The searched metric at a granted length.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -268,6 +275,21 @@ pub struct ClosedFact {
     /// Cause of the end.
     pub cause: CloseCause,
     /// Time at which the end was recorded. Unset in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Timestamp>,
+}
+
+/// The continuation of a trial after its end.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ReopenedFact {
+    /// Number of times that the search had reopened the trial. More than one of them may be new: a
+    /// limit can stop a trial again before it continues.
+    pub number: u32,
+    /// Number of the next attempt. Failures of earlier attempts no longer count.
+    pub attempt: u32,
+    /// Time at which the continuation was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Timestamp>,
 }

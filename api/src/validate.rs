@@ -21,7 +21,7 @@ use crate::experiment::{
 use crate::hyperparameters::Space;
 use crate::inference::InferenceJobSpec;
 
-pub use edits::{check_edit, with_edits};
+pub use edits::{check_edit, check_max_trials, with_edits};
 
 /// Maximum length of an experiment's name. Names of trials, pods and paths extend it.
 pub const NAME_BYTES_MAX: usize = 40;

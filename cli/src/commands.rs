@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use stoker_api::experiment::{DesiredState, Experiment};
+use stoker_api::experiment::{DesiredState, Experiment, ReopenedTrials};
 
 use crate::cluster::connect::{Cluster, Options};
 use crate::cluster::logs::LogSelection;
 use crate::cluster::{checkpoint, create, experiment, logs, storage, text, trial, wait};
 use crate::failure::Failure;
 use crate::print::Output;
+use crate::reopen;
 use crate::show;
 
 /// Shown below the help of all verbs that work both locally and on a cluster.
@@ -122,6 +123,22 @@ pub(crate) enum ExperimentCommand {
     Pause(OnCluster),
     /// Resume a paused experiment
     Activate(OnCluster),
+    /// Continue trials that have ended, from their checkpoints
+    ///
+    /// Without --failed, continues trials whose program ended cleanly before the granted length, and
+    /// trials that a limit has stopped. Their restarts count from zero, and the search counts their
+    /// new results. A trial without a checkpoint trains from scratch. For a local run, run
+    /// `stoker run FILE` again afterwards.
+    #[command(after_help = SOURCE_HELP)]
+    Continue {
+        /// Experiment name
+        experiment: String,
+        /// Continue trials that failed instead
+        #[arg(long)]
+        failed: bool,
+        #[command(flatten)]
+        source: SourceArgs,
+    },
     /// Cancel an experiment permanently: trials checkpoint and exit
     Cancel(OnCluster),
     /// Kill an experiment permanently and immediately, without checkpoints
@@ -243,9 +260,17 @@ pub(crate) fn experiment(command: &ExperimentCommand, output: Output) -> Result<
         ExperimentCommand::Describe { experiment, source } if !source.is_cluster() => {
             return done(show::describe_experiment(source.root(), experiment, output));
         }
+        ExperimentCommand::Continue { experiment, failed, source } if !source.is_cluster() => {
+            let trials = reopened(*failed);
+            return done(show::continue_experiment(source.root(), experiment, trials, output));
+        }
         _ => {}
     }
     block_on(experiment_on_cluster(command, output))
+}
+
+fn reopened(failed: bool) -> ReopenedTrials {
+    if failed { ReopenedTrials::Failed } else { ReopenedTrials::Stopped }
 }
 
 async fn experiment_on_cluster(command: &ExperimentCommand, output: Output) -> Result<u8, Failure> {
@@ -259,6 +284,11 @@ async fn experiment_on_cluster(command: &ExperimentCommand, output: Output) -> R
         C::Describe { experiment: name, source } => {
             let cluster = Cluster::connect(&source.cluster).await?;
             return done(experiment::describe(&cluster, name, output).await);
+        }
+        C::Continue { experiment: name, failed, source } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
+            let trials = reopened(*failed);
+            return done(reopen::continue_on_cluster(&cluster, name, trials, output).await);
         }
         C::Logs { experiment, follow, cluster, storage } => {
             let cluster = Cluster::connect(cluster).await?;

@@ -12,6 +12,7 @@ mod file;
 mod job;
 mod preview;
 mod print;
+mod reopen;
 mod run;
 mod run_root;
 mod show;

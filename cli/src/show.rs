@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use stoker_api::experiment::Experiment;
+use stoker_api::experiment::{Experiment, ReopenedTrials};
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
 
@@ -15,6 +15,7 @@ use crate::describe::{self, Description};
 use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::print::{self, Output};
+use crate::reopen;
 use crate::run::record::{RecordDir, is_locked, trial_object};
 use crate::run::{self, MetricRanking, RunPaths, setup};
 use crate::run_root::{self, RunRoot};
@@ -159,6 +160,17 @@ pub(crate) fn describe_experiment(
         now: text::now(),
     });
     Ok(())
+}
+
+/// Continues trials of a run that have ended.
+pub(crate) fn continue_experiment(
+    root: Option<&str>,
+    name: &str,
+    trials: ReopenedTrials,
+    output: Output,
+) -> Result<(), Failure> {
+    let run = LocalRun::open(root, name)?;
+    reopen::continue_locally(root, &run.experiment, trials, output)
 }
 
 fn experiment_row(run: &LocalRun) -> Vec<String> {

@@ -19,7 +19,10 @@ mod steer;
 mod summary;
 
 pub use crate::trial::TrialRecord;
-pub use ledger::{Ledger, PendingFact, Record, Unreadable, Write, is_edited};
+pub use ledger::{
+    EDIT_REFUSED, Ledger, PendingFact, Record, Unreadable, Write, is_edited, is_requested,
+    refused_edit,
+};
 pub use prior::{PriorExperiment, prior_trials};
 pub use refusal::{POD_INVALID, Refusal, TRIAL_INVALID, failed, refusal, set_refusal};
 pub use steer::{

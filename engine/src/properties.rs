@@ -4,6 +4,7 @@
 //! The simulated runner remembers the records as JSON. It applies a part of the writes and then
 //! forgets everything else. Its trials report, fail and end in any order.
 
+mod reopened;
 mod runner;
 
 use std::collections::BTreeSet;
@@ -28,7 +29,7 @@ fn outcome(runner: &Runner) -> Outcome {
     let results = |record: &TrialRecord| {
         let results = record.status.facts.iter().filter_map(|fact| match fact {
             Fact::Result(result) => Some((result.units, result.metric.clone())),
-            Fact::Closed(_) => None,
+            Fact::Closed(_) | Fact::Reopened(_) => None,
         });
         results.collect()
     };

@@ -3,14 +3,16 @@
 //! ```text
 //!   next -> Start -> begin_attempt -> record_report, directive ... -> end_attempt -> next ...
 //!                                                          Close -> close -> Done
+//!                                            Done, and the search reopens it -> Reopen -> reopen
 //! ```
 //!
-//! A closed trial stays closed: late events never change its facts.
+//! A closed trial stays closed until the search reopens it: late events never change its facts.
 
 mod attempt_time;
 mod back_off;
 pub mod budget;
 pub mod config;
+mod reopening;
 mod report;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +26,8 @@ use stoker_api::trial::{
 
 pub(crate) use attempt_time::{ended_seconds, running_since};
 pub use back_off::{BackOff, BackOffLimits, back_off};
+pub(crate) use reopening::first_counted_attempt;
+pub use reopening::{is_open, is_reopening, is_reopening_due, num_reopenings, reopen};
 pub use report::{ReportEffect, SearchedMetric, record_report};
 pub(crate) use report::{compare, compare_losses};
 
@@ -106,6 +110,8 @@ pub enum NextStep {
         /// Cause of the close.
         cause: CloseCause,
     },
+    /// Call [`reopen`]: the trial continues after its end.
+    Reopen,
     /// Do nothing: the trial is closed.
     Done,
 }
@@ -117,17 +123,19 @@ pub fn granted_units(spec: &TrialSpec) -> u64 {
 
 /// Returns why the trial is closed; `None` if it is open.
 pub fn closed(record: &TrialRecord) -> Option<CloseCause> {
-    record.status.facts.iter().find_map(|fact| match fact {
-        Fact::Closed(fact) => Some(fact.cause),
+    let latest = record.status.facts.iter().rev().find_map(|fact| match fact {
+        Fact::Closed(fact) => Some(Some(fact.cause)),
+        Fact::Reopened(_) => Some(None),
         Fact::Result(_) => None,
-    })
+    });
+    latest.flatten()
 }
 
 /// Returns the result at a length, if recorded.
 pub fn result_at(record: &TrialRecord, units: u64) -> Option<&ResultFact> {
     record.status.facts.iter().find_map(|fact| match fact {
         Fact::Result(fact) if fact.units == units => Some(fact),
-        Fact::Result(_) | Fact::Closed(_) => None,
+        Fact::Result(_) | Fact::Closed(_) | Fact::Reopened(_) => None,
     })
 }
 
@@ -135,7 +143,7 @@ pub fn result_at(record: &TrialRecord, units: u64) -> Option<&ResultFact> {
 pub fn last_result_at(record: &TrialRecord) -> Timestamp {
     let latest = record.status.facts.iter().rev().find_map(|fact| match fact {
         Fact::Result(result) => Some(result.at),
-        Fact::Closed(_) => None,
+        Fact::Closed(_) | Fact::Reopened(_) => None,
     });
     latest.flatten().unwrap_or_default()
 }
@@ -150,10 +158,16 @@ pub fn live_attempt(record: &TrialRecord) -> Option<u32> {
 pub fn next(record: &TrialRecord, target: TargetState) -> NextStep {
     let units = granted_units(&record.spec);
     let has_result = result_at(record, units).is_some();
-    if closed(record).is_some() {
+    let is_closed = closed(record).is_some();
+    let is_live = live_attempt(record).is_some();
+    let may_reopen = if is_closed { target != TargetState::Stop } else { !is_live };
+    if may_reopen && is_reopening_due(record) {
+        return NextStep::Reopen;
+    }
+    if is_closed {
         return NextStep::Done;
     }
-    if live_attempt(record).is_some() {
+    if is_live {
         return NextStep::Running;
     }
     match target {
@@ -202,8 +216,8 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
 ///
 /// A program that exits as completed before the granted length has stopped itself, as early
 /// stopping does. A program that never validated has done nothing, and a restart would not help.
-/// Infrastructure failures are counted since the attempt that wrote the newest checkpoint, also if
-/// attempts with other outcomes are in between.
+/// Infrastructure failures are counted since the attempt that wrote the newest checkpoint, or since
+/// the trial was reopened, also if attempts with other outcomes are in between.
 pub fn end_attempt(
     record: &mut TrialRecord,
     end: AttemptEnd,
@@ -279,6 +293,7 @@ pub fn stamp_facts(record: &mut TrialRecord, num_before: usize, now: Timestamp) 
         let at = match fact {
             Fact::Result(result) => &mut result.at,
             Fact::Closed(closed) => &mut closed.at,
+            Fact::Reopened(reopened) => &mut reopened.at,
         };
         at.get_or_insert(now);
     }
@@ -320,12 +335,16 @@ pub fn resume_from(record: &TrialRecord) -> Vec<CheckpointRef> {
         .collect()
 }
 
-/// Counts infrastructure failures since the attempt that wrote the newest checkpoint.
+/// Counts infrastructure failures since the attempt that wrote the newest checkpoint, and since the
+/// trial was reopened.
 fn infrastructure_attempts(record: &TrialRecord) -> u32 {
     let newest = record.status.checkpoints.last();
     let written_by = newest.and_then(|checkpoint| attempt_of(&checkpoint.name));
+    let first = first_counted_attempt(record);
     let is_lost = |attempt: &&Attempt| {
-        Some(attempt.number) > written_by && attempt.end == Some(AttemptEnd::Infrastructure)
+        Some(attempt.number) > written_by
+            && attempt.number >= first
+            && attempt.end == Some(AttemptEnd::Infrastructure)
     };
     record.status.attempts.iter().filter(is_lost).count() as u32
 }

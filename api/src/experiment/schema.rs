@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::search::SEARCH_METHODS;
 
-/// CEL rule: no field except `state` and `searcher` has changed. The searcher has its own rules.
+/// CEL rule: no field except `state`, `reopen` and `searcher` has changed. The searcher has its own rules.
 pub(crate) const UNCHANGED_RULE: &str = "self.entrypoint == oldSelf.entrypoint && \
     self.resources == oldSelf.resources && \
     self.checkpointStorage == oldSelf.checkpointStorage && \
@@ -33,6 +33,16 @@ pub(crate) const UNCHANGED_RULE: &str = "self.entrypoint == oldSelf.entrypoint &
     (!has(self.context) || self.context == oldSelf.context) && \
     has(self.podOverrides) == has(oldSelf.podOverrides) && \
     (!has(self.podOverrides) || self.podOverrides == oldSelf.podOverrides)";
+
+/// CEL rule: a request to reopen trials is only replaced by one with a greater number, and not in a
+/// cancelled experiment.
+pub(crate) const REOPEN_RULE: &str = "has(self.reopen) == has(oldSelf.reopen) && \
+    (!has(self.reopen) || self.reopen == oldSelf.reopen) || \
+    has(self.reopen) && !(has(self.state) && self.state in ['cancelled', 'killed']) && \
+    (!has(oldSelf.reopen) || self.reopen.number > oldSelf.reopen.number)";
+/// Message of [`REOPEN_RULE`].
+pub(crate) const REOPEN_MESSAGE: &str = "reopen cannot be removed, and can only be replaced by a \
+    request with a greater number; a cancelled experiment cannot be continued";
 
 /// CEL rule: intervals are not in the program's own count, which no training loop knows.
 pub(crate) const PERIODS_RULE: &str = "\

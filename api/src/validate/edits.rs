@@ -34,17 +34,8 @@ pub fn check_edit(
     trials_created: u32,
 ) -> Result<(), Vec<FieldError>> {
     let mut errors = vec![];
-    if let Some((before, after)) = max_trials(recorded).zip(max_trials(given))
-        && after < before.min(trials_created)
-    {
-        let method = given.methods_set().first().copied().unwrap_or_default();
-        let rule = format!(
-            "must be at least {trials_created}, the number of trials created; to end the \
-             experiment, stop or cancel it"
-        );
-        let path = format!("spec.searcher.{method}.maxTrials");
-        errors.push(FieldError::new(&path, &json!(after), &rule));
-    }
+    let before = max_trials(recorded);
+    errors.extend(before.and_then(|before| check_max_trials(given, before, trials_created)));
     let is_longer = match (recorded.max_length.get(), given.max_length.get()) {
         (Some((unit, before)), Some((given_unit, after))) => unit == given_unit && after >= before,
         _ => true,
@@ -54,6 +45,18 @@ pub fn check_edit(
         errors.push(FieldError::new("spec.searcher.maxLength", &json!(given.max_length), &rule));
     }
     if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+/// Returns why the total number of trials cannot be changed from `before`; `None` if it can.
+pub fn check_max_trials(given: &Searcher, before: u32, trials_created: u32) -> Option<FieldError> {
+    let after = max_trials(given).filter(|after| *after < before.min(trials_created))?;
+    let method = given.methods_set().first().copied().unwrap_or_default();
+    let rule = format!(
+        "must be at least {trials_created}, the number of trials created; to end the experiment, \
+         stop or cancel it"
+    );
+    let path = format!("spec.searcher.{method}.maxTrials");
+    Some(FieldError::new(&path, &json!(after), &rule))
 }
 
 /// Returns whether the brackets of a method are fixed.
@@ -69,8 +72,9 @@ fn max_trials(searcher: &Searcher) -> Option<u32> {
 }
 
 fn max_trials_mut(searcher: &mut Searcher) -> Option<&mut u32> {
-    let Searcher { random, tpe, async_halving, adaptive_asha, .. } = searcher;
+    let Searcher { random, tpe, sobol, async_halving, adaptive_asha, .. } = searcher;
     None.or(random.as_mut().map(|search| &mut search.max_trials))
+        .or(sobol.as_mut().map(|search| &mut search.max_trials))
         .or(tpe.as_mut().map(|search| &mut search.max_trials))
         .or(async_halving.as_mut().map(|search| &mut search.max_trials))
         .or(adaptive_asha.as_mut().map(|search| &mut search.max_trials))
@@ -81,9 +85,10 @@ fn concurrency(searcher: &Searcher) -> Option<u32> {
 }
 
 fn concurrency_mut(searcher: &mut Searcher) -> Option<&mut u32> {
-    let Searcher { random, grid, tpe, async_halving, adaptive_asha, .. } = searcher;
+    let Searcher { random, grid, tpe, sobol, async_halving, adaptive_asha, .. } = searcher;
     let Searcher { sync_halving, adaptive, adaptive_simple, hyperband, .. } = searcher;
     None.or(random.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(sobol.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(grid.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(tpe.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(async_halving.as_mut().map(|search| &mut search.max_concurrent_trials))
@@ -122,6 +127,7 @@ mod tests {
         check("random", random.clone(), random.clone(), json!({ "metric": "accuracy" }), false);
         let more = json!({ "maxTrials": 9, "maxConcurrentTrials": 2 });
         check("random", random, more.clone(), json!({ "maxLength": { "epochs": 12 } }), true);
+        check("sobol", json!({ "maxTrials": 5 }), more.clone(), json!({}), true);
         let asha = |rungs| json!({ "maxTrials": 5, "numRungs": rungs });
         check("asyncHalving", asha(2), asha(3), json!({}), false);
         let simple = json!({ "maxTrials": 5 });

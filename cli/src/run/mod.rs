@@ -220,6 +220,7 @@ fn start_message(paths: &RunPaths, opened: &setup::OpenedRecord) -> String {
     let phase = status.map(|status| status.phase).unwrap_or_default();
     let what = match phase {
         _ if !opened.is_resumed => format!("new run {id}"),
+        _ if opened.is_reopened => format!("continuing {id} with reopened trials"),
         _ if opened.is_edited => format!("continuing {id} with changed numbers"),
         Phase::Pending | Phase::Running | Phase::Paused => format!("resuming {id}"),
         Phase::Completed => format!("{id} has completed already; use --fresh to start over"),

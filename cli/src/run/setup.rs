@@ -10,7 +10,7 @@ use stoker_api::experiment::{Experiment, ExperimentSpec, ExperimentStatus};
 use stoker_api::names::ENV_DEVICE;
 use stoker_api::validate::{check_edit, with_edits};
 use stoker_engine::devices::GpuPool;
-use stoker_engine::experiment::PriorExperiment;
+use stoker_engine::experiment::{PriorExperiment, is_requested};
 use stoker_engine::trial::TrialRecord;
 
 use super::display::View;
@@ -35,6 +35,8 @@ pub(crate) struct OpenedRecord {
     pub(crate) is_resumed: bool,
     /// Whether the file changes numbers of the search since the earlier run.
     pub(crate) is_edited: bool,
+    /// Whether `stoker experiment continue` has asked to reopen trials since then.
+    pub(crate) is_reopened: bool,
     /// Trials of earlier experiments, if the search has not begun.
     pub(crate) prior: Vec<PriorTrial>,
     /// Lock of the record, held until the runner exits.
@@ -62,7 +64,9 @@ pub(crate) fn open(
         if let Some(mut experiment) = folder.experiment()? {
             let is_edited = edit(&mut experiment, &loaded.valid.spec, &folder)?;
             let trials = folder.trials()?;
-            let has_begun = experiment.status.as_ref().is_some_and(|status| !status.log.is_empty());
+            let log = experiment.status.as_ref().map_or(&[][..], |status| &status.log);
+            let is_reopened = is_requested(experiment.spec.reopen, log);
+            let has_begun = !log.is_empty();
             let prior = if has_begun { vec![] } else { prior_trials(run_root, loaded)? };
             return Ok(OpenedRecord {
                 prior,
@@ -72,6 +76,7 @@ pub(crate) fn open(
                 uid,
                 is_resumed: true,
                 is_edited,
+                is_reopened,
                 _lock: lock,
                 trainers,
             });
@@ -93,6 +98,7 @@ pub(crate) fn open(
         uid,
         is_resumed: false,
         is_edited: false,
+        is_reopened: false,
         _lock: lock,
         trainers,
     })
@@ -135,7 +141,8 @@ fn edit(
     let searcher = with_edits(&recorded.searcher, &given.searcher);
     let is_edited = searcher != recorded.searcher;
     let edited = ExperimentSpec { searcher, ..recorded.clone() };
-    refuse_changes("experiment", &edited, given, folder.path())?;
+    let compared = ExperimentSpec { reopen: given.reopen, ..edited.clone() };
+    refuse_changes("experiment", &compared, given, folder.path())?;
     let created = experiment.status.as_ref().map_or(0, |status| status.trials_created);
     check_edit(&recorded.searcher, &given.searcher, created).map_err(|errors| {
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
@@ -159,6 +166,7 @@ pub(crate) fn current_uid(pointer: &Path) -> Result<Option<String>, Failure> {
 
 fn new_experiment(run_root: &RunRoot, loaded: &Loaded, uid: &str) -> Experiment {
     let mut experiment = Experiment::new(&loaded.name, loaded.valid.spec.clone());
+    experiment.spec.reopen = None;
     experiment.metadata.namespace = Some(loaded.namespace.clone());
     experiment.metadata.uid = Some(uid.to_owned());
     let annotations = BTreeMap::from([(ANNOTATION_ROOT.to_owned(), run_root.root.clone())]);

@@ -181,24 +181,62 @@ impl State {
     fn decide(&mut self) -> Result<(), Failure> {
         let writes = self.ledger.begin(env!("CARGO_PKG_VERSION"), self.prior.clone(), now());
         self.execute(writes)?;
-        let writes = self.ledger.edit(&self.config, &self.summary, now());
+        let mut waits = self.edit()?;
+        loop {
+            if !waits {
+                let writes = self.ledger.reach_limit(&self.summary, now());
+                self.execute(writes)?;
+                self.create_missing()?;
+            }
+            self.take_in_touched(waits)?;
+            let is_settled = if waits {
+                waits = self.edit()?;
+                self.queue.touch_all(self.trials.keys().filter(|_| !waits));
+                waits
+            } else {
+                !self.reopen()?
+            };
+            if is_settled {
+                return self.save_status();
+            }
+        }
+    }
+
+    /// Takes in an edit. Returns whether it must wait until trials have ended.
+    fn edit(&mut self) -> Result<bool, Failure> {
+        let trials = &self.trials;
+        let edited =
+            self.ledger.edit(&self.config, &self.summary, |index| trials.get(&index), now());
+        let waits = edited.is_none();
+        self.execute(edited.unwrap_or_default())?;
+        Ok(waits)
+    }
+
+    /// Takes in a request to reopen trials. Returns whether there was one.
+    fn reopen(&mut self) -> Result<bool, Failure> {
+        let (trials, request) = (&self.trials, self.experiment.spec.reopen);
+        let writes = self.ledger.reopen(request, |index| trials.get(&index), now());
+        let is_new = !writes.is_empty();
         self.execute(writes)?;
-        let writes = self.ledger.reach_limit(&self.summary, now());
-        self.execute(writes)?;
-        self.create_missing()?;
+        Ok(is_new)
+    }
+
+    /// Takes in changed trials. While an edit `waits`, nothing is decided about them.
+    fn take_in_touched(&mut self, waits: bool) -> Result<(), Failure> {
         while let Some(touched) = self.queue.take_touched() {
             let records = touched.iter().filter_map(|index| self.trials.get(index));
-            for fact in self.ledger.pending(records) {
+            let pending = if waits { vec![] } else { self.ledger.pending(records) };
+            for fact in pending {
                 let writes = self.ledger.advance(&fact);
                 self.execute(writes)?;
                 self.create_missing()?;
             }
             for index in touched {
-                self.close_if_due(index)?;
+                self.follow(index)?;
                 self.enqueue(index);
             }
         }
-        self.save_status()
+        Ok(())
     }
 
     fn execute(&mut self, writes: Vec<Write>) -> Result<(), Failure> {
@@ -230,14 +268,22 @@ impl State {
         Ok(())
     }
 
-    fn close_if_due(&mut self, index: u32) -> Result<(), Failure> {
+    /// Closes or reopens a trial if that follows from the search.
+    fn follow(&mut self, index: u32) -> Result<(), Failure> {
         let Some(record) = self.trials.get(&index) else { return Ok(()) };
-        let NextStep::Close { cause } = trial::next(record, self.target(index)) else {
-            return Ok(());
+        let change = match trial::next(record, self.target(index)) {
+            NextStep::Close { cause } => Some(cause),
+            NextStep::Reopen => None,
+            NextStep::Start { .. } | NextStep::Running | NextStep::Idle | NextStep::Done => {
+                return Ok(());
+            }
         };
         let mut record = record.clone();
         let num_facts = record.status.facts.len();
-        trial::close(&mut record, cause, None);
+        match change {
+            Some(cause) => trial::close(&mut record, cause, None),
+            None => trial::reopen(&mut record),
+        }
         trial::stamp_facts(&mut record, num_facts, now());
         self.save(record)
     }

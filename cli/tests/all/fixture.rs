@@ -64,6 +64,13 @@ impl RunFixture {
         self.command(more).output().unwrap()
     }
 
+    /// Runs `stoker experiment continue`.
+    pub(crate) fn continue_(&self, more: &[&str]) -> Output {
+        let mut command = stoker();
+        command.args(["experiment", "continue", self.name, "--root"]).arg(self.root());
+        command.args(more).stdin(Stdio::null()).output().unwrap()
+    }
+
     pub(crate) fn start(&self) -> Child {
         self.command(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }

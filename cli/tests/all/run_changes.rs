@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::fixture::{RunFixture, check, last_line, random};
+use crate::fixture::{RunFixture, check, last_line, random, stoker};
 
 #[test]
 fn limit_stops_trials_with_a_checkpoint() {
@@ -18,6 +18,75 @@ fn limit_stops_trials_with_a_checkpoint() {
     let again = fixture.run(&[]);
     check(&again, 0, "has completed already");
     assert_eq!(fixture.trials()[0], *trial);
+    check(&fixture.continue_(&[]), 2, "raise or remove the limit");
+    // Without the limit, the trial continues from its checkpoint.
+    fixture.spec["searcher"].as_object_mut().unwrap().remove("limits");
+    fixture.release();
+    check(&fixture.run(&[]), 0, "with changed numbers");
+    let trial = &fixture.trials()[0];
+    assert_eq!(trial["status"]["attempts"][1]["resumedFrom"], "000000000007-0", "{trial}");
+    assert_eq!(trial["status"]["phase"], "Completed");
+    assert_eq!(facts(trial), ["closed", "reopened", "result", "closed"]);
+}
+
+/// Returns the kinds of a trial's facts.
+fn facts(trial: &Value) -> Vec<String> {
+    let facts = trial["status"]["facts"].as_array().unwrap().iter();
+    facts.map(|fact| fact.as_object().unwrap().keys().next().unwrap().clone()).collect()
+}
+
+#[test]
+fn failed_trials_continue_from_their_checkpoints() {
+    let fixture = RunFixture::new(random(2), "fault-at-7");
+    let fault = fixture.folder.path().join("fault");
+    std::fs::write(&fault, "").unwrap();
+    check(&fixture.run(&[]), 1, "boom: the data has no labels");
+    std::fs::remove_file(&fault).unwrap();
+    check(&fixture.run(&[]), 1, "has failed already");
+    check(&fixture.continue_(&[]), 2, "add --failed to continue the 2 that failed");
+    check(&fixture.continue_(&["--failed"]), 0, "trials 0, 1 reopened; run `stoker run FILE`");
+    // A repeated request has the same effect.
+    check(&fixture.continue_(&["--failed"]), 0, "trials 0, 1 reopened");
+    check(&fixture.run(&[]), 0, "with reopened trials");
+    let trials = fixture.trials();
+    for trial in &trials {
+        let status = &trial["status"];
+        assert_eq!(status["attempts"][2]["number"], 2, "{status}");
+        assert_eq!(status["attempts"][2]["resumedFrom"], "000000000005-0", "{status}");
+        assert_eq!((&status["restarts"], &status["phase"]), (&json!(0), &json!("Completed")));
+        assert_eq!(facts(trial), ["closed", "reopened", "result", "closed"]);
+    }
+    // The results are those of a run that nothing disturbed.
+    let undisturbed = RunFixture::new(random(2), "");
+    check(&undisturbed.run(&[]), 0, "");
+    let result = |trial: &Value| {
+        let facts = trial["status"]["facts"].as_array().unwrap();
+        let result = facts.iter().find_map(|fact| fact.get("result")).unwrap();
+        json!([result["units"], result["metric"], trial["spec"]["hyperparameters"]])
+    };
+    let expected: Vec<Value> = undisturbed.trials().iter().map(result).collect();
+    assert_eq!(trials.iter().map(result).collect::<Vec<_>>(), expected);
+    let best = |fixture: &RunFixture| last_line(&fixture.run(&[]))["best"]["metric"].clone();
+    assert_eq!(best(&fixture), best(&undisturbed));
+    check(&fixture.continue_(&["--failed"]), 2, "no trial has failed");
+    let mut describe = stoker();
+    describe.args(["trial", "describe", "scripted-0", "--root"]).arg(fixture.root());
+    check(&describe.output().unwrap(), 0, "reopened by the user; it may train to 10 batches");
+}
+
+#[test]
+fn trial_without_checkpoint_starts_from_scratch() {
+    let mut fixture = RunFixture::new(json!({"single": {}}), "fault-at-7");
+    fixture.spec["checkpointStorage"] = json!({"saveTrialBest": 0, "saveTrialLatest": 0});
+    let fault = fixture.folder.path().join("fault");
+    std::fs::write(&fault, "").unwrap();
+    check(&fixture.run(&[]), 1, "");
+    assert!(fixture.checkpoints().is_empty());
+    std::fs::remove_file(&fault).unwrap();
+    check(&fixture.continue_(&["--failed"]), 0, "without a checkpoint: trial 0");
+    check(&fixture.run(&[]), 0, "");
+    let attempts = &fixture.trials()[0]["status"]["attempts"];
+    assert_eq!(attempts[2].get("resumedFrom"), None, "{attempts}");
 }
 
 #[test]
@@ -29,9 +98,18 @@ fn edited_file_continues_an_ended_run() {
     fixture.spec["searcher"]["maxLength"] = json!({"batches": 12});
     check(&fixture.run(&[]), 0, "with changed numbers");
     let after = fixture.trials();
-    assert_eq!((after.len(), &after[..2]), (4, &before[..]));
-    let units = |trial: &Value| trial["status"]["facts"][0]["result"]["units"].clone();
-    assert_eq!(after.iter().map(units).collect::<Vec<_>>(), [10, 10, 12, 12]);
+    let units = |trial: &Value| {
+        let facts = trial["status"]["facts"].as_array().unwrap().iter();
+        facts.filter_map(|fact| fact["result"]["units"].as_u64()).collect::<Vec<_>>()
+    };
+    let expected = [vec![10, 12], vec![10, 12], vec![12], vec![12]];
+    assert_eq!(after.iter().map(units).collect::<Vec<_>>(), expected);
+    // Completed trials continue from their last checkpoints.
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!(facts(after), ["result", "closed", "reopened", "result", "closed"]);
+        assert_eq!(after["status"]["facts"][0], before["status"]["facts"][0]);
+        assert_eq!(after["status"]["attempts"][1]["resumedFrom"], "000000000010-0");
+    }
     fixture.spec["searcher"]["random"]["maxTrials"] = json!(3);
     check(&fixture.run(&[]), 2, "spec.searcher.random.maxTrials: 3: must be at least 4");
     fixture.spec["searcher"]["random"]["maxTrials"] = json!(4);

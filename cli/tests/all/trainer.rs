@@ -104,6 +104,9 @@ impl Trainer {
             if script == "crash-once" && self.config.attempt == 0 && batches == 7 {
                 return self.fail();
             }
+            if script == "fault-at-7" && batches == 7 && self.path("fault").exists() {
+                return self.fail();
+            }
             self.note(batches);
             let event = ReportEvent::Progress { batches_total: self.config.units, activity: None };
             match self.post(batches, event) {

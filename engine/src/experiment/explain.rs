@@ -143,6 +143,8 @@ pub enum Kind {
     Cancelled,
     /// Deleted by the user.
     Deleted,
+    /// Continues after its end.
+    Reopened,
 }
 
 /// One decision about a trial, with all that it follows from.
@@ -166,7 +168,7 @@ pub struct Decision {
     /// Kind of the decision.
     pub decision: Kind,
     /// New length for `created`, `promoted` and `countedAsPromoted`, otherwise the length of the
-    /// decision.
+    /// decision; for `reopened`, the granted length.
     pub units: u64,
     /// Unit of all lengths.
     pub unit: Unit,
@@ -215,6 +217,8 @@ pub enum Cause {
     LimitReached,
     /// The user edited the search.
     Edited,
+    /// The user asked to continue trials that had ended.
+    Reopened,
     /// The event is of another kind, or its record was deleted.
     Other,
 }

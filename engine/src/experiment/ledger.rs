@@ -13,11 +13,12 @@ mod edits;
 mod explained;
 mod limits;
 mod rebuild;
+mod reopened;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-pub use edits::is_edited;
+pub use edits::{EDIT_REFUSED, is_edited, is_requested, refused_edit};
 
 use stoker_api::decisions::{
     BeganEvent, DeletedEvent, DeletedTrial, LimitReachedEvent, LogEntry, LogEvent, PriorTrial,
@@ -26,6 +27,7 @@ use stoker_api::number;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Fact, Grant, TrialSpec};
 
+use self::reopened::Reopening;
 use super::recorded;
 use crate::search::SearchConfig;
 use crate::search::book::{Book, TrialState};
@@ -65,7 +67,8 @@ pub struct PendingFact {
     at: Timestamp,
     trial: u32,
     fact: u32,
-    event: Event,
+    /// Unset if nothing follows from the fact.
+    event: Option<Event>,
 }
 
 /// A record that no search can have written, or that this version cannot read.
@@ -106,6 +109,10 @@ pub struct Ledger {
     limit_reached: Option<LimitReachedEvent>,
     /// Whether the log has the settings of the search.
     has_settings: bool,
+    /// Number of the last request to reopen trials.
+    last_request: u32,
+    /// Reopened trials.
+    reopenings: BTreeMap<u32, Reopening>,
 }
 
 impl Ledger {
@@ -168,11 +175,12 @@ impl Ledger {
                 let time = match recorded {
                     Fact::Result(result) => result.at,
                     Fact::Closed(closed) => closed.at,
+                    Fact::Reopened(reopened) => reopened.at,
                 };
                 // The facts of a trial keep their order, even if a clock was set back.
                 at = at.max(time.unwrap_or_default());
                 if fact >= num_placed {
-                    let event = recorded::event(trial, recorded, &self.config);
+                    let event = self.event(trial, fact, recorded);
                     pending.push(PendingFact { at, trial, fact, event });
                 }
             }
@@ -187,7 +195,10 @@ impl Ledger {
         let trial = pending.trial;
         self.num_placed[trial as usize] = pending.fact + 1;
         let next = self.book().next_index();
-        let Some(turn) = self.search.advance(pending.event.clone()) else { return vec![] };
+        let event = pending.event.clone();
+        let Some(turn) = event.and_then(|event| self.search.advance(event)) else {
+            return vec![];
+        };
         let steps = recorded::record_all(&turn.steps, next);
         let grant = Grant {
             order: turn.order,
@@ -230,6 +241,9 @@ impl Ledger {
         for trial in trials {
             self.num_placed[*trial as usize] = 0;
             self.granted_in[*trial as usize] = 0;
+            if let Some(reopening) = self.reopenings.get_mut(trial) {
+                reopening.num_facts = 0;
+            }
         }
     }
 
@@ -252,6 +266,7 @@ impl Ledger {
                 self.limit_reached.take_if(|_| !event.is_limited);
             }
             LogEvent::Began(event) => self.has_settings = event.settings.is_some(),
+            LogEvent::Reopened(request) => self.last_request = request.number,
             LogEvent::Deleted(_) => {}
         }
     }

@@ -1,7 +1,8 @@
 //! Steps and events in the form in which they are recorded.
 
 use stoker_api::decisions::{
-    CreateStep, FinishStep, LengthStep, StepRecord, StopAllStep, StopPausedStep, TrialStep,
+    CreateStep, FinishStep, LengthStep, ReopenStep, StepRecord, StopAllStep, StopPausedStep,
+    TrialStep,
 };
 use stoker_api::number;
 use stoker_api::trial::{Fact, ResultFact};
@@ -40,6 +41,7 @@ fn record(step: &Step, next: u32) -> StepRecord {
             except: except.clone(),
         }),
         Step::StopAll => StepRecord::StopAll(StopAllStep {}),
+        Step::Reopen { trials } => StepRecord::Reopen(ReopenStep { trials: trials.clone() }),
         Step::Finish => StepRecord::Finish(FinishStep {}),
     }
 }
@@ -60,6 +62,7 @@ pub(super) fn step(record: &StepRecord) -> Step {
             Step::StopPaused { group: *group, units: *units, except: except.clone() }
         }
         StepRecord::StopAll(StopAllStep {}) => Step::StopAll,
+        StepRecord::Reopen(ReopenStep { trials }) => Step::Reopen { trials: trials.clone() },
         StepRecord::Finish(FinishStep {}) => Step::Finish,
     }
 }
@@ -83,21 +86,24 @@ pub(super) fn last_mentioned(steps: &[StepRecord]) -> Option<u32> {
         StepRecord::Continue(step) | StepRecord::PromoteClosed(step) => Some(step.trial),
         StepRecord::Pause(step) | StepRecord::Stop(step) => Some(step.trial),
         StepRecord::Create(create) => create.trial.checked_sub(1),
+        StepRecord::Reopen(reopen) => reopen.trials.iter().copied().max(),
         StepRecord::StopPaused(_) | StepRecord::StopAll(_) | StepRecord::Finish(_) => None,
     });
     let first = first_created(steps).unwrap_or(u32::MAX);
     mentioned.filter(|trial| *trial < first).max()
 }
 
-/// Returns the event of a trial's fact.
-pub(super) fn event(trial: u32, fact: &Fact, config: &SearchConfig) -> Event {
+/// Returns the event of a trial's fact; `None` if nothing follows from it: the search itself has
+/// reopened the trial.
+pub(super) fn event(trial: u32, fact: &Fact, config: &SearchConfig) -> Option<Event> {
     match fact {
         Fact::Result(result) => {
             let losses = losses(result, config);
             let (loss, others) = (losses[0], losses[1..].to_vec());
-            Event::Result { trial, units: result.units, loss, others }
+            Some(Event::Result { trial, units: result.units, loss, others })
         }
-        Fact::Closed(closed) => Event::Closed { trial, cause: closed.cause },
+        Fact::Closed(closed) => Some(Event::Closed { trial, cause: closed.cause }),
+        Fact::Reopened(_) => None,
     }
 }
 

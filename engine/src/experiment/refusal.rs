@@ -8,7 +8,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::Attempt;
 
 use super::TrialRecord;
-use crate::trial::closed;
+use crate::trial::{closed, first_counted_attempt};
 
 /// Reason of an attempt whose pods the API server refuses as malformed. They follow from the
 /// experiment's spec, which cannot change.
@@ -52,9 +52,12 @@ pub fn refusal<R: Borrow<TrialRecord>>(trials: &[R]) -> Option<Refusal> {
     refusals.min_by_key(|(can_pass, index, _)| (*can_pass, *index)).map(|(_, _, refusal)| refusal)
 }
 
-/// Returns the refused attempt because of which a trial waits or has failed.
+/// Returns the refused attempt because of which a trial waits or has failed. Attempts before the
+/// trial was reopened do not count.
 fn refused(record: &TrialRecord) -> Option<&Attempt> {
-    let mut attempts = record.status.attempts.iter().rev();
+    let first = first_counted_attempt(record);
+    let attempts = record.status.attempts.iter().rev();
+    let mut attempts = attempts.filter(|attempt| attempt.number >= first);
     let mut last = attempts.next()?;
     // The API server has not answered yet about the pods of this attempt.
     if last.end.is_none() && !last.has_pods {

@@ -12,7 +12,7 @@ use stoker_api::trial::{DesiredTrialState, TrialStatus};
 
 use super::{Ledger, TrialRecord};
 use crate::search::book::TrialState;
-use crate::trial::{closed, last_result_at, live_attempt};
+use crate::trial::{is_open, last_result_at, live_attempt};
 
 /// Reason of an experiment of which no trial says why it is pending.
 const PENDING: &str = "Pending";
@@ -43,7 +43,8 @@ pub struct DesiredStates {
 
 /// Returns the desired states of trials.
 ///
-/// The desired state only ever becomes graver, except that a pause may end. At most as many trials
+/// The desired state only ever becomes graver, except that a pause may end. A trial that the search
+/// has reopened counts as open, even if its runner has not recorded that yet. At most as many trials
 /// as the search has places run at a time. Those that have trained resume before others start, in
 /// the order in which the search continued or created them. A trial with nothing to train releases
 /// its GPUs at once if another one waits for room, otherwise after `release_seconds`.
@@ -53,7 +54,7 @@ pub fn desired_states<R: Borrow<TrialRecord>>(
     request: Request,
 ) -> DesiredStates {
     let open: Vec<&TrialRecord> =
-        trials.iter().map(Borrow::borrow).filter(|trial| closed(trial).is_none()).collect();
+        trials.iter().map(Borrow::borrow).filter(|trial| is_open(trial)).collect();
     let state_of = |trial: &TrialRecord| ledger.state(trial.spec.index);
     let is_active =
         |trial: &TrialRecord| state_of(trial).is_none_or(|state| state == TrialState::Active);
@@ -173,9 +174,10 @@ pub fn without_search<R: Borrow<TrialRecord>>(
         DesiredState::Cancelled => DesiredTrialState::Stop,
         DesiredState::Killed => DesiredTrialState::Kill,
     };
-    let open = trials.iter().map(Borrow::borrow).filter(|record: &&TrialRecord| {
-        closed(record).is_none() && record.spec.desired_state < desired
-    });
+    let open = trials
+        .iter()
+        .map(Borrow::borrow)
+        .filter(|record: &&TrialRecord| is_open(record) && record.spec.desired_state < desired);
     open.map(|record| (record.spec.index, desired)).collect()
 }
 
@@ -214,7 +216,8 @@ pub fn conditions(
     status.log.clone_from(&before.log);
     // An edit may continue an experiment that has ended.
     status.cleaned_up = before.cleaned_up && phase.is_terminal();
-    status.trials_cleaned = before.trials_cleaned;
+    // Reopened trials have new checkpoints, so the next clean-up begins with the first trial.
+    status.trials_cleaned = if phase.is_terminal() { before.trials_cleaned } else { 0 };
     status.ended_at = before.ended_at.filter(|_| phase.is_terminal());
     status.ended_at = status.ended_at.or(phase.is_terminal().then_some(now));
     status.observed_generation = generation;
@@ -267,7 +270,7 @@ fn is_limited(log: &[LogEntry]) -> bool {
         LogEvent::LimitReached(_) => Some(true),
         LogEvent::Edited(event) if event.is_limited => None,
         LogEvent::Began(_) | LogEvent::Edited(_) => Some(false),
-        LogEvent::Deleted(_) => None,
+        LogEvent::Deleted(_) | LogEvent::Reopened(_) => None,
     };
     log.iter().rev().find_map(ends).unwrap_or(false)
 }

@@ -11,7 +11,9 @@ use stoker_api::trial::{CheckpointRecord, CloseCause, Fact, TrialStatus};
 use super::{Ledger, recorded};
 use crate::search::rung::Loss;
 use crate::search::{Outcome, SearchConfig, outcome, pareto};
-use crate::trial::{TrialRecord, closed, compare, ended_seconds, granted_units, running_since};
+use crate::trial::{
+    TrialRecord, closed, compare, ended_seconds, granted_units, is_open, running_since,
+};
 
 /// Parts into which the full length is divided to measure progress.
 const PARTS: u64 = 1_000_000;
@@ -291,7 +293,7 @@ impl Summary {
 }
 
 fn share(config: &SearchConfig, record: &TrialRecord) -> Share {
-    let closed = closed(record);
+    let closed = closed(record).filter(|_| !is_open(record));
     let best = best_metric(record, config.smaller_is_better).map(|metric| {
         let value = number::parse(&metric).unwrap_or(f64::NAN);
         let loss = Loss::of_metric(value, config.smaller_is_better);
@@ -299,7 +301,7 @@ fn share(config: &SearchConfig, record: &TrialRecord) -> Share {
     });
     let units = record.status.facts.iter().rev().find_map(|fact| match fact {
         Fact::Result(result) => Some(result.units),
-        Fact::Closed(_) => None,
+        Fact::Closed(_) | Fact::Reopened(_) => None,
     });
     let spent = Spent {
         units: units.unwrap_or(0),
@@ -323,7 +325,7 @@ fn objectives(config: &SearchConfig, record: &TrialRecord) -> Option<(Vec<Loss>,
     }
     let results = record.status.facts.iter().filter_map(|fact| match fact {
         Fact::Result(result) => Some(result),
-        Fact::Closed(_) => None,
+        Fact::Closed(_) | Fact::Reopened(_) => None,
     });
     let latest = results.max_by_key(|result| result.units)?;
     let mut values = latest.values.clone();
@@ -337,7 +339,7 @@ fn objectives(config: &SearchConfig, record: &TrialRecord) -> Option<(Vec<Loss>,
 pub(super) fn best_metric(record: &TrialRecord, smaller_is_better: bool) -> Option<String> {
     let results = record.status.facts.iter().filter_map(|fact| match fact {
         Fact::Result(result) => Some(result.metric.clone()),
-        Fact::Closed(_) => None,
+        Fact::Closed(_) | Fact::Reopened(_) => None,
     });
     let has_stopped = closed(record) == Some(CloseCause::StoppedEarly);
     let of_validations = || record.status.best_metric.clone().filter(|_| has_stopped);
@@ -360,7 +362,7 @@ fn trained_parts(config: &SearchConfig, record: &TrialRecord) -> u64 {
     let full = config.units_max.max(1) as f64;
     let results = record.status.facts.iter().filter_map(|fact| match fact {
         Fact::Result(result) => Some(result.units),
-        Fact::Closed(_) => None,
+        Fact::Closed(_) | Fact::Reopened(_) => None,
     });
     let of_results = results.max().unwrap_or(0) as f64 / full;
     let of_batches = match batches_total {

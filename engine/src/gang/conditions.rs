@@ -18,7 +18,8 @@ pub(super) fn set(
         false => open_conditions(view, record, pending_reason),
     };
     let is_pending = record.status.phase == Phase::Pending;
-    let cause = all.iter().find(|(_, holds, ..)| is_pending && !holds);
+    let open = all.iter().filter(|(type_, ..)| ["Scheduled", "Running"].contains(type_));
+    let cause = open.into_iter().find(|(_, holds, ..)| is_pending && !holds);
     record.status.reason = cause.map(|(_, _, reason, _)| reason.clone());
     if !record.status.phase.is_terminal() {
         let message = cause.map(|(.., message)| message.clone());
@@ -87,5 +88,12 @@ fn open_conditions(
             condition("Running", false, "Starting", message)
         }
     };
-    vec![scheduled, running]
+    let mut conditions = vec![scheduled, running];
+    for type_ in ["Completed", "Failed"] {
+        // The trial had ended before.
+        if condition::find(&record.status.conditions, type_).is_some() {
+            conditions.push(condition(type_, false, "Reopened", ""));
+        }
+    }
+    conditions
 }

@@ -15,7 +15,7 @@ use super::{ObservedPod, PodOutcome, PodPhase, Timeouts, conditions, pod_outcome
 use crate::trial::{
     BackOff, NextStep, RestartLimits, SearchedMetric, TargetState, TrialRecord, back_off,
     begin_attempt, close, closed, end_attempt, granted_units, live_attempt, next, record_report,
-    result_at, stamp_facts,
+    reopen, result_at, stamp_facts,
 };
 
 /// Seconds that a pod has to exit by itself after it is deleted.
@@ -298,6 +298,7 @@ impl Planner<'_> {
         let view = self.view;
         match next(&self.plan.record, target_state(view.record.spec.desired_state)) {
             NextStep::Close { cause } => close(&mut self.plan.record, cause, None),
+            NextStep::Reopen => reopen(&mut self.plan.record),
             NextStep::Start { attempt, resume_from, units: _ } => {
                 let is_alive = |pod: &&ObservedPod| {
                     !pod.is_terminal() && !pod.is_lost(&view.timeouts, view.now)

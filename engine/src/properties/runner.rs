@@ -2,23 +2,27 @@
 
 mod checks;
 mod explained;
+mod program;
 
 use std::collections::BTreeMap;
 
-use serde_json::json;
 use stoker_api::contract::Directive;
-use stoker_api::decisions::{LogEntry, PriorTrial, SearchSettings};
-use stoker_api::experiment::{DesiredState, MedianStopping, Objective, Phase, SearchLimits};
+use stoker_api::decisions::{LogEntry, SearchSettings};
+use stoker_api::experiment::{
+    DesiredState, MedianStopping, Objective, Phase, ReopenRequest, SearchLimits,
+};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
 use stoker_api::validate::Method;
 
+use self::program::{Program, prior, program};
 use crate::experiment::{Ledger, Record, Request, Summary, Write, desired_states};
 use crate::fixture::{LOSS, checkpointed, config, report, validated};
 use crate::search::SearchConfig;
 use crate::trial::{
     BackOffLimits, NextStep, ReportEffect, RestartLimits, TargetState, TrialRecord, begin_attempt,
-    close, closed, directive, end_attempt, live_attempt, next, record_report, stamp_facts,
+    close, directive, end_attempt, is_open, is_reopening, live_attempt, next, record_report,
+    reopen, stamp_facts,
 };
 
 // The simulated runner causes the lost attempts, so their limit must not decide how a trial ends.
@@ -28,27 +32,6 @@ const LIMITS: RestartLimits = RestartLimits {
     back_off: BackOffLimits::CLUSTER,
 };
 const RELEASE_SECONDS: u32 = 20;
-
-/// Behavior of a trial's program. It depends only on the trial's seed, so it is the same in every
-/// interleaving.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Program {
-    Trains,
-    StopsItself,
-    EndsUntrained,
-    RefusesHyperparameters,
-    Fails,
-}
-
-fn program(record: &TrialRecord) -> Program {
-    match record.spec.seed % 16 {
-        0 => Program::StopsItself,
-        1 => Program::RefusesHyperparameters,
-        2 => Program::Fails,
-        3 => Program::EndsUntrained,
-        _ => Program::Trains,
-    }
-}
 
 /// Simulated runner; it remembers the records as JSON.
 #[derive(Clone, Debug)]
@@ -62,6 +45,7 @@ pub(super) struct Runner {
     pub(super) log: String,
     trials_created: u32,
     pub(super) state: DesiredState,
+    pub(super) reopen: Option<ReopenRequest>,
     now: i64,
     /// Lost in a crash.
     pub(super) live: Option<Ledger>,
@@ -80,6 +64,7 @@ impl Runner {
             log: "[]".to_owned(),
             trials_created: 0,
             state: DesiredState::Active,
+            reopen: None,
             now: 0,
             live: None,
             num_closes: BTreeMap::new(),
@@ -149,8 +134,9 @@ impl Runner {
     }
 
     fn write(&mut self, record: &TrialRecord) {
-        let is_close = |fact: &&Fact| matches!(fact, Fact::Closed(_));
-        let num_closes = record.status.facts.iter().filter(is_close).count();
+        let facts = record.status.facts.iter().rev();
+        let latest = facts.take_while(|fact| !matches!(fact, Fact::Reopened(_)));
+        let num_closes = latest.filter(|fact| matches!(fact, Fact::Closed(_))).count();
         self.num_closes.insert(record.spec.index, num_closes);
         self.trials.insert(record.spec.index, serde_json::to_string(record).unwrap());
     }
@@ -165,6 +151,9 @@ impl Runner {
             Write::Grant { trial, grant } => {
                 let Some(json) = self.trials.get(&trial) else { return };
                 let mut record: TrialRecord = serde_json::from_str(json).unwrap();
+                if is_reopening(&grant) {
+                    record.spec.desired_state = DesiredTrialState::Pause;
+                }
                 record.spec.grants.push(grant);
                 self.write(&record);
             }
@@ -203,7 +192,16 @@ impl Runner {
         let records = self.records();
         let spending = Summary::new(&self.config, &records);
         let config = self.config.clone();
-        if !is_over && !run(self, ledger.edit(&config, &spending, now)) {
+        let record_of = |index: u32| records.iter().find(|record| record.spec.index == index);
+        let edited = match is_over {
+            true => Some(vec![]),
+            false => ledger.edit(&config, &spending, record_of, now),
+        };
+        let Some(writes) = edited else {
+            self.want(&ledger);
+            return;
+        };
+        if !run(self, writes) {
             return;
         }
         let trials = records.iter().map(|record| (record.spec.index, record)).collect();
@@ -227,9 +225,21 @@ impl Runner {
                 return;
             }
         }
+        let current = self.records();
+        let record_of = |index: u32| current.iter().find(|record| record.spec.index == index);
+        let request = self.reopen.filter(|_| !is_over);
+        let writes = ledger.reopen(request, record_of, now);
+        let is_reopened = !writes.is_empty();
+        if !run(self, writes) {
+            return;
+        }
+        if !self.create(&mut ledger, &mut run) {
+            return;
+        }
         self.want(&ledger);
         self.trials_created = ledger.book().next_index() - ledger.num_uncreated();
-        if !is_over {
+        // A search that had ended may have reached a limit since. The next turn ends it again.
+        if !is_over && !is_reopened {
             assert_ne!(ledger.seconds_to_limit(&spending, now), Some(0));
         }
         let (rebuilt, missing) = self.rebuilt();
@@ -288,7 +298,6 @@ impl Runner {
     /// Takes one step of one trial that its record allows: begin, report, end or close.
     pub(super) fn step(&mut self, pick: usize, die: u8) {
         self.now += 1;
-        let is_open = |record: &TrialRecord| closed(record).is_none();
         let open: Vec<_> = self.records().into_iter().filter(is_open).collect();
         let Some(mut record) = open.get(pick % open.len().max(1)).cloned() else { return };
         let num_facts = record.status.facts.len();
@@ -303,6 +312,7 @@ impl Runner {
                 record.status.attempts.last_mut().unwrap().started_at = Some(Timestamp(self.now));
             }
             NextStep::Close { cause } => close(&mut record, cause, None),
+            NextStep::Reopen => reopen(&mut record),
             NextStep::Running => self.train(&mut record, target, die),
             NextStep::Idle | NextStep::Done => {}
         }
@@ -369,15 +379,4 @@ impl Runner {
         }
         panic!("{:?} did not end within 20,000 steps: {:?}", self.config.method, self.ledger());
     }
-}
-
-/// Returns trials of an earlier experiment, best first. A grid has none.
-fn prior(method: &Method) -> Vec<PriorTrial> {
-    let is_grid = matches!(method, Method::Grid { .. });
-    let trial = |index: u32| PriorTrial {
-        name: format!("earlier-{index}"),
-        hyperparameters: json!({ "depth": 1 + index, "net": { "rate": 0.5 } }),
-        metric: index.to_string(),
-    };
-    (0..if is_grid { 0 } else { 2 }).map(trial).collect()
 }

@@ -44,12 +44,19 @@ pub struct TrialEntry {
     pub results: Vec<(u64, Loss)>,
     /// Other objectives of the results; empty if there are none.
     pub others: Vec<Vec<Loss>>,
+    /// Whether a limit has stopped the trial.
+    pub is_cut: bool,
 }
 
 impl TrialEntry {
     /// Returns the length of the latest result, 0 without one.
     pub fn trained(&self) -> u64 {
         self.results.last().map_or(0, |(units, _)| *units)
+    }
+
+    /// Returns `true` if the trial has a result at its granted length.
+    pub fn has_result(&self) -> bool {
+        self.results.last().is_some_and(|(units, _)| *units == self.units)
     }
 }
 
@@ -167,7 +174,7 @@ impl Book {
         let entry = event.trial().map(|trial| self.trials.get(trial as usize));
         match (event, entry) {
             (Event::Began, _) => self.trials.is_empty(),
-            (Event::Edited(_), _) => true,
+            (Event::Edited(_) | Event::Reopened, _) => true,
             (Event::LimitReached, _) => !self.is_limited,
             (_, None | Some(None)) => false,
             (Event::Result { units, .. }, Some(Some(entry))) => {
@@ -198,6 +205,7 @@ impl Book {
                 self.is_limited &= edit.is_limited;
             }
             Event::LimitReached => self.is_limited = true,
+            Event::Reopened => self.is_finished = false,
             Event::Result { trial, units, loss, others } => {
                 let entry = &mut self.trials[*trial as usize];
                 self.num_with_result += u32::from(entry.results.is_empty());
@@ -217,6 +225,7 @@ impl Book {
                 entry.results.clear();
                 entry.others.clear();
                 entry.units = 0;
+                entry.is_cut = false;
                 let closed = TrialState::Closed(CloseCause::InvalidHyperparameters);
                 self.num_invalid -= u32::from(entry.state == closed);
                 self.end(*trial, TrialState::Deleted);
@@ -238,6 +247,7 @@ impl Book {
                     state,
                     results: vec![],
                     others: vec![],
+                    is_cut: false,
                 });
             }
             Step::Continue { trial, units } => {
@@ -258,11 +268,24 @@ impl Book {
                     self.end(trial, TrialState::Stopped);
                 }
             }
-            Step::StopAll => {
-                self.open().into_iter().for_each(|trial| self.end(trial, TrialState::Stopped));
-            }
+            Step::StopAll => self.open().into_iter().for_each(|trial| self.cut(trial)),
+            Step::Reopen { trials } => trials.iter().for_each(|trial| self.reopen(*trial)),
             Step::Finish => self.is_finished = true,
         }
+    }
+
+    /// Takes in that a limit stops a trial.
+    pub(super) fn cut(&mut self, trial: u32) {
+        self.end(trial, TrialState::Stopped);
+        self.trials[trial as usize].is_cut = true;
+    }
+
+    fn reopen(&mut self, trial: u32) {
+        let entry = &mut self.trials[trial as usize];
+        // The trial is open only if the end of a deleted trial is missing in the record.
+        self.num_open += u32::from(!entry.state.is_open());
+        entry.state = if entry.has_result() { TrialState::Paused } else { TrialState::Active };
+        entry.is_cut = false;
     }
 
     fn end(&mut self, trial: u32, state: TrialState) {

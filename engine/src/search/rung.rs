@@ -263,6 +263,14 @@ impl Rung {
         }
     }
 
+    /// Records that a trial continues after its end. It may be promoted or stopped again.
+    pub fn reopen(&mut self, trial: u32) {
+        let is_promoted = |(_, fate): &(Key, Fate)| *fate == Fate::Promoted;
+        if !self.entries.get(&trial).is_some_and(is_promoted) {
+            self.set_fate(trial, Fate::Undecided);
+        }
+    }
+
     fn set_fate(&mut self, trial: u32, fate: Fate) {
         let Some(entry) = self.entries.get_mut(&trial) else { return };
         entry.1 = fate;

@@ -1,5 +1,6 @@
 //! A search in progress: method, sampler and trials.
 
+mod replay;
 mod view;
 
 use std::collections::BTreeMap;
@@ -176,7 +177,8 @@ impl SearchState {
 
     /// Returns `true` if a turn follows from an event now.
     pub fn accepts(&self, event: &Event) -> bool {
-        let may_continue = matches!(event, Event::Edited(_)) || !self.book.is_finished();
+        let continues = matches!(event, Event::Edited(_) | Event::Reopened);
+        let may_continue = continues || !self.book.is_finished();
         may_continue && self.book.accepts(event)
     }
 
@@ -187,7 +189,22 @@ impl SearchState {
 
     /// Takes in events and decides what follows. Returns `None` for repeated, late and foreign
     /// events, which change nothing.
-    pub fn advance_all(&mut self, mut events: Vec<Event>) -> Option<Turn> {
+    pub fn advance_all(&mut self, events: Vec<Event>) -> Option<Turn> {
+        self.decide_turn(events, vec![])
+    }
+
+    /// Takes in an edit or a request that reopens these trials, and decides what follows. The
+    /// trials have ended, and [`may_reopen`](Self::may_reopen) is true for each.
+    pub fn reopen(&mut self, event: Event, trials: Vec<u32>) -> Option<Turn> {
+        self.decide_turn(vec![event], trials)
+    }
+
+    /// Returns whether the method has use for a trial that continues after its end.
+    pub fn may_reopen(&self, trial: u32) -> bool {
+        self.method.as_dyn().may_reopen(trial, &self.book)
+    }
+
+    fn decide_turn(&mut self, mut events: Vec<Event>, reopened: Vec<u32>) -> Option<Turn> {
         events.retain(|event| self.accepts(event));
         if events.is_empty() {
             return None;
@@ -203,6 +220,11 @@ impl SearchState {
             created: vec![],
             random_words: vec![],
         };
+        if !reopened.is_empty() {
+            let step = Step::Reopen { trials: reopened };
+            self.commit(&step, &mut turn.changes);
+            turn.steps.push(step);
+        }
         while let Some(step) = self.decide() {
             let is_last = step == Step::Finish;
             if let Step::Create { units, source, hyperparameters, .. } = &step {
@@ -221,109 +243,11 @@ impl SearchState {
         Some(turn)
     }
 
-    /// Takes in a recorded turn, without deciding anything. There are no events if their record was
-    /// deleted, and only effects on other trials are left. `created` are the records of the
-    /// `Create` steps' trials, in order; the returned turn contains those that were drawn now.
-    ///
-    /// # Errors
-    ///
-    /// The turn does not follow from the turns before it.
-    pub fn replay(
-        &mut self,
-        order: u64,
-        events: &[Event],
-        steps: &[Step],
-        mut created: impl Iterator<Item = RecordedDraw>,
-    ) -> Result<Turn, Unreadable> {
-        let unreadable = |reason| Err(Unreadable { order, reason });
-        if order < self.next_order {
-            return unreadable("its order is not above that of the turn before it");
-        }
-        self.next_order = order + 1;
-        self.book.set_order(order);
-        for event in events {
-            if !self.book.accepts(event) {
-                return unreadable("its event is unknown, repeated or late");
-            }
-            self.observe(order, event);
-        }
-        let mut turn = Turn {
-            order,
-            events: events.to_vec(),
-            steps: steps.to_vec(),
-            changes: vec![],
-            created: vec![],
-            random_words: vec![],
-        };
-        for step in steps {
-            if let Step::Create { units, source, hyperparameters, .. } = step {
-                let given = hyperparameters.clone();
-                match created.next() {
-                    None => return unreadable("a trial that it created is missing"),
-                    Some(RecordedDraw::Present { hyperparameters, random_words }) => {
-                        self.random.skip_to(random_words);
-                        self.sampler.record(Some(&hyperparameters));
-                    }
-                    Some(RecordedDraw::Deleted { random_words: Some(random_words) }) => {
-                        self.random.skip_to(random_words);
-                        self.sampler.record(None);
-                    }
-                    Some(recorded) => {
-                        let Some(draw) = self.draw(*units, source.as_ref(), given) else {
-                            return unreadable("the space has fewer points than trials");
-                        };
-                        let is_missing = recorded == RecordedDraw::Missing;
-                        self.sampler.record(is_missing.then_some(&draw.hyperparameters));
-                        if is_missing {
-                            turn.created.push(draw);
-                        }
-                    }
-                }
-                turn.random_words.push(self.random.num_words());
-            }
-            if let Some(reason) = self.refusal(step) {
-                return unreadable(reason);
-            }
-            self.commit(step, &mut turn.changes);
-        }
-        Ok(turn)
-    }
-
-    /// Takes in the creation of a trial whose turn was deleted. Returns `false` if the step is not
-    /// possible.
-    pub fn adopt(&mut self, create: &Step, drawn: RecordedDraw) -> bool {
-        let order = self.next_order;
-        let is_adopted =
-            self.replay(order, &[], std::slice::from_ref(create), std::iter::once(drawn)).is_ok();
-        self.next_order = order;
-        is_adopted
-    }
-
-    /// Returns why a recorded step cannot be taken in.
-    fn refusal(&self, step: &Step) -> Option<&'static str> {
-        let is_unknown = |trial: u32| trial >= self.book.next_index();
-        match step {
-            Step::Continue { trial, .. }
-            | Step::PromoteClosed { trial, .. }
-            | Step::Pause { trial }
-            | Step::Stop { trial }
-                if is_unknown(*trial) =>
-            {
-                Some("a step is about a trial that does not exist")
-            }
-            Step::Create { group, .. } | Step::StopPaused { group, .. }
-                if *group >= self.method.as_dyn().num_groups() =>
-            {
-                Some("a step is about a bracket that does not exist")
-            }
-            _ => None,
-        }
-    }
-
     fn commit(&mut self, step: &Step, changes: &mut Vec<Change>) {
         if *step == Step::StopAll {
             for trial in self.book.open() {
                 self.commit(&Step::Stop { trial }, changes);
+                self.book.cut(trial);
             }
             return;
         }
@@ -342,6 +266,10 @@ impl SearchState {
                 let members = self.book.paused_at(*group, *units, except);
                 members.into_iter().for_each(|trial| change(trial, *units, Step::Stop { trial }));
             }
+            Step::Reopen { trials } => trials.iter().for_each(|trial| {
+                let step = Step::Reopen { trials: vec![*trial] };
+                change(*trial, self.book.trial(*trial).units, step);
+            }),
             Step::Create { .. } | Step::StopAll | Step::Finish => {}
         }
         self.book.commit(step);

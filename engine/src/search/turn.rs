@@ -37,6 +37,8 @@ pub enum Event {
     Edited(Edit),
     /// A limit is reached. The search ends.
     LimitReached,
+    /// The user has asked to reopen trials. A finished search continues.
+    Reopened,
 }
 
 /// New numbers of a search.
@@ -56,7 +58,7 @@ impl Event {
     /// Returns the trial that an event is about.
     pub fn trial(&self) -> Option<u32> {
         match self {
-            Self::Began | Self::Edited(_) | Self::LimitReached => None,
+            Self::Began | Self::Edited(_) | Self::LimitReached | Self::Reopened => None,
             Self::Result { trial, .. } | Self::Closed { trial, .. } | Self::Deleted { trial } => {
                 Some(*trial)
             }
@@ -124,6 +126,12 @@ pub enum Step {
     },
     /// End all open trials.
     StopAll,
+    /// Continue trials that have ended, at their granted lengths. Trials with a result there are
+    /// paused, and the others train.
+    Reopen {
+        /// Indexes of the trials.
+        trials: Vec<u32>,
+    },
     /// End the search. No other step follows.
     Finish,
 }

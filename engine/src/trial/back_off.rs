@@ -5,7 +5,7 @@ use std::time::Duration;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Attempt, AttemptEnd};
 
-use super::{TrialRecord, attempt_of};
+use super::{TrialRecord, attempt_of, first_counted_attempt};
 
 /// Limits of a runner's back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +59,12 @@ pub struct BackOff {
 ///
 /// The wait grows with the number of consecutive attempts without a newer checkpoint, whether they
 /// failed, were not started or exited as preempted. An attempt that ended as `RunnerLost` resets
-/// the count.
+/// the count, and so does the reopening of the trial.
 pub fn back_off(record: &TrialRecord, now: Timestamp, limits: &BackOffLimits) -> Option<BackOff> {
     let attempts = &record.status.attempts;
     let newest = record.status.checkpoints.last();
     let saved_by = newest.and_then(|checkpoint| attempt_of(&checkpoint.name));
+    let first = first_counted_attempt(record);
     let is_fruitless = |attempt: &&Attempt| {
         let is_counted = matches!(
             attempt.end,
@@ -74,7 +75,7 @@ pub fn back_off(record: &TrialRecord, now: Timestamp, limits: &BackOffLimits) ->
                     | AttemptEnd::Preempted
             )
         );
-        is_counted && Some(attempt.number) > saved_by
+        is_counted && Some(attempt.number) > saved_by && attempt.number >= first
     };
     let num_fruitless = attempts.iter().rev().take_while(is_fruitless).count() as u32;
     let last = attempts.last()?;

@@ -2,7 +2,7 @@
 //!
 //! | part | bound |
 //! |---|---|
-//! | facts | one result for each granted length, and one end |
+//! | facts | one result for each granted length, and one end; 32 reopenings with an end each |
 //! | attempts | 128; messages of the latest 16 |
 //! | messages, `activity` | 1,000 bytes of JSON each |
 //! | metrics of the latest validation | 64, with names of 63 bytes |

@@ -257,6 +257,7 @@ fn facts_keep_the_time_of_their_record() {
     let at = record.status.facts.iter().map(|fact| match fact {
         Fact::Result(result) => result.at,
         Fact::Closed(closed) => closed.at,
+        Fact::Reopened(reopened) => reopened.at,
     });
     assert_eq!(at.collect::<Vec<_>>(), [Some(time(5)), Some(time(7))]);
     assert_eq!(last_result_at(&record), time(5));

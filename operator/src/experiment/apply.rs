@@ -19,7 +19,7 @@ use stoker_engine::experiment::{
     Ledger, Record, Refusal, Request, Summary, Unreadable, Write, desired_states,
 };
 use stoker_engine::search::SearchConfig;
-use stoker_engine::trial::TrialRecord;
+use stoker_engine::trial::{TrialRecord, is_reopening};
 
 use super::is_owned;
 use super::prior::prior_trials;
@@ -82,6 +82,11 @@ impl<'a> Writer<'a> {
     /// Returns the trials of earlier experiments with which the search begins.
     pub(super) fn prior_trials(&self, valid: &ValidExperiment) -> Result<Vec<PriorTrial>, Refusal> {
         prior_trials(self.context, &self.experiment.namespace().unwrap_or_default(), valid)
+    }
+
+    /// Returns the record of a trial as this pass read or wrote it.
+    pub(super) fn record(&self, index: u32) -> Option<&TrialRecord> {
+        self.trials.get(&index).map(|trial| &trial.record)
     }
 
     /// Returns a trial as this pass read or wrote it.
@@ -180,6 +185,11 @@ impl<'a> Writer<'a> {
         let writes = grants.into_iter().filter_map(|(index, grant)| {
             let trial = self.trials.get(&index)?.clone();
             let mut spec = trial.record.spec.clone();
+            if is_reopening(&grant) {
+                // Whether the trial may run depends on the places of the search.
+                spec.desired_state = DesiredTrialState::Pause;
+                spec.desired_since = Some(now());
+            }
             spec.grants.push(grant);
             Some(async move { (index, write_spec(context, &trial, spec).await) })
         });

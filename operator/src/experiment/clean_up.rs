@@ -45,6 +45,38 @@ struct CleanUpBatch {
     end: u32,
 }
 
+/// State of the clean-up of an experiment that is to continue.
+pub(super) enum CleanUpState {
+    /// Nothing is being deleted.
+    Idle,
+    /// A pod is being deleted. Try again after this time.
+    Stopping(Duration),
+    /// A pod has finished, and the checkpoints that it has deleted are still in the records.
+    Finished,
+}
+
+/// Stops the clean-up of an experiment that is to continue, so that no pod deletes checkpoints from
+/// which trials resume, and no later clean-up takes an old pod for its own.
+pub(super) async fn stop(
+    context: &Context,
+    key: &Key,
+    experiment: &Experiment,
+    status: &ExperimentStatus,
+) -> Result<CleanUpState, Error> {
+    let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
+    let pod = context.pods.get(&pod_key(key, status)).filter(|pod| pod.owner == uid);
+    let Some(pod) = pod.filter(|_| !status.cleaned_up) else { return Ok(CleanUpState::Idle) };
+    if pod.observed.phase == PodPhase::Succeeded {
+        return Ok(CleanUpState::Finished);
+    }
+    delete_pod(context, &key.namespace, &deletion(&pod)).await?;
+    Ok(CleanUpState::Stopping(POLL_INTERVAL))
+}
+
+fn pod_key(key: &Key, status: &ExperimentStatus) -> Key {
+    Key::new(&key.namespace, &format!("{}-cleanup-{}", key.name, status.trials_cleaned))
+}
+
 /// Deletes the checkpoints of an ended experiment that no setting retains, one batch at a time.
 pub(super) async fn clean_up(
     context: &Context,
@@ -84,8 +116,8 @@ pub(super) async fn clean_up(
         apply::write_status(context, experiment, after).await?;
         return Ok(None);
     };
-    let name = format!("{}-cleanup-{}", key.name, status.trials_cleaned);
-    let pod_key = Key::new(&key.namespace, &name);
+    let pod_key = pod_key(key, status);
+    let name = pod_key.name.to_string();
     let Some(pod) = context.pods.get(&pod_key).filter(|pod| pod.owner == uid) else {
         let created = create_pod(context, key, valid, &storage, uid, &name, &batch.cleanup).await;
         let Err(error) = created else { return Ok(Some(context.resync_interval(key))) };

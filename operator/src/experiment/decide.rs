@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use stoker_api::decisions::PriorTrial;
-use stoker_api::experiment::DesiredState;
+use stoker_api::experiment::{DesiredState, ReopenRequest};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::explain::Decision;
-use stoker_engine::experiment::{Ledger, Refusal, Request, Unreadable, Write, desired_states};
+use stoker_engine::experiment::{
+    Ledger, Refusal, Request, Unreadable, Write, desired_states, refused_edit,
+};
 use stoker_engine::search::SearchConfig;
 
 use super::apply::Writer;
@@ -39,7 +41,12 @@ pub(super) async fn decide(
     let mut creation = None;
     let mut decisions = vec![];
     let mut is_recorded = true;
-    let mut refusal = None;
+    let status = writer.status();
+    let num_created = ledger.book().next_index() - ledger.num_uncreated();
+    let mut refusal = refused_edit(&valid.spec.searcher, &status.log, num_created);
+    // The search cannot follow the edit, so it continues with its own numbers.
+    let recorded = ledger.config().clone();
+    let config = if refusal.is_some() { &recorded } else { config };
     let prior = match ledger.has_begun() || is_over || is_failed {
         true => Ok(vec![]),
         false => writer.prior_trials(valid),
@@ -54,10 +61,8 @@ pub(super) async fn decide(
             Err(refused) => refusal = Some(refused),
             Ok(prior) => {
                 let output = (&mut creation, &mut decisions);
-                let ledger = &mut ledger;
-                if let Err(error) =
-                    take_turns(writer, ledger, config, prior, missing, request, output).await
-                {
+                let input = Input { config, reopen: valid.spec.reopen, prior, missing, request };
+                if let Err(error) = take_turns(writer, &mut ledger, input, output).await {
                     writer.errors.push(error);
                     is_recorded = false;
                 }
@@ -80,15 +85,23 @@ pub(super) async fn decide(
     Ok(Decided { ledger, wake, creation, decisions, refusal })
 }
 
+/// What the user wants, and what is missing in the record.
+struct Input<'a> {
+    /// The search as the spec says.
+    config: &'a SearchConfig,
+    /// Latest request to reopen trials.
+    reopen: Option<ReopenRequest>,
+    prior: Vec<PriorTrial>,
+    missing: Vec<Write>,
+    request: Request,
+}
+
 /// Writes all turns that follow from the record. Each turn is complete before the next one. Adds
 /// the recorded decisions, and the error of a creation.
 async fn take_turns(
     writer: &mut Writer<'_>,
     ledger: &mut Ledger,
-    config: &SearchConfig,
-    prior: Vec<PriorTrial>,
-    missing: Vec<Write>,
-    request: Request,
+    Input { config, reopen, prior, missing, request }: Input<'_>,
     (creation, decisions): (&mut Option<Error>, &mut Vec<Decision>),
 ) -> Result<(), Error> {
     let missing = missing.into_iter().filter_map(|write| match write {
@@ -100,8 +113,13 @@ async fn take_turns(
     }
     let writes = ledger.begin(env!("CARGO_PKG_VERSION"), prior, request.now);
     writer.turn(writes).await?;
-    let writes = ledger.edit(config, &writer.spending(config), request.now);
+    let spending = writer.spending(config);
+    let edited = ledger.edit(config, &spending, |index| writer.record(index), request.now);
+    // Trials that the edit continues have not ended yet. Their ends lead to the next pass.
+    let Some(writes) = edited else { return Ok(()) };
+    let decided = ledger.decisions(None, &writes);
     writer.turn(writes).await?;
+    decisions.extend(decided);
     let deleted = writer.deleted(ledger).await?;
     if !deleted.is_empty() {
         let writes = ledger.delete(deleted, request.now);
@@ -126,6 +144,13 @@ async fn take_turns(
             *creation = Some(error);
             return Ok(());
         }
+    }
+    let writes = ledger.reopen(reopen, |index| writer.record(index), request.now);
+    let decided = ledger.decisions(None, &writes);
+    writer.turn(writes).await?;
+    decisions.extend(decided);
+    if let Err(error) = writer.create(ledger, request).await {
+        *creation = Some(error);
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ fn reason(decision: &Decision) -> Option<&'static str> {
         Kind::Promoted => Some("Promoted"),
         Kind::Paused => Some("PausedBySearch"),
         Kind::Stopped => Some("StoppedBySearch"),
+        Kind::Reopened => Some("Reopened"),
         Kind::Created
         | Kind::CountedAsPromoted
         | Kind::Waits

@@ -9,6 +9,7 @@
 pub(crate) mod apply;
 mod clean_up;
 mod decide;
+mod edits;
 mod events;
 mod prior;
 
@@ -20,8 +21,8 @@ use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase, 
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{
-    Ledger, Refusal, Request, Summary, TRIAL_INVALID, Unreadable, conditions, failed,
-    is_edited as search_is_edited, kills, refusal, set_phase, set_refusal, without_search,
+    Ledger, Refusal, Request, Summary, TRIAL_INVALID, Unreadable, conditions, failed, kills,
+    refusal, set_phase, set_refusal, without_search,
 };
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
@@ -55,20 +56,14 @@ pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>,
     let status = experiment.status.clone().unwrap_or_default();
     match &cached.validation {
         // An ended experiment keeps its result, even if its trials change afterwards.
-        Some(Ok(valid)) if status.phase.is_terminal() && !is_edited(experiment, valid, &status) => {
-            clean_up::clean_up(context, key, experiment, valid, &status).await
+        Some(Ok(valid)) if status.phase.is_terminal() => {
+            edits::reconcile_ended(context, key, experiment, valid, &status).await
         }
         Some(Ok(valid)) => run(context, key, experiment, valid, &status).await,
         _ if status.phase.is_terminal() => Ok(None),
         Some(Err(errors)) => fail_invalid(context, key, experiment, &status, errors).await,
         None => Ok(None),
     }
-}
-
-/// Returns whether the user has edited an experiment that may continue.
-fn is_edited(experiment: &Experiment, valid: &ValidExperiment, status: &ExperimentStatus) -> bool {
-    let is_over = matches!(experiment.spec.state, DesiredState::Cancelled | DesiredState::Killed);
-    !is_over && search_is_edited(&SearchConfig::new(valid, 0), &status.log)
 }
 
 async fn run(

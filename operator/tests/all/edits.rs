@@ -1,9 +1,14 @@
 //! Edits and limits of a search.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use stoker_api::condition::{self, ConditionStatus};
+use stoker_api::decisions::LogEvent;
 use stoker_api::experiment::{Experiment, Phase};
+use stoker_api::trial::{Fact, Trial};
 
 use crate::kubelet::{Kubelet, Script};
 use crate::setup::{TestNamespace, free_ports, runtime};
@@ -36,6 +41,26 @@ async fn wait_for_end(ns: &TestNamespace, name: &str, trials: u32) -> Experiment
     }
 }
 
+/// Waits at most a minute until the condition `Refused` is this. Returns its reason and the phase.
+async fn wait_for_refusal(ns: &TestNamespace, name: &str, holds: bool) -> (String, Phase) {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let status = ns.experiment(name).await.status.unwrap();
+        if let Some(refused) = condition::find(&status.conditions, "Refused")
+            && refused.status == ConditionStatus::from(holds)
+        {
+            return (refused.reason.clone(), status.phase);
+        }
+        assert!(Instant::now() < end, "{status:#?}\n{}", ns.logs());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn is_reopened(trial: &Trial) -> bool {
+    let facts = trial.status.iter().flat_map(|status| &status.facts);
+    facts.into_iter().any(|fact| matches!(fact, Fact::Reopened(_)))
+}
+
 #[test]
 fn edited_search_continues_after_its_end() {
     if !stoker_test_cluster::clusters_enabled() {
@@ -61,6 +86,13 @@ fn edited_search_continues_after_its_end() {
         }
         edit(json!({ "random": { "maxTrials": 5 } })).unwrap();
         let ended = wait_for_end(&ns, "edited", 5).await;
+        // The search cannot follow a total below the trials that exist. It reports that, and ends
+        // its clean-up.
+        edit(json!({ "random": { "maxTrials": 3 } })).unwrap();
+        let refused = wait_for_refusal(&ns, "edited", true).await;
+        assert_eq!((&*refused.0, refused.1), ("EditRefused", Phase::Completed));
+        edit(json!({ "random": { "maxTrials": 5 } })).unwrap();
+        wait_for_refusal(&ns, "edited", false).await;
         // The log has the beginning and the edit.
         let log = ended.status.unwrap().log;
         assert_eq!(log.len(), 2, "{log:#?}");
@@ -131,5 +163,83 @@ fn limit_on_units_ends_the_search() {
         assert_eq!(completed.unwrap().reason, "LimitReached");
         let message = status.message.unwrap();
         assert!(message.contains("units") && message.contains("12"), "{message}");
+        // Without the limit, the stopped trials continue.
+        let created = status.trials_created;
+        let searcher = json!({ "limits": null, "random": { "maxTrials": created } });
+        ns.patch("limited", &json!({ "spec": { "searcher": searcher } })).unwrap();
+        let end = Instant::now() + Duration::from_secs(120);
+        while !ns.trials_of("limited").await.iter().any(is_reopened) {
+            assert!(Instant::now() < end, "{}", ns.logs());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        wait_for_end(&ns, "limited", created).await;
+        let trials = ns.trials_of("limited").await;
+        for trial in &trials {
+            let status = trial.status.as_ref().unwrap();
+            assert_eq!(status.phase, Phase::Completed, "{status:#?}");
+            assert!(status.facts.iter().any(|fact| matches!(fact, Fact::Result(_))));
+        }
+    });
+}
+
+#[test]
+fn failed_trials_continue_by_a_request() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("reopened").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let is_broken = Arc::new(AtomicBool::new(true));
+        let broken = is_broken.clone();
+        let kubelet = Kubelet::start(&ns.client, &ns.namespace, move |_| {
+            match broken.load(Ordering::Relaxed) {
+                true => Script::Exit { after_ms: 5, code: 1 },
+                false => Script::Train { unit_ms: 5 },
+            }
+        });
+        let mut spec = random(&json!({ "random": { "maxTrials": 2 } }));
+        spec["maxRestarts"] = json!(0);
+        ns.apply("failing", spec);
+        ns.wait_for("failing", &[Phase::Failed], 120).await;
+        is_broken.store(false, Ordering::Relaxed);
+        let request = |reopen: Value| ns.patch("failing", &json!({ "spec": { "reopen": reopen } }));
+        request(json!({ "number": 2, "trials": "failed" })).unwrap();
+        // The API server refuses to change or remove a request.
+        for reopen in [json!({ "number": 1 }), json!({ "trials": "stopped" }), Value::Null] {
+            let error = request(reopen).unwrap_err();
+            assert!(error.contains("request with a greater number"), "{error}");
+        }
+        let ended = wait_for_end(&ns, "failing", 2).await;
+        for trial in ns.trials_of("failing").await {
+            let status = trial.status.as_ref().unwrap();
+            let numbers: Vec<u32> = status.attempts.iter().map(|attempt| attempt.number).collect();
+            assert_eq!((numbers, status.restarts), (vec![0, 1], 0), "{status:#?}");
+            let [Fact::Closed(_), Fact::Reopened(reopened), Fact::Result(_), Fact::Closed(_)] =
+                &status.facts[..]
+            else {
+                panic!("{status:#?}");
+            };
+            assert_eq!(reopened.attempt, 1);
+            let failed = condition::find(&status.conditions, "Failed").unwrap();
+            assert_eq!(failed.status, ConditionStatus::False, "{status:#?}");
+        }
+        let log = ended.status.unwrap().log;
+        let is_request = |event: &LogEvent| matches!(event, LogEvent::Reopened(_));
+        assert_eq!(log.iter().filter(|entry| is_request(&entry.event)).count(), 1, "{log:#?}");
+        assert_eq!(kubelet.started().len(), 4);
+        // The request has taken effect, and another operator does not repeat it.
+        drop(operator);
+        let mut second = ns.operator("b", free_ports());
+        second.wait_ready(&ns);
+        request(json!({ "number": 3, "trials": "failed" })).unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while ns.experiment("failing").await.status.unwrap().log.len() < log.len() + 1 {
+            assert!(Instant::now() < end, "{}", ns.logs());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(kubelet.started().len(), 4);
+        assert_eq!(ns.experiment("failing").await.status.unwrap().phase, Phase::Completed);
     });
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::experiment::{Experiment, Phase};
-use stoker_api::trial::{ClosedFact, Fact, ResultFact, Trial, TrialStatus};
+use stoker_api::trial::{ClosedFact, Fact, ReopenedFact, ResultFact, Trial, TrialStatus};
 use stoker_test_cluster::ControlPlane;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -287,6 +287,7 @@ pub(crate) fn decisions_of(trials: &[Trial]) -> Vec<Value> {
         let facts = status.facts.into_iter().map(|fact| match fact {
             Fact::Result(result) => Fact::Result(ResultFact { at: None, ..result }),
             Fact::Closed(closed) => Fact::Closed(ClosedFact { at: None, ..closed }),
+            Fact::Reopened(reopened) => Fact::Reopened(ReopenedFact { at: None, ..reopened }),
         });
         json!({
             "name": trial.name_any(),

@@ -11,6 +11,7 @@ use super::{
     TrialExplanation, brackets,
 };
 use crate::search::SearchConfig;
+use crate::search::book::TrialState;
 use crate::search::rung::Loss;
 use crate::search::state::{Change, SearchState, Turn};
 use crate::search::turn::{Event, Step};
@@ -73,6 +74,7 @@ impl Context {
             Some(Event::Closed { trial, .. }) => Cause::Ended { trial: *trial },
             Some(Event::LimitReached) => Cause::LimitReached,
             Some(Event::Edited(_)) => Cause::Edited,
+            Some(Event::Reopened) => Cause::Reopened,
             Some(Event::Deleted { .. }) => Cause::Deleted { trials: deleted.collect() },
             _ => Cause::Other,
         }
@@ -190,6 +192,15 @@ impl Collector<'_> {
                 self.add(trial, Kind::Paused, units, standing);
             }
             Step::Stop { .. } => self.add_stop(trial, units),
+            Step::Reopen { .. } => {
+                let entry = self.search.book().trial(trial);
+                let (granted, state) = (entry.units, entry.state);
+                self.add(trial, Kind::Reopened, granted, None);
+                if state == TrialState::Paused {
+                    let standing = self.search.standing(trial, granted);
+                    self.add(trial, Kind::Paused, granted, standing);
+                }
+            }
             Step::Create { .. } | Step::StopPaused { .. } | Step::StopAll | Step::Finish => {}
         }
     }
@@ -325,7 +336,7 @@ fn explain(
 /// Returns the state after a decision; `None` if it stays.
 fn state(decision: Kind) -> Option<State> {
     match decision {
-        Kind::Created | Kind::Promoted => Some(State::Training),
+        Kind::Created | Kind::Promoted | Kind::Reopened => Some(State::Training),
         Kind::CountedAsPromoted => None,
         Kind::Paused => Some(State::Paused),
         Kind::Waits => Some(State::Waiting),

@@ -187,6 +187,14 @@ impl Decision {
         }
     }
 
+    fn reopened(&self) -> String {
+        let why = match self.cause {
+            Cause::Edited => "after an edit of the search",
+            _ => "by the user",
+        };
+        format!("reopened {why}; it may train to {}", self.length())
+    }
+
     fn stopped(&self) -> String {
         let length = self.length();
         if let Some(MedianComparison { best_metric, median, others }) = self.median {
@@ -254,6 +262,7 @@ impl fmt::Display for Decision {
             Kind::Invalid => "rejected its hyperparameters, and leaves every comparison".to_owned(),
             Kind::Cancelled => self.ended("was cancelled"),
             Kind::Deleted => "was deleted, and its results leave every comparison".to_owned(),
+            Kind::Reopened => self.reopened(),
         })
     }
 }

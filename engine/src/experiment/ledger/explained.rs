@@ -2,7 +2,6 @@
 
 use stoker_api::decisions::{LogEvent, StepRecord};
 use stoker_api::time::Timestamp;
-use stoker_api::trial::Fact;
 
 use super::{Ledger, PendingFact, Record, Unreadable, Write};
 use crate::experiment::explain::{Context, Decision, Explainer, Explanation, decisions};
@@ -27,11 +26,12 @@ impl Ledger {
         let ends = record.trials.iter().filter_map(|(index, trial)| {
             let is_open = ledger.state(*index)?.is_open();
             let num_placed = *ledger.num_placed.get(*index as usize)? as usize;
-            let mut facts = trial.status.facts.iter().skip(num_placed);
-            let end = facts.find_map(|fact| match fact {
-                Fact::Closed(closed) => Some(closed.cause),
-                Fact::Result(_) => None,
-            });
+            let mut facts = (0..).zip(&trial.status.facts).skip(num_placed);
+            let end =
+                facts.find_map(|(fact, recorded)| match ledger.event(*index, fact, recorded) {
+                    Some(Event::Closed { cause, .. }) => Some(cause),
+                    _ => None,
+                });
             end.filter(|_| is_open).map(|cause| (*index, cause))
         });
         Ok(explainer.finish(&ledger.search, &ends.collect()))
@@ -48,7 +48,7 @@ impl Ledger {
                 (grant.order, Some(*trial), grant.steps.as_deref().unwrap_or_default(), at)
             }
         };
-        let event = fact.map(|fact| &fact.event);
+        let event = fact.and_then(|fact| fact.event.as_ref());
         let own = home.map_or(vec![], |trial| self.own_changes(trial, event, steps));
         let effects = writes.iter().skip(1).flat_map(|write| match write {
             Write::Grant { trial, grant } => changes(*trial, grant.units, grant.steps.as_deref()),
@@ -56,7 +56,7 @@ impl Ledger {
         });
         let turn = Turn {
             order,
-            events: fact.map_or_else(|| logged(writes), |fact| vec![fact.event.clone()]),
+            events: fact.map_or_else(|| logged(writes), |_| event.cloned().into_iter().collect()),
             steps: steps.iter().map(recorded::step).collect(),
             changes: own.into_iter().chain(effects).collect(),
             created: vec![],
@@ -88,6 +88,7 @@ fn logged(writes: &[Write]) -> Vec<Event> {
     match &entry.event {
         LogEvent::Began(_) => vec![Event::Began],
         LogEvent::LimitReached(_) => vec![Event::LimitReached],
+        LogEvent::Reopened(_) => vec![Event::Reopened],
         LogEvent::Edited(event) => vec![Event::Edited(event.into())],
         LogEvent::Deleted(deleted) => {
             deleted.trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()
@@ -103,6 +104,7 @@ fn changes(trial: u32, units: u64, steps: Option<&[StepRecord]>) -> Vec<Change> 
         | Step::PromoteClosed { trial: of, .. }
         | Step::Pause { trial: of }
         | Step::Stop { trial: of } => *of == trial,
+        Step::Reopen { trials } => trials[..] == [trial],
         Step::Create { .. } | Step::StopPaused { .. } | Step::StopAll | Step::Finish => false,
     };
     let change = |step: Step| match step {

@@ -48,8 +48,8 @@ impl Ledger {
         self.limit_reached.as_ref()
     }
 
-    /// Returns the first limit that is reached.
-    pub(super) fn crossed(&self, summary: &Summary, now: Timestamp) -> Option<LimitReachedEvent> {
+    /// Returns the first limit that is reached, even if the search has ended otherwise.
+    pub fn crossed(&self, summary: &Summary, now: Timestamp) -> Option<LimitReachedEvent> {
         self.config.limits.all().find_map(|(limit, maximum)| {
             let spent = self.spent(limit, summary, now);
             (spent >= maximum).then_some(LimitReachedEvent { limit, maximum, spent })

@@ -33,6 +33,7 @@ impl Home<'_> {
                 match facts.get(grant.fact? as usize)? {
                     Fact::Result(result) => result.at,
                     Fact::Closed(closed) => closed.at,
+                    Fact::Reopened(reopened) => reopened.at,
                 }
             }
             Self::Deleted => None,
@@ -47,7 +48,10 @@ pub(super) type Watch<'a> = &'a mut dyn FnMut(&SearchState, &search::Turn, Optio
 fn prior(entry: &LogEntry) -> Option<&[PriorTrial]> {
     match &entry.event {
         LogEvent::Began(event) => Some(&event.prior_trials),
-        LogEvent::Edited(_) | LogEvent::Deleted(_) | LogEvent::LimitReached(_) => None,
+        LogEvent::Edited(_)
+        | LogEvent::Deleted(_)
+        | LogEvent::LimitReached(_)
+        | LogEvent::Reopened(_) => None,
     }
 }
 
@@ -92,6 +96,8 @@ impl Ledger {
             began_at: None,
             limit_reached: None,
             has_settings: false,
+            last_request: 0,
+            reopenings: BTreeMap::new(),
         };
         let mut writes = vec![];
         if record.log.is_empty() && (record.trials_created > 0 || !record.trials.is_empty()) {
@@ -191,6 +197,7 @@ impl Ledger {
         let turn = replayed.map_err(|error| unreadable(home, order, error.reason))?;
         turn.random_words.iter().for_each(|words| self.admit(order, *words));
         self.forget(&deleted.iter().map(|trial| trial.index).collect::<Vec<_>>());
+        self.place_facts_again(&steps, record);
         self.note(order, &turn.changes);
         let groups = groups(&steps, next);
         self.add_missing(&turn, next, &groups);
@@ -232,6 +239,7 @@ impl Ledger {
                     LogEvent::Began(_) => vec![Event::Began],
                     LogEvent::Edited(event) => vec![Event::Edited(event.into())],
                     LogEvent::LimitReached(_) => vec![Event::LimitReached],
+                    LogEvent::Reopened(_) => vec![Event::Reopened],
                     LogEvent::Deleted(DeletedEvent { trials }) => {
                         trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()
                     }
@@ -248,7 +256,11 @@ impl Ledger {
                 let event = recorded::event(*trial, fact, &self.config);
                 let recorded = grant.steps.as_deref();
                 let last_mentioned = recorded.and_then(recorded::last_mentioned);
-                Turn { events: vec![event], steps: recorded.map(steps), last_mentioned }
+                Turn {
+                    events: event.into_iter().collect(),
+                    steps: recorded.map(steps),
+                    last_mentioned,
+                }
             }
             Home::Deleted => {
                 let mut left = vec![];
@@ -282,11 +294,14 @@ impl Ledger {
     /// Skips facts that no turn follows from, such as the ends that the search asked for.
     fn skip_facts(&mut self, record: Record<'_>) {
         for (trial, of_trial) in record.trials {
-            let Some(num_placed) = self.num_placed.get_mut(*trial as usize) else { continue };
-            let facts = of_trial.status.facts.iter().skip(*num_placed as usize);
-            let events = facts.map(|fact| recorded::event(*trial, fact, &self.config));
-            let num_skipped = events.take_while(|event| !self.search.accepts(event)).count();
-            *num_placed += num_skipped as u32;
+            let Some(&num_placed) = self.num_placed.get(*trial as usize) else { continue };
+            let facts = (0..).zip(&of_trial.status.facts).skip(num_placed as usize);
+            let events = facts.map(|(index, fact)| self.event(*trial, index, fact));
+            let is_skipped = |event: &Option<Event>| {
+                event.as_ref().is_none_or(|event| !self.search.accepts(event))
+            };
+            let num_skipped = events.take_while(is_skipped).count();
+            self.num_placed[*trial as usize] += num_skipped as u32;
         }
     }
 
@@ -321,7 +336,10 @@ impl Ledger {
 fn deleted_trial<'a>(index: u32, record: Record<'a>) -> Option<&'a DeletedTrial> {
     let deleted = record.log.iter().filter_map(|entry| match &entry.event {
         LogEvent::Deleted(deleted) => Some(&deleted.trials),
-        LogEvent::Began(_) | LogEvent::Edited(_) | LogEvent::LimitReached(_) => None,
+        LogEvent::Began(_)
+        | LogEvent::Edited(_)
+        | LogEvent::LimitReached(_)
+        | LogEvent::Reopened(_) => None,
     });
     deleted.flatten().find(|trial| trial.index == index)
 }

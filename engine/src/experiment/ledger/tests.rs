@@ -1,5 +1,7 @@
 //! Records of earlier versions, damaged records, and the recorded form of decisions.
 
+pub(super) mod case;
+
 use serde_json::json;
 use stoker_api::experiment::AsyncHalvingSearch;
 use stoker_api::trial::{CloseCause, ClosedFact, ResultFact};

@@ -29,7 +29,7 @@ impl Runner {
             let is_idle = matches!(state, Some(TrialState::Paused | TrialState::Waiting));
             let since = record.status.facts.iter().rev().find_map(|fact| match fact {
                 Fact::Result(result) => result.at,
-                Fact::Closed(_) => None,
+                Fact::Closed(_) | Fact::Reopened(_) => None,
             });
             let Some(since) = since.filter(|_| is_idle && live_attempt(&record).is_some()) else {
                 continue;

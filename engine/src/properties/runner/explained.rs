@@ -9,7 +9,7 @@ use super::Runner;
 use crate::experiment::explain::{Decision, State};
 use crate::experiment::{Ledger, Record};
 use crate::search::book::TrialState;
-use crate::trial::{TrialRecord, closed};
+use crate::trial::{TrialRecord, closed, is_reopening_due};
 
 /// Returns the state in which a trial is explained.
 fn explained(state: TrialState, is_complete: bool) -> State {
@@ -78,7 +78,8 @@ impl Runner {
             let is_complete = entry.trained() == self.config.units_max
                 || was_complete && trial.state == State::Completed;
             assert_eq!(trial.state, explained(entry.state, is_complete), "{trial:?}");
-            let closed = trials.get(&trial.trial).and_then(|record| closed(record));
+            let record = trials.get(&trial.trial).filter(|record| !is_reopening_due(record));
+            let closed = record.and_then(|record| closed(record));
             assert!(trial.end.is_none() || closed.is_some(), "{trial:?}");
             assert!(closed.is_none() || trial.state() >= State::Stopped, "{trial:?}");
             // The turns of a trial without a record may have been deleted with it.

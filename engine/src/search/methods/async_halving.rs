@@ -4,7 +4,7 @@
 //! Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020),
 //! Algorithm 2, for promotion; the variant that stops is the one of Determined's last release.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use stoker_api::trial::CloseCause;
 
@@ -43,6 +43,9 @@ pub struct AsyncHalving {
     num_invalid: u32,
     /// Trial of the current result. Its place is free.
     undecided: Option<u32>,
+    /// Trials with a result that continue after their end, with `stop_once`. The others may be
+    /// promoted like all paused trials.
+    reopened: BTreeSet<u32>,
 }
 
 impl AsyncHalving {
@@ -57,6 +60,7 @@ impl AsyncHalving {
             num_created: 0,
             num_invalid: 0,
             undecided: None,
+            reopened: BTreeSet::new(),
         }
     }
 
@@ -128,6 +132,27 @@ impl AsyncHalving {
     fn leave_way(&mut self, trial: u32, book: &Book) {
         let rung = self.rung_of(book.trial(trial).units);
         self.on_way[rung] -= u32::from(book.trial(trial).state == TrialState::Active);
+    }
+
+    /// Takes in that a trial continues after its end. Without a result, it counted as the worst of
+    /// the rung that it trained to.
+    fn reopen(&mut self, trial: u32, book: &Book) {
+        self.leave_way(trial, book);
+        let entry = book.trial(trial);
+        let rung = self.rung_of(entry.units);
+        if entry.has_result() {
+            self.rungs[rung].reopen(trial);
+            self.reopened.extend(self.config.stop_once.then_some(trial));
+        } else {
+            self.rungs[rung].remove(trial);
+            self.resize(rung);
+            self.on_way[rung] += 1;
+        }
+    }
+
+    fn decided(&mut self, trial: u32) {
+        self.undecided.take_if(|undecided| *undecided == trial);
+        self.reopened.remove(&trial);
     }
 
     fn decide_undecided(&self, trial: u32, book: &Book) -> Step {
@@ -224,11 +249,12 @@ impl AsyncHalving {
 impl SearchMethod for AsyncHalving {
     fn observe(&mut self, event: &Event, before: Option<Before>, book: &Book) {
         let (Some(trial), Some(before)) = (event.trial(), before) else { return };
+        self.reopened.remove(&trial);
         let rung = self.rung_of(before.units);
         let was_active = before.was_active();
         self.on_way[rung] -= u32::from(was_active);
         match *event {
-            Event::Began | Event::Edited(_) | Event::LimitReached => {}
+            Event::Began | Event::Edited(_) | Event::LimitReached | Event::Reopened => {}
             Event::Result { loss, .. } => {
                 self.rungs[rung].insert(trial, loss, book.order());
                 self.resize(rung);
@@ -258,7 +284,7 @@ impl SearchMethod for AsyncHalving {
                 self.on_way[rung] += 1;
             }
             Step::Continue { trial, units } => {
-                self.undecided.take_if(|undecided| undecided == trial);
+                self.decided(*trial);
                 let (from, to) = (self.rung_of(book.trial(*trial).units), self.rung_of(*units));
                 self.leave_way(*trial, book);
                 self.rungs[from].promote(*trial);
@@ -272,11 +298,11 @@ impl SearchMethod for AsyncHalving {
                 self.resize(to);
             }
             Step::Pause { trial } => {
-                self.undecided.take_if(|undecided| undecided == trial);
+                self.decided(*trial);
                 self.leave_way(*trial, book);
             }
             Step::Stop { trial } => {
-                self.undecided.take_if(|undecided| undecided == trial);
+                self.decided(*trial);
                 self.leave_way(*trial, book);
                 let rung = self.rung_of(book.trial(*trial).units);
                 self.rungs[rung].stop(*trial);
@@ -285,12 +311,15 @@ impl SearchMethod for AsyncHalving {
                 let rung = self.rung_of(*units);
                 self.rungs[rung].stop_undecided(except);
             }
+            Step::Reopen { trials } => trials.iter().for_each(|trial| self.reopen(*trial, book)),
             Step::StopAll | Step::Finish => {}
         }
     }
 
     fn decide(&self, book: &Book) -> Option<Step> {
-        let rule = || self.undecided.map(|trial| self.decide_undecided(trial, book));
+        let reopened = self.reopened.first().copied().filter(|_| self.has_free_place());
+        let undecided = self.undecided.or(reopened);
+        let rule = || undecided.map(|trial| self.decide_undecided(trial, book));
         // The rule that stops precedes all jobs. A paused trial may be the one that a job promotes.
         let first = match self.config.stop_once {
             true => rule().or_else(|| self.job(book)),

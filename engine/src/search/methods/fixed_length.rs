@@ -1,6 +1,6 @@
 //! Trials that all train to the full length: single, random and grid search.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use stoker_api::trial::CloseCause;
 
@@ -20,6 +20,8 @@ pub struct FixedLength {
     num_invalid: u32,
     num_active: u32,
     undecided: Option<u32>,
+    /// Trials with a result that continue after their end, when a place is free.
+    reopened: BTreeSet<u32>,
 }
 
 impl FixedLength {
@@ -35,6 +37,7 @@ impl FixedLength {
             num_invalid: 0,
             num_active: 0,
             undecided: None,
+            reopened: BTreeSet::new(),
         }
     }
 
@@ -52,6 +55,9 @@ fn limit_or_none(concurrency: u32) -> u32 {
 impl SearchMethod for FixedLength {
     fn observe(&mut self, event: &Event, before: Option<Before>, _book: &Book) {
         self.num_active -= u32::from(before.is_some_and(Before::was_active));
+        if let Some(trial) = event.trial() {
+            self.reopened.remove(&trial);
+        }
         match *event {
             Event::Result { trial, .. } => self.undecided = Some(trial),
             Event::Closed { cause: CloseCause::InvalidHyperparameters, .. } => {
@@ -61,7 +67,11 @@ impl SearchMethod for FixedLength {
             Event::Deleted { .. } => {
                 self.num_invalid -= u32::from(before.is_some_and(Before::was_invalid))
             }
-            Event::Began | Event::Closed { .. } | Event::Edited(_) | Event::LimitReached => {}
+            Event::Began
+            | Event::Closed { .. }
+            | Event::Edited(_)
+            | Event::LimitReached
+            | Event::Reopened => {}
         }
     }
 
@@ -73,8 +83,20 @@ impl SearchMethod for FixedLength {
             }
             Step::Continue { trial, .. } | Step::Pause { trial } | Step::Stop { trial } => {
                 self.undecided.take_if(|undecided| undecided == trial);
+                self.reopened.remove(trial);
                 self.num_active -= u32::from(book.trial(*trial).state == TrialState::Active);
                 self.num_active += u32::from(matches!(step, Step::Continue { .. }));
+            }
+            Step::Reopen { trials } => {
+                for trial in trials {
+                    let entry = book.trial(*trial);
+                    // The trial is active if the record of its end was deleted.
+                    self.num_active -= u32::from(entry.state == TrialState::Active);
+                    match entry.has_result() {
+                        true => self.reopened.extend([*trial]),
+                        false => self.num_active += 1,
+                    }
+                }
             }
             Step::PromoteClosed { .. } | Step::StopPaused { .. } | Step::StopAll | Step::Finish => {
             }
@@ -82,14 +104,18 @@ impl SearchMethod for FixedLength {
     }
 
     fn decide(&self, book: &Book) -> Option<Step> {
-        if let Some(trial) = self.undecided {
-            // An edit may have raised the length.
-            return Some(match book.trial(trial).units < self.units {
+        let has_place = self.num_active < self.concurrency;
+        // The length may have been raised since.
+        let is_short = |trial: u32| book.trial(trial).units < self.units;
+        let reopened = self.reopened.first().copied();
+        let continued = reopened.filter(|trial| has_place || !is_short(*trial));
+        if let Some(trial) = self.undecided.or(continued) {
+            return Some(match is_short(trial) {
                 true => Step::Continue { trial, units: self.units },
                 false => Step::Stop { trial },
             });
         }
-        let may_create = self.num_missing(book) > 0 && self.num_active < self.concurrency;
+        let may_create = self.num_missing(book) > 0 && has_place;
         may_create.then_some(Step::Create {
             group: 0,
             units: self.units,

@@ -117,7 +117,11 @@ impl SearchMethod for Median {
                 hyperparameters: hyperparameters.clone(),
             },
             Step::Continue { trial, units } => {
-                if *units <= self.goal_of(*trial, book.trial(*trial).units, book) {
+                let entry = book.trial(*trial);
+                // The inner method has continued a paused trial. It may have reached the full
+                // length before an edit raised it.
+                let is_paused = entry.state == TrialState::Paused;
+                if *units <= self.goal_of(*trial, entry.units, book) && !is_paused {
                     return;
                 }
                 Step::Continue { trial: *trial, units: self.goal_of(*trial, *units, book) }
@@ -159,6 +163,10 @@ impl SearchMethod for Median {
             }
             step => step,
         })
+    }
+
+    fn may_reopen(&self, trial: u32, book: &Book) -> bool {
+        self.inner().may_reopen(trial, book)
     }
 
     fn places(&self) -> Option<u32> {

@@ -38,6 +38,12 @@ pub trait SearchMethod: Debug + Send {
     /// Returns the next step that follows from the state, if any. Changes nothing.
     fn decide(&self, book: &Book) -> Option<Step>;
 
+    /// Returns whether the search has use for a trial that continues after its end, at its granted
+    /// length.
+    fn may_reopen(&self, _trial: u32, _book: &Book) -> bool {
+        true
+    }
+
     /// Takes in new numbers. Trials that were created stay.
     fn edit(&mut self, edit: &Edit);
 

@@ -100,11 +100,11 @@ impl Pbt {
         let ranking = self.ranking(units, book);
         let num_training = self.on_way.get(&units).map_or(0, |num| *num as usize);
         let is_latest = self.finished.keys().next_back().is_none_or(|latest| *latest <= units);
-        let waits = |trial: u32| {
+        let is_waiting = |trial: u32| {
             let entry = book.trial(trial);
-            entry.units == units && entry.state == TrialState::Waiting
+            entry.units == units && waits(entry.state)
         };
-        let num_paused = ranking.iter().filter(|(trial, _)| waits(*trial)).count();
+        let num_paused = ranking.iter().filter(|(trial, _)| is_waiting(*trial)).count();
         let has_continued = |trial: u32| book.trial(trial).units > units;
         let num_promoted = ranking.iter().filter(|(trial, _)| has_continued(*trial)).count();
         let last = self.num_kept(ranking.len()).checked_sub(1);
@@ -129,7 +129,7 @@ impl Pbt {
     /// Returns the next step at the end of a round, in this order: stop the worst, copy the best,
     /// continue the others.
     fn end_round(&self, units: u64, book: &Book) -> Option<Step> {
-        let waits = |trial: &u32| book.trial(*trial).state == TrialState::Waiting;
+        let waits = |trial: &u32| waits(book.trial(*trial).state);
         let finished = &self.finished[&units];
         let last = self.config.units_per_round * u64::from(self.config.num_rounds);
         if units >= last {
@@ -149,6 +149,11 @@ impl Pbt {
         let trial = finished.iter().copied().find(waits)?;
         Some(Step::Continue { trial, units: next })
     }
+}
+
+/// Returns whether a trial waits for the end of its round. It is paused if it was reopened.
+fn waits(state: TrialState) -> bool {
+    matches!(state, TrialState::Waiting | TrialState::Paused)
 }
 
 impl SearchMethod for Pbt {
@@ -171,7 +176,11 @@ impl SearchMethod for Pbt {
                     !trials.is_empty()
                 });
             }
-            Event::Began | Event::Closed { .. } | Event::Edited(_) | Event::LimitReached => {}
+            Event::Began
+            | Event::Closed { .. }
+            | Event::Edited(_)
+            | Event::LimitReached
+            | Event::Reopened => {}
         }
     }
 
@@ -194,6 +203,16 @@ impl SearchMethod for Pbt {
                 }
             }
             Step::Continue { units, .. } => *self.on_way.entry(*units).or_default() += 1,
+            Step::Reopen { trials } => {
+                for trial in trials.iter().filter(|trial| !book.trial(**trial).has_result()) {
+                    let entry = book.trial(*trial);
+                    let units = self.length_at(entry.group, entry.units);
+                    // The trial is active if the record of its end was deleted.
+                    if entry.state != TrialState::Active {
+                        *self.on_way.entry(units).or_default() += 1;
+                    }
+                }
+            }
             Step::Stop { .. }
             | Step::Pause { .. }
             | Step::PromoteClosed { .. }
@@ -215,6 +234,14 @@ impl SearchMethod for Pbt {
         let units = *self.finished.keys().next_back()?;
         let is_over = !self.on_way.contains_key(&units);
         if is_over { self.end_round(units, book) } else { None }
+    }
+
+    /// The other trials of an earlier round have continued without this one.
+    fn may_reopen(&self, trial: u32, book: &Book) -> bool {
+        let entry = book.trial(trial);
+        let units = self.length_at(entry.group, entry.units);
+        let rounds = self.finished.keys().chain(self.on_way.keys());
+        rounds.max().is_none_or(|latest| units >= *latest)
     }
 
     fn edit(&mut self, _edit: &Edit) {}

@@ -155,6 +155,25 @@ impl SyncHalving {
     fn bracket_of(&mut self, trial: u32, book: &Book) -> &mut Bracket {
         &mut self.brackets[book.trial(trial).group as usize]
     }
+
+    /// Takes in that a trial continues after its end. Without a result, it counted as the worst of
+    /// the rung that it trained to.
+    fn reopen(&mut self, trial: u32, book: &Book) {
+        let entry = book.trial(trial);
+        // The trial is active if the record of its end was deleted.
+        let was_active = u32::from(entry.state == TrialState::Active);
+        let is_active = u32::from(!entry.has_result());
+        self.num_active = self.num_active + is_active - was_active;
+        let bracket = &mut self.brackets[entry.group as usize];
+        let rung = bracket.rung_of(entry.units);
+        bracket.on_way[rung] = bracket.on_way[rung] + is_active - was_active;
+        if entry.has_result() {
+            bracket.rungs[rung].reopen(trial);
+        } else {
+            bracket.rungs[rung].remove(trial);
+        }
+        bracket.resize(book);
+    }
 }
 
 impl SearchMethod for SyncHalving {
@@ -169,7 +188,7 @@ impl SearchMethod for SyncHalving {
         let rung = bracket.rung_of(before.units);
         bracket.on_way[rung] -= u32::from(was_active);
         match *event {
-            Event::Began | Event::Edited(_) | Event::LimitReached => {}
+            Event::Began | Event::Edited(_) | Event::LimitReached | Event::Reopened => {}
             Event::Result { loss, .. } => {
                 bracket.rungs[rung].insert(trial, loss, book.order());
             }
@@ -199,6 +218,9 @@ impl SearchMethod for SyncHalving {
             | Step::Stop { trial } => {
                 self.undecided.take_if(|undecided| undecided == trial);
                 book.trial(*trial).group
+            }
+            Step::Reopen { trials } => {
+                return trials.iter().for_each(|trial| self.reopen(*trial, book));
             }
             Step::StopAll | Step::Finish => return,
         };
@@ -241,7 +263,7 @@ impl SearchMethod for SyncHalving {
                 let rung = bracket.rung_of(*units);
                 bracket.rungs[rung].stop_undecided(except);
             }
-            Step::Pause { .. } | Step::StopAll | Step::Finish => {}
+            Step::Pause { .. } | Step::Reopen { .. } | Step::StopAll | Step::Finish => {}
         }
         bracket.resize(book);
     }

@@ -34,6 +34,13 @@ impl SearchMethod for Tournament {
     }
 
     fn commit(&mut self, step: &Step, book: &Book) {
+        if let Step::Reopen { trials } = step {
+            for trial in trials {
+                let step = Step::Reopen { trials: vec![*trial] };
+                self.bracket_of(*trial, book).commit(&step, book);
+            }
+            return;
+        }
         let bracket = match step {
             Step::Create { group, .. } | Step::StopPaused { group, .. } => {
                 &mut self.brackets[*group as usize]
@@ -42,7 +49,7 @@ impl SearchMethod for Tournament {
             | Step::PromoteClosed { trial, .. }
             | Step::Pause { trial }
             | Step::Stop { trial } => self.bracket_of(*trial, book),
-            Step::StopAll | Step::Finish => return,
+            Step::Reopen { .. } | Step::StopAll | Step::Finish => return,
         };
         bracket.commit(step, book);
     }

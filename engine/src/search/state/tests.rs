@@ -8,11 +8,12 @@ use stoker_api::hyperparameters::Space;
 use stoker_api::trial::CloseCause;
 
 use super::*;
-use crate::search::book::TrialState;
+use crate::search::book::{TrialEntry, TrialState};
 use crate::search::layout::{self, AdaptiveAsha, Mode};
 use crate::search::methods::{Median, PbtConfig};
 use crate::search::rung::Loss;
 use crate::search::samplers::Explore;
+use crate::search::turn::Edit;
 
 fn space() -> Space {
     let parameters = serde_json::json!({
@@ -72,12 +73,16 @@ fn methods() -> Vec<(&'static str, AnyMethod)> {
     ]
 }
 
-/// Random event of an open trial.
+/// Random event of a trial or of the user.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
     Result(f64),
     Closed(CloseCause),
     Deleted,
+    /// The user continues all trials that ended by themselves.
+    Reopened,
+    /// A limit ends the search, and the user removes it.
+    Limited,
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -92,6 +97,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::Closed(CloseCause::InvalidHyperparameters)),
         1 => Just(Happening::Closed(CloseCause::StoppedEarly)),
         1 => Just(Happening::Deleted),
+        1 => Just(Happening::Reopened),
+        1 => Just(Happening::Limited),
     ]
 }
 
@@ -126,6 +133,15 @@ impl Recorded {
         }
     }
 
+    /// Reopens the trials in these states for which the method has use.
+    fn reopen(&mut self, event: Event, is_meant: impl Fn(&TrialEntry) -> bool) {
+        let trials = (0..).zip(self.search.book().trials());
+        let is_meant =
+            |(trial, entry): &(u32, &TrialEntry)| is_meant(entry) && self.search.may_reopen(*trial);
+        let trials = trials.filter(is_meant).map(|(trial, _)| trial).collect();
+        self.log.extend(self.search.reopen(event, trials));
+    }
+
     fn trials_in(&self, is_meant: impl Fn(TrialState) -> bool) -> Vec<u32> {
         let trials = (0..).zip(self.search.book().trials());
         trials.filter(|(_, entry)| is_meant(entry.state)).map(|(trial, _)| trial).collect()
@@ -153,6 +169,20 @@ impl Recorded {
                     self.advance(Event::Deleted { trial });
                 }
             }
+            Happening::Reopened => {
+                let causes = [CloseCause::Failed, CloseCause::StoppedEarly].map(TrialState::Closed);
+                self.reopen(Event::Reopened, |entry| causes.contains(&entry.state));
+            }
+            Happening::Limited => {
+                self.advance(Event::LimitReached);
+                let edit = Edit {
+                    max_trials: None,
+                    max_concurrent: None,
+                    units_max: 0,
+                    is_limited: false,
+                };
+                self.reopen(Event::Edited(edit), |entry| entry.is_cut);
+            }
         }
     }
 
@@ -165,9 +195,11 @@ impl Recorded {
         for turn in &self.log {
             let home = match &turn.events[0] {
                 Event::Result { trial, .. } | Event::Closed { trial, .. } => Some(*trial),
-                Event::Began | Event::Deleted { .. } | Event::LimitReached | Event::Edited(_) => {
-                    None
-                }
+                Event::Began
+                | Event::Deleted { .. }
+                | Event::LimitReached
+                | Event::Edited(_)
+                | Event::Reopened => None,
             };
             let is_lost = home.is_some_and(|home| deleted.contains(&home));
             let effects: Vec<Step> = turn
@@ -200,7 +232,11 @@ fn step_trial(step: &Step) -> Option<u32> {
         | Step::PromoteClosed { trial, .. }
         | Step::Pause { trial }
         | Step::Stop { trial } => Some(*trial),
-        Step::Create { .. } | Step::StopPaused { .. } | Step::StopAll | Step::Finish => None,
+        Step::Create { .. }
+        | Step::StopPaused { .. }
+        | Step::StopAll
+        | Step::Reopen { .. }
+        | Step::Finish => None,
     }
 }
 
@@ -237,7 +273,10 @@ proptest! {
             prop_assert_eq!(book.num_open(), 0, "{}", name);
             let finishes = recorded.log.iter().flat_map(|turn| &turn.steps);
             let num = finishes.filter(|step| **step == Step::Finish).count();
-            prop_assert_eq!(num, 1, "{}", name);
+            let continues = |event: &&Event| matches!(event, Event::Edited(_) | Event::Reopened);
+            let events = recorded.log.iter().flat_map(|turn| &turn.events);
+            let num_continued = events.filter(continues).count();
+            prop_assert!((1..=1 + 2 * num_continued).contains(&num), "{}: {}", name, num);
         }
     }
 
@@ -253,7 +292,12 @@ proptest! {
             }
             let before = recorded.search.clone();
             let turns = recorded.log.iter();
-            let events: Vec<Event> = turns.flat_map(|turn| turn.events.clone()).collect();
+            // An end or a limit may occur again after the trial or the search was continued.
+            let is_once = |event: &Event| {
+                matches!(event, Event::Began | Event::Result { .. } | Event::Deleted { .. })
+            };
+            let events = turns.flat_map(|turn| turn.events.clone());
+            let events: Vec<Event> = events.filter(is_once).collect();
             for event in events {
                 prop_assert_eq!(recorded.search.advance(event), None, "{}", name);
             }

@@ -1,86 +1,11 @@
 //! Edits of small searches, while they run and after their end.
 
-use std::collections::BTreeMap;
-
 use stoker_api::decisions::StepRecord;
 use stoker_api::experiment::{AdaptiveAshaSearch, AsyncHalvingSearch, SearchLimits, SearchMode};
-use stoker_api::trial::{Fact, ResultFact};
 use stoker_api::validate::Method;
 
+use super::super::tests::case::{Case, random, reopened};
 use super::*;
-use crate::experiment::Record;
-use crate::fixture::config;
-use crate::trial::TrialRecord;
-
-/// A runner without failures. All trials have the loss 0.5.
-struct Case {
-    config: SearchConfig,
-    ledger: Ledger,
-    trials: BTreeMap<u32, TrialRecord>,
-}
-
-impl Case {
-    fn new(method: Method) -> Self {
-        let config = config(method);
-        let trials = BTreeMap::new();
-        let record = Record { log: &[], trials: &trials, trials_created: 0 };
-        let mut ledger = Ledger::rebuild(&config, record).unwrap().0;
-        let writes = ledger.begin("test", vec![], Timestamp(0));
-        let mut case = Self { config, ledger, trials: BTreeMap::new() };
-        case.execute(writes);
-        case
-    }
-
-    fn execute(&mut self, writes: Vec<Write>) {
-        for write in writes {
-            if let Write::Grant { trial, grant } = write {
-                self.trials.get_mut(&trial).unwrap().spec.grants.push(grant);
-            }
-        }
-        let missing: Vec<_> = self.ledger.missing().cloned().collect();
-        for spec in missing {
-            let index = spec.index;
-            self.ledger.created(index);
-            self.trials.insert(index, TrialRecord { spec, status: Default::default() });
-        }
-    }
-
-    /// Reports the result of a trial at its granted length.
-    fn result(&mut self, trial: u32) {
-        let units = self.ledger.book().trial(trial).units;
-        let result = ResultFact { units, metric: "0.5".to_owned(), values: vec![], at: None };
-        let record = self.trials.get_mut(&trial).unwrap();
-        record.status.facts.push(Fact::Result(result));
-        for fact in self.ledger.pending(self.trials.values()) {
-            let writes = self.ledger.advance(&fact);
-            self.execute(writes);
-        }
-    }
-
-    /// Edits the search. Returns the steps of the turn, `None` without one.
-    fn edit(&mut self, edit: impl FnOnce(&mut SearchSettings)) -> Option<Vec<StepRecord>> {
-        let mut settings = self.config.settings();
-        edit(&mut settings);
-        self.config = self.config.with(&settings);
-        let summary = Summary::new(&self.config, self.trials.values());
-        let writes = self.ledger.edit(&self.config, &summary, Timestamp(50));
-        let steps = writes.first().map(|write| match write {
-            Write::Log(entry) => entry.steps.clone(),
-            Write::Grant { .. } => panic!("{write:?}"),
-        });
-        self.execute(writes);
-        steps
-    }
-
-    /// Returns granted lengths by trial.
-    fn lengths(&self) -> Vec<u64> {
-        self.ledger.book().trials().iter().map(|entry| entry.units).collect()
-    }
-}
-
-fn random(max_trials: u32) -> Method {
-    Method::Random { max_trials, max_concurrent: 2 }
-}
 
 #[test]
 fn raised_total_continues_an_ended_search() {
@@ -161,12 +86,37 @@ fn limit_that_is_still_reached_ends_the_search() {
     let limit = |seconds| SearchLimits { seconds, ..SearchLimits::default() };
     case.edit(|settings| settings.limits = limit(Some(50)));
     let summary = Summary::new(&case.config, case.trials.values());
-    assert_ne!(case.ledger.reach_limit(&summary, Timestamp(50)), []);
+    let writes = case.ledger.reach_limit(&summary, Timestamp(50));
+    case.execute(writes);
+    assert!(case.ledger.book().is_finished());
     let steps = case.edit(|settings| settings.max_trials = Some(9)).unwrap();
     assert!(matches!(steps[..], [StepRecord::Finish(_)]), "{steps:?}");
     assert!(case.ledger.limit_reached().is_some());
     let steps = case.edit(|settings| settings.limits = limit(None)).unwrap();
-    assert_eq!(steps.len(), 2, "{steps:?}");
+    // The trials that the limit has stopped take both places.
+    assert_eq!(reopened(&steps), [0, 1]);
+    assert_eq!(steps.len(), 1, "{steps:?}");
     assert!(case.ledger.limit_reached().is_none());
-    assert_eq!(case.trials.len(), 4);
+    assert_eq!(case.trials.len(), 2);
+}
+
+#[test]
+fn total_below_created_trials_is_refused() {
+    let searcher = |max_trials: u32| -> Searcher {
+        let fields = serde_json::json!({
+            "metric": "loss", "maxLength": { "epochs": 9 }, "random": { "maxTrials": max_trials },
+        });
+        serde_json::from_value(fields).unwrap()
+    };
+    let mut case = Case::new(random(5));
+    case.result(0);
+    for (max_trials, is_refused) in [(2, true), (3, false), (5, false), (9, false)] {
+        let refused = refused_edit(&searcher(max_trials), &case.log, 3);
+        assert_eq!(refused.is_some(), is_refused, "{max_trials}: {refused:?}");
+    }
+    let refused = refused_edit(&searcher(2), &case.log, 3).unwrap();
+    let expected = "spec.searcher.random.maxTrials: 2: must be at least 3, the number of trials";
+    assert!(refused.message.starts_with(expected), "{refused:?}");
+    assert!(refused.message.contains("continues with 5"), "{refused:?}");
+    assert!(!refused.is_final());
 }

@@ -1,0 +1,209 @@
+//! `stoker experiment continue`: asks to continue trials that have ended.
+//!
+//! The request is a field of the experiment's spec. The operator, or the next `stoker run`, takes
+//! it in once. This command only checks that the request has an effect, and says which.
+
+use std::collections::BTreeMap;
+
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use stoker_api::condition::{self, ConditionStatus};
+use stoker_api::experiment::{DesiredState, Experiment, Phase, ReopenRequest, ReopenedTrials};
+use stoker_api::validate::validate_started;
+use stoker_engine::experiment::{Ledger, Record, Refusal, Summary};
+use stoker_engine::search::SearchConfig;
+use stoker_engine::trial::TrialRecord;
+use stoker_engine::trial::config::experiment_seed;
+
+use crate::cluster::connect::Cluster;
+use crate::cluster::{self, experiment};
+use crate::failure::Failure;
+use crate::print::{self, Output};
+use crate::run::record::{Lock, RecordDir};
+use crate::run::setup;
+use crate::run_root::RunRoot;
+
+/// Number of trials that a message lists.
+const LISTED_MAX: usize = 16;
+
+/// A request, and the trials that it continues.
+#[derive(Debug)]
+struct Plan {
+    name: String,
+    request: ReopenRequest,
+    trials: Vec<u32>,
+    /// Those of `trials` without a checkpoint.
+    from_scratch: Vec<u32>,
+}
+
+/// Continues trials of a local run. The next `stoker run` trains them.
+pub(crate) fn continue_locally(
+    root: Option<&str>,
+    run: &Experiment,
+    trials: ReopenedTrials,
+    output: Output,
+) -> Result<(), Failure> {
+    let run_root = RunRoot::resolve(root, None)?;
+    let (name, uid) = (text(run.metadata.name.as_ref()), text(run.metadata.uid.as_ref()));
+    let key = format!("{}.{name}", text(run.metadata.namespace.as_ref()));
+    let local = run_root.records_dir();
+    let _lock = Lock::take(&local.join(format!("{key}.lock")))?;
+    if setup::current_uid(&local.join(format!("{key}.current")))?.as_deref() != Some(uid) {
+        return Err(Failure::Input(format!(
+            "cannot continue this run of `{name}`: a later run with --fresh has replaced it"
+        )));
+    }
+    let folder = RecordDir::new(run_root.record_dir(name, uid));
+    let mut experiment = folder.experiment()?.unwrap_or_else(|| run.clone());
+    let plan = plan(&experiment, &folder.trials()?, trials)?;
+    experiment.spec.reopen = Some(plan.request);
+    folder.save_experiment(&experiment)?;
+    plan.print("run `stoker run FILE` again to train them", output);
+    Ok(())
+}
+
+/// Continues trials of an experiment on a cluster.
+pub(crate) async fn continue_on_cluster(
+    cluster: &Cluster,
+    name: &str,
+    trials: ReopenedTrials,
+    output: Output,
+) -> Result<(), Failure> {
+    let experiment = cluster.experiment(name).await?;
+    let records = experiment::trials(cluster, &experiment).await?.into_iter().map(|(trial, _)| {
+        let status = trial.status.unwrap_or_default();
+        (trial.spec.index, TrialRecord { spec: trial.spec, status })
+    });
+    let plan = plan(&experiment, &records.collect(), trials)?;
+    let patch = json!({ "spec": { "reopen": plan.request } });
+    let api = cluster.api::<Experiment>();
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    cluster.request(&format!("experiment `{name}`"), api.patch(name, &params, &patch)).await?;
+    plan.print("the operator continues them", output);
+    Ok(())
+}
+
+fn plan(
+    experiment: &Experiment,
+    trials: &BTreeMap<u32, TrialRecord>,
+    selection: ReopenedTrials,
+) -> Result<Plan, Failure> {
+    let name = text(experiment.metadata.name.as_ref()).to_owned();
+    let cannot =
+        |why: String| Failure::Input(format!("cannot continue experiment `{name}`: {why}"));
+    check(experiment).map_err(cannot)?;
+    let ledger = ledger(experiment, trials).map_err(cannot)?;
+    let summary = Summary::new(ledger.config(), trials.values());
+    let crossed = ledger.crossed(&summary, cluster::text::now());
+    if let Some(limit) = crossed.or_else(|| ledger.limit_reached().copied()) {
+        let field = format!("spec.searcher.limits.{}", limit.limit.name());
+        return Err(cannot(format!(
+            "it has reached {field} ({}); raise or remove the limit, which also continues the \
+             trials that it has stopped",
+            limit.maximum
+        )));
+    }
+    let reopened = ledger.reopenable(selection, |index| trials.get(&index));
+    if reopened.is_empty() {
+        return Err(cannot(nothing(&ledger, trials, selection)));
+    }
+    let has_none =
+        |index: &u32| trials.get(index).is_some_and(|record| record.status.checkpoints.is_empty());
+    let from_scratch = reopened.iter().copied().filter(has_none).collect();
+    let number = experiment.spec.reopen.map_or(0, |request| request.number) + 1;
+    let request = ReopenRequest { number, trials: selection };
+    Ok(Plan { name, request, trials: reopened, from_scratch })
+}
+
+/// Returns why an experiment cannot continue, whatever its trials are.
+fn check(experiment: &Experiment) -> Result<(), String> {
+    let state = experiment.spec.state;
+    if matches!(state, DesiredState::Cancelled | DesiredState::Killed) {
+        return Err("it was cancelled; create a new experiment".to_owned());
+    }
+    let status = experiment.status.as_ref();
+    let refused = status.and_then(|status| condition::find(&status.conditions, "Refused"));
+    let refused = refused.filter(|refused| refused.status == ConditionStatus::True);
+    let is_failed = status.is_some_and(|status| status.phase == Phase::Failed);
+    if let Some(refused) = refused.filter(|_| is_failed) {
+        let (reason, message) = (refused.reason.clone(), refused.message.clone());
+        let refusal = Refusal { reason, message };
+        if refusal.is_final() {
+            let Refusal { reason, message } = refusal;
+            return Err(format!(
+                "its objects are malformed ({reason}: {message}); create a new experiment"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Rebuilds the search, with all facts that its runner has not taken in.
+fn ledger(experiment: &Experiment, trials: &BTreeMap<u32, TrialRecord>) -> Result<Ledger, String> {
+    let name = text(experiment.metadata.name.as_ref());
+    let valid = validate_started(name, &experiment.spec).map_err(|errors| {
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        format!("its spec is invalid: {}", errors.join("; "))
+    })?;
+    let uid = text(experiment.metadata.uid.as_ref());
+    let config = SearchConfig::new(&valid, experiment_seed(&valid, uid));
+    let status = experiment.status.clone().unwrap_or_default();
+    let by_index = trials.iter().map(|(index, record)| (*index, record)).collect();
+    let record =
+        Record { log: &status.log, trials: &by_index, trials_created: status.trials_created };
+    let (mut ledger, _) = Ledger::rebuild(&config, record)
+        .map_err(|error| format!("cannot read the record: {error}"))?;
+    for fact in ledger.pending(trials.values()) {
+        ledger.advance(&fact);
+    }
+    Ok(ledger)
+}
+
+/// Returns why a request would continue no trial.
+fn nothing(
+    ledger: &Ledger,
+    trials: &BTreeMap<u32, TrialRecord>,
+    selection: ReopenedTrials,
+) -> String {
+    let num = |of| ledger.reopenable(of, |index| trials.get(&index)).len();
+    match selection {
+        ReopenedTrials::Failed => "no trial has failed".to_owned(),
+        ReopenedTrials::Stopped => {
+            let failed = match num(ReopenedTrials::Failed) {
+                0 => String::new(),
+                num => format!("; add --failed to continue the {num} that failed"),
+            };
+            format!("no trial ended by itself before its granted length{failed}")
+        }
+    }
+}
+
+impl Plan {
+    fn print(&self, next: &str, output: Output) {
+        let Self { name, request, trials, from_scratch } = self;
+        if output == Output::Json {
+            return print::out(json!({
+                "experiment": name, "request": request.number, "reopened": trials,
+                "fromScratch": from_scratch,
+            }));
+        }
+        print::out(format!("experiment {name}: {} reopened; {next}", list(trials)));
+        if !from_scratch.is_empty() {
+            let listed = list(from_scratch);
+            print::out(format!("training from scratch, without a checkpoint: {listed}"));
+        }
+    }
+}
+
+/// Returns `trial 3` or `trials 3, 5`. A long list is cut.
+fn list(trials: &[u32]) -> String {
+    let listed: Vec<String> = trials.iter().take(LISTED_MAX).map(u32::to_string).collect();
+    let noun = if trials.len() == 1 { "trial" } else { "trials" };
+    let rest = trials.len() - listed.len();
+    let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+    format!("{noun} {}{more}", listed.join(", "))
+}
+
+fn text(text: Option<&String>) -> &str {
+    text.map_or("", String::as_str)
+}

@@ -1,0 +1,220 @@
+//! Trials of small searches that continue after their end.
+
+use stoker_api::decisions::StepRecord;
+use stoker_api::experiment::{
+    AsyncHalvingSearch, HyperbandSearch, Length, SearchLimits, SyncHalvingSearch, Unit,
+};
+use stoker_api::validate::Method;
+
+use super::super::tests::case::{Case, random, reopened};
+use super::*;
+use crate::experiment::Summary;
+use crate::trial::{NextStep, TargetState, is_reopening_due, next};
+use ReopenedTrials::{Failed, Stopped};
+
+fn asha(stop_once: bool) -> Method {
+    Method::AsyncHalving(AsyncHalvingSearch {
+        max_trials: 3,
+        num_rungs: 2,
+        divisor: 3,
+        max_concurrent_trials: 3,
+        stop_once,
+    })
+}
+
+fn sync() -> Method {
+    Method::SyncHalving {
+        search: SyncHalvingSearch {
+            num_rungs: 2,
+            budget: Length::new(Unit::Epochs, 24),
+            divisor: 3,
+            max_concurrent_trials: 0,
+        },
+        budget: 24,
+    }
+}
+
+fn hyperband() -> Method {
+    Method::Hyperband(HyperbandSearch { num_brackets: 1, divisor: 3, max_concurrent_trials: 0 })
+}
+
+/// Ends all trials: trial 0 as `cause` says, the others with results.
+fn ended(method: Method, cause: CloseCause) -> Case {
+    let mut case = Case::new(method);
+    case.end(0, cause);
+    while let Some(trial) = active(&case) {
+        case.result(trial);
+    }
+    assert!(case.ledger.book().is_finished());
+    case
+}
+
+fn active(case: &Case) -> Option<u32> {
+    let mut trials = (0..).zip(case.ledger.book().trials());
+    trials.find(|(_, entry)| entry.state == TrialState::Active).map(|(trial, _)| trial)
+}
+
+#[test]
+fn request_continues_trials_that_ended_so() {
+    let check = |cause, trials, expected: &[u32]| {
+        let mut case = ended(random(3), cause);
+        assert_eq!(reopened(&case.request(trials)), expected, "{cause:?} {trials:?}");
+        assert_eq!(case.ledger.book().is_finished(), expected.is_empty());
+    };
+    check(CloseCause::Failed, Failed, &[0]);
+    check(CloseCause::Failed, Stopped, &[]);
+    check(CloseCause::StoppedEarly, Stopped, &[0]);
+    check(CloseCause::StoppedEarly, Failed, &[]);
+    check(CloseCause::InvalidHyperparameters, Failed, &[]);
+    // The user has killed the trial.
+    check(CloseCause::Cancelled, Stopped, &[]);
+}
+
+#[test]
+fn new_result_of_a_reopened_trial_counts() {
+    for method in [random(3), asha(false), asha(true), sync(), hyperband()] {
+        let mut case = ended(method.clone(), CloseCause::Failed);
+        let num_before = case.ledger.book().num_with_result();
+        case.request(Failed);
+        assert_eq!(active(&case), Some(0), "{method:?}");
+        while let Some(trial) = active(&case) {
+            case.result(trial);
+        }
+        assert!(case.ledger.book().is_finished(), "{method:?}");
+        assert_eq!(case.ledger.book().num_with_result(), num_before + 1, "{method:?}");
+        assert_eq!(closed(&case.trials[&0]), Some(CloseCause::Completed), "{method:?}");
+    }
+}
+
+/// Trials 0 and 1 fail before the only rung below the top. The result of the last trial is promoted
+/// although the others count as worse. A reopened trial is compared with it.
+#[test]
+fn reopened_trial_leaves_the_place_of_its_failure() {
+    let mut case = Case::new(asha(false));
+    case.end(0, CloseCause::Failed);
+    case.end(1, CloseCause::Failed);
+    case.result(2);
+    assert_eq!(case.lengths(), [3, 3, 9]);
+    case.request(Failed);
+    case.result(0);
+    case.result(1);
+    case.result(2);
+    assert!(case.ledger.book().is_finished());
+    assert_eq!(case.lengths(), [3, 3, 9]);
+}
+
+#[test]
+fn raised_length_continues_completed_trials() {
+    for (method, expected) in [(random(2), &[12, 12][..]), (asha(true), &[9, 9, 12])] {
+        let mut case = Case::new(method);
+        while let Some(trial) = active(&case) {
+            case.result(trial);
+        }
+        assert!(case.ledger.book().is_finished());
+        let steps = case.edit(|settings| settings.max_length = 12).unwrap();
+        assert!(!reopened(&steps).is_empty(), "{steps:?}");
+        while let Some(trial) = active(&case) {
+            case.result(trial);
+        }
+        assert!(case.ledger.book().is_finished());
+        assert_eq!(case.lengths(), expected);
+        let is_closed = |record: &TrialRecord| closed(record) == Some(CloseCause::Completed);
+        assert!(case.trials.values().all(is_closed));
+    }
+}
+
+#[test]
+fn completed_trials_without_checkpoint_stay_ended() {
+    let mut case = Case::new(random(2));
+    case.result(0);
+    case.result(1);
+    case.trials.get_mut(&1).unwrap().status.checkpoints.clear();
+    let steps = case.edit(|settings| settings.max_length = 12).unwrap();
+    assert_eq!(reopened(&steps), [0]);
+}
+
+/// The edit takes effect once the stopped trials have ended: a trial is never open and stopped.
+#[test]
+fn edit_waits_for_trials_that_are_ending() {
+    let mut case = Case::new(random(2));
+    case.ends_late = true;
+    case.result(0);
+    case.result(1);
+    assert_eq!(case.edit(|settings| settings.max_length = 12), None);
+    assert!(case.ledger.book().is_finished());
+    case.follow();
+    let steps = case.edit(|_| {}).unwrap();
+    assert_eq!(reopened(&steps), [0, 1]);
+}
+
+#[test]
+fn raised_limit_continues_what_it_stopped() {
+    let limited = |checkpoint: bool, has_result: bool| {
+        let mut case = Case::new(asha(false));
+        case.edit(|settings| {
+            settings.limits = SearchLimits { seconds: Some(50), ..SearchLimits::default() };
+        });
+        case.result(1);
+        if has_result {
+            case.result(0);
+        }
+        match checkpoint {
+            true => case.checkpoint(0),
+            false => case.trials.get_mut(&0).unwrap().status.checkpoints.clear(),
+        }
+        let summary = Summary::new(&case.config, case.trials.values());
+        let writes = case.ledger.reach_limit(&summary, Timestamp(50));
+        case.execute(writes);
+        assert!(case.trials.values().all(|record| closed(record).is_some()));
+        // Nothing is reopened while the limit is reached.
+        assert!(reopened(&case.request(Stopped)).is_empty());
+        case
+    };
+    for (checkpoint, has_result, expected) in [
+        (true, false, &[0, 1, 2][..]),
+        (false, false, &[0, 1, 2]),
+        (true, true, &[0, 1, 2]),
+        (false, true, &[1, 2]),
+    ] {
+        let mut case = limited(checkpoint, has_result);
+        let steps = case.edit(|settings| settings.limits = SearchLimits::default()).unwrap();
+        assert_eq!(reopened(&steps), expected, "{checkpoint} {has_result}");
+        // A trial with a result needs no training before it is compared.
+        let state = |trial| case.ledger.state(trial).unwrap();
+        assert_eq!(state(1), TrialState::Paused);
+        assert_eq!(state(2), TrialState::Active);
+        if expected.len() < 3 {
+            assert_eq!(reopened(&case.request(Stopped)), [0]);
+        }
+        while let Some(trial) = active(&case) {
+            case.result(trial);
+        }
+        assert!(case.ledger.book().is_finished());
+    }
+}
+
+#[test]
+fn each_step_is_followed_by_one_fact() {
+    let mut case = Case::new(random(1));
+    for number in 0..3 {
+        case.end(0, CloseCause::Failed);
+        assert_eq!(num_reopenings(&case.trials[&0]), number);
+        case.request(Failed);
+        assert!(!is_reopening_due(&case.trials[&0]));
+    }
+    // A late end of the same kind does not reopen the trial again.
+    case.end(0, CloseCause::Failed);
+    assert_eq!(next(&case.trials[&0], TargetState::Run), NextStep::Done);
+}
+
+#[test]
+fn trials_are_reopened_a_limited_number_of_times() {
+    let mut case = Case::new(random(1));
+    for _ in 0..REOPENINGS_MAX {
+        case.end(0, CloseCause::Failed);
+        assert_eq!(reopened(&case.request(Failed)), [0]);
+    }
+    case.end(0, CloseCause::Failed);
+    let steps = case.request(Failed);
+    assert!(matches!(steps[..], [StepRecord::Finish(_)]), "{steps:?}");
+}

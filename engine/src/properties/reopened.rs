@@ -1,0 +1,80 @@
+//! Properties of experiments whose trials continue after their end.
+
+use proptest::prelude::*;
+use stoker_api::experiment::ReopenedTrials::{Failed, Stopped};
+use stoker_api::experiment::{ReopenRequest, ReopenedTrials, SearchLimits};
+use stoker_api::trial::CloseCause;
+
+use super::runner::Runner;
+use super::{edit, runner, steps};
+use crate::trial::closed;
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// The user continues trials that have ended, while the search runs and after its end.
+    #[test]
+    fn reopened_trials_continue_and_end_again(
+        mut runner in runner(),
+        steps in steps(),
+    ) {
+        for (kind, pick, die) in steps {
+            match kind {
+                0 => request(&mut runner, [Stopped, Failed][pick % 2]),
+                1 => {
+                    let mut undisturbed = runner.clone();
+                    undisturbed.settle(usize::MAX);
+                    runner.settle(pick % 6);
+                    runner.live = None;
+                    runner.settle(usize::MAX);
+                    prop_assert_eq!(&runner.trials, &undisturbed.trials);
+                    prop_assert_eq!(&runner.log, &undisturbed.log);
+                    prop_assert_eq!(&runner.live, &undisturbed.live);
+                    runner.check_explained();
+                }
+                2 if die % 4 > 0 => edit(&mut runner, 3, die),
+                2 => {
+                    runner.settle(usize::MAX);
+                    let indices: Vec<_> = runner.trials.keys().copied().collect();
+                    // A deletion after the end of the search is not recorded.
+                    let is_finished = runner.ledger().book().is_finished();
+                    if let Some(index) = indices.get(pick).filter(|_| !is_finished) {
+                        runner.trials.remove(index);
+                        runner.num_closes.remove(index);
+                        if die > 128 {
+                            runner.live = None;
+                        }
+                        runner.settle(usize::MAX);
+                    }
+                }
+                3 => runner.settle(usize::MAX),
+                _ => runner.step(pick, die),
+            }
+            runner.check();
+        }
+        runner.finish();
+        runner.edit(|settings| settings.limits = SearchLimits::default());
+        for trials in [Failed, Stopped, Failed, Stopped] {
+            runner.finish();
+            request(&mut runner, trials);
+        }
+        runner.finish();
+        runner.check_explained();
+        let causes: Vec<_> = runner.records().iter().map(closed).collect();
+        let is_left = |cause: &Option<CloseCause>| {
+            matches!(cause, Some(CloseCause::Failed | CloseCause::StoppedEarly))
+        };
+        prop_assert!(!causes.iter().any(is_left), "{causes:?}");
+        prop_assert!(runner.num_closes.values().all(|closes| *closes == 1));
+    }
+}
+
+/// Asks to continue trials that have ended.
+fn request(runner: &mut Runner, trials: ReopenedTrials) {
+    let number = runner.reopen.map_or(0, |request| request.number) + 1;
+    runner.reopen = Some(ReopenRequest { number, trials });
+}

@@ -1,0 +1,82 @@
+//! Edits of an ended experiment, and requests to reopen its trials.
+
+use std::time::Duration;
+
+use stoker_api::condition::{self, Condition, ConditionStatus};
+use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
+use stoker_api::validate::ValidExperiment;
+use stoker_engine::experiment::{
+    EDIT_REFUSED, POD_INVALID, Refusal, TRIAL_INVALID, is_edited, refused_edit, set_refusal,
+};
+use stoker_engine::search::SearchConfig;
+
+use super::clean_up::{self, CleanUpState};
+use super::{apply, emit_refusal, run};
+use crate::cache::Key;
+use crate::context::{Context, now};
+use crate::error::Error;
+
+/// Reconciles an ended experiment: cleans it up, unless the user continues it.
+pub(super) async fn reconcile_ended(
+    context: &Context,
+    key: &Key,
+    experiment: &Experiment,
+    valid: &ValidExperiment,
+    status: &ExperimentStatus,
+) -> Result<Option<Duration>, Error> {
+    let refused = refused_edit(&valid.spec.searcher, &status.log, status.trials_created);
+    if refused.is_none() && is_continued(experiment, valid, status) {
+        match clean_up::stop(context, key, experiment, status).await? {
+            CleanUpState::Idle => return run(context, key, experiment, valid, status).await,
+            CleanUpState::Stopping(wait) => return Ok(Some(wait)),
+            CleanUpState::Finished => {}
+        }
+    }
+    let wait = clean_up::clean_up(context, key, experiment, valid, status).await?;
+    if status.cleaned_up {
+        report_refused_edit(context, experiment, status, refused.as_ref()).await?;
+    }
+    Ok(wait)
+}
+
+/// Returns whether the user has edited an experiment that may continue, or has asked to reopen
+/// trials. The objects of an experiment that a final refusal has failed stay malformed.
+fn is_continued(
+    experiment: &Experiment,
+    valid: &ValidExperiment,
+    status: &ExperimentStatus,
+) -> bool {
+    let is_over = matches!(experiment.spec.state, DesiredState::Cancelled | DesiredState::Killed);
+    let is_malformed = status.phase == Phase::Failed
+        && reported(status)
+            .is_some_and(|refused| [POD_INVALID, TRIAL_INVALID].contains(&&*refused.reason));
+    let config = SearchConfig::new(valid, 0);
+    !is_over && !is_malformed && is_edited(&config, valid.spec.reopen, &status.log)
+}
+
+/// Returns the condition `Refused` if it holds.
+fn reported(status: &ExperimentStatus) -> Option<&Condition> {
+    let refused = condition::find(&status.conditions, "Refused");
+    refused.filter(|refused| refused.status == ConditionStatus::True)
+}
+
+/// Reports an edit that the search of an ended experiment cannot follow, until it is corrected.
+async fn report_refused_edit(
+    context: &Context,
+    experiment: &Experiment,
+    status: &ExperimentStatus,
+    refused: Option<&Refusal>,
+) -> Result<(), Error> {
+    let is_reported = reported(status).is_some_and(|refused| refused.reason == EDIT_REFUSED);
+    if refused.is_none() && !is_reported {
+        return Ok(());
+    }
+    let generation = experiment.metadata.generation.unwrap_or_default();
+    let mut after = status.clone();
+    set_refusal(&mut after, refused, generation, now());
+    if after != *status {
+        let written = apply::write_status(context, experiment, after.clone()).await?;
+        emit_refusal(context, &written, status, &after).await;
+    }
+    Ok(())
+}

@@ -154,6 +154,10 @@ pub struct CheckpointRef {
     pub name: String,
     /// SHA-256 of the checkpoint's manifest, in hex.
     pub manifest_sha256: String,
+    /// Directory of the trial that wrote the checkpoint, below the root. Unset: the trial itself.
+    /// Otherwise the trial is a copy, which never starts from scratch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trial_path: Option<String>,
 }
 
 /// The runner's report endpoint, used by rank 0.

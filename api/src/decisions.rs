@@ -7,7 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::experiment::{ReopenRequest, SearchLimits};
+use crate::external::Action;
 use crate::time::Timestamp;
+use crate::trial::TrialSource;
 
 /// A recorded step.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -35,7 +37,7 @@ pub enum StepRecord {
 }
 
 /// Creation of a trial.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CreateStep {
@@ -45,6 +47,9 @@ pub struct CreateStep {
     pub group: u32,
     /// Granted length.
     pub units: u64,
+    /// Trial that the new one copies. Unset: the new trial starts from scratch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<TrialSource>,
 }
 
 /// A trial, and its new length.
@@ -142,6 +147,8 @@ pub enum LogEvent {
     LimitReached(LimitReachedEvent),
     /// The user has asked to reopen trials that have ended.
     Reopened(ReopenRequest),
+    /// The external searcher answered.
+    Answered(AnsweredEvent),
 }
 
 /// Beginning of a search.
@@ -215,7 +222,7 @@ pub struct DeletedEvent {
 }
 
 /// A deleted trial.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DeletedTrial {
@@ -225,6 +232,24 @@ pub struct DeletedTrial {
     pub group: u32,
     /// Number of 32-bit words taken from the experiment's random stream up to and with this trial.
     pub random_words: u64,
+    /// Trial that this one copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<TrialSource>,
+}
+
+/// Answer of an external searcher. The entry is dropped once the next answer is recorded: by then,
+/// all its effects are in trials.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AnsweredEvent {
+    /// Number of the question.
+    pub call: u64,
+    /// Position of the last event of the question.
+    pub through: u64,
+    /// Actions of the answer. Those on trials that had ended meanwhile have no effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub actions: Vec<Action>,
 }
 
 /// A limit of a search that is reached.

@@ -1,8 +1,10 @@
 //! The Experiment resource: a search over trials, as users write it.
 
+mod external;
 mod length;
 mod limits;
 mod optimizations;
+mod pbt;
 mod reopen;
 mod resources;
 mod samplers;
@@ -16,9 +18,11 @@ use serde_json::Value;
 
 use crate::pod::PodTemplate;
 
+pub use external::ExternalSearch;
 pub use length::{Length, Unit};
 pub use limits::SearchLimits;
 pub use optimizations::{GradientCompression, MixedPrecision, Optimizations};
+pub use pbt::PbtSearch;
 pub use reopen::{ReopenRequest, ReopenedTrials};
 pub use resources::Resources;
 pub use samplers::{MedianStopping, Objective, PriorTrials, SamplerSpec, SobolSampler, TpeSampler};

@@ -25,7 +25,8 @@
 //! 8. [`validate`]: validation of experiments and jobs.
 //! 9. [`condition`], [`time`], [`number`], [`text`]: building blocks of a status.
 //! 10. [`names`]: names of environment variables, files and labels.
-//! 11. `crd` (feature `crd`): custom resource definitions generated from these types.
+//! 11. [`external`]: the protocol between a runner and an external searcher.
+//! 12. `crd` (feature `crd`): custom resource definitions generated from these types.
 
 pub mod condition;
 pub mod contract;
@@ -34,6 +35,7 @@ pub mod crd;
 pub mod decisions;
 pub mod exit;
 pub mod experiment;
+pub mod external;
 pub mod hyperparameters;
 pub mod inference;
 pub mod names;

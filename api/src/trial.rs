@@ -5,6 +5,8 @@
 //! experiment, and records what the search decided on it. Other grants are effects of decisions on
 //! other trials' facts. A grant also contains the training length that the trial may reach.
 
+mod checkpoint;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -12,6 +14,8 @@ use crate::condition::Condition;
 use crate::decisions::StepRecord;
 use crate::experiment::{Phase, Unit};
 use crate::time::Timestamp;
+
+pub use checkpoint::{CheckpointRecord, ResultCheckpoint, TrialSource};
 
 /// Specification of a trial: one training run with fixed hyperparameters. The sampled values are
 /// immutable; grants are append-only.
@@ -55,7 +59,10 @@ use crate::time::Timestamp;
                 has(self.group) == has(oldSelf.group) && \
                 (!has(self.group) || self.group == oldSelf.group) && \
                 has(self.randomWords) == has(oldSelf.randomWords) && \
-                (!has(self.randomWords) || self.randomWords == oldSelf.randomWords)",
+                (!has(self.randomWords) || self.randomWords == oldSelf.randomWords) && \
+                has(self.source) == has(oldSelf.source) && \
+                (!has(self.source) || self.source == oldSelf.source) && \
+                has(self.tag) == has(oldSelf.tag) && (!has(self.tag) || self.tag == oldSelf.tag)",
             "message": "the sampled values of a trial are immutable; create a new experiment"
         },
         {
@@ -91,6 +98,25 @@ pub struct TrialSpec {
     /// Number of 32-bit words taken from the experiment's random stream up to and with this trial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub random_words: Option<u64>,
+    /// Trial that this one copies. Its first attempt resumes from the checkpoint of the source.
+    /// Unset: the trial starts from scratch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<TrialSource>,
+    /// Names of checkpoints of this trial from which copies start. They are not deleted until the
+    /// copies have checkpoints of their own, or have ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(
+            extend("x-kubernetes-list-type" = "set", "maxItems" = 128),
+            inner(length(max = 63))
+        )
+    )]
+    pub pins: Vec<String>,
+    /// Name of the trial for the external searcher that created it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 128)))]
+    pub tag: Option<String>,
     /// Ordered facts, each with the training length it grants. Append-only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
@@ -262,6 +288,10 @@ pub struct ResultFact {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 3)))]
     pub values: Vec<String>,
+    /// Newest checkpoint at the time of the result, from which copies start. Recorded only in
+    /// searches that copy trials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<ResultCheckpoint>,
     /// Time at which the result was recorded. Unset in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Timestamp>,
@@ -372,27 +402,6 @@ pub enum AttemptEnd {
     /// The attempt could not be scheduled: not all of its pods started in time, or the API server
     /// refused one. Does not count.
     NotStarted,
-}
-
-/// An existing checkpoint: its manifest is written.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct CheckpointRecord {
-    /// Directory name of the checkpoint below `checkpoints/`: batches (12 digits) and attempt.
-    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 63)))]
-    pub name: String,
-    /// Number of global batches trained.
-    pub batches: u64,
-    /// Searched metric of a validation at the same batch, as a decimal string.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
-    pub metric: Option<String>,
-    /// SHA-256 of the manifest, in hex.
-    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 64)))]
-    pub manifest_sha256: String,
-    /// Total size of the files in bytes.
-    pub bytes: u64,
 }
 
 fn is_false(value: &bool) -> bool {

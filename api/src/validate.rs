@@ -2,6 +2,7 @@
 //! check the user's input again.
 
 mod edits;
+mod external;
 mod inference;
 #[cfg(feature = "crd")]
 mod overrides;
@@ -16,12 +17,13 @@ use serde_json::Value;
 
 use crate::experiment::{
     AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, ExperimentSpec,
-    HyperbandSearch, SobolSearch, SyncHalvingSearch, TpeSearch, Unit,
+    ExternalSearch, HyperbandSearch, PbtSearch, SobolSearch, SyncHalvingSearch, TpeSearch, Unit,
 };
 use crate::hyperparameters::Space;
 use crate::inference::InferenceJobSpec;
 
 pub use edits::{check_edit, check_max_trials, with_edits};
+pub use external::check_on_cluster;
 
 /// Maximum length of an experiment's name. Names of trials, pods and paths extend it.
 pub const NAME_BYTES_MAX: usize = 40;
@@ -108,6 +110,15 @@ pub enum Method {
     Tpe(TpeSearch),
     /// Trials at the points of a Sobol sequence.
     Sobol(SobolSearch),
+    /// Population based training.
+    Pbt {
+        /// The search.
+        search: PbtSearch,
+        /// Length of a round, in the unit of the experiment.
+        units_per_round: u64,
+    },
+    /// Trials that a service of the user decides.
+    External(ExternalSearch),
 }
 
 /// Validates an experiment against all rules, including those of its schema.

@@ -125,9 +125,11 @@ fn search(searcher: &Searcher) -> String {
     let number = |name: &str| settings[name].as_u64().filter(|number| *number > 0);
     let trials = number("maxTrials").map(|num| format!(", {num} trials"));
     let concurrent = number("maxConcurrentTrials").map(|num| format!(", {num} concurrent"));
-    let kind = format!("{method}{}", trials.unwrap_or_default());
-    let length =
-        searcher.max_length.get().map(|(unit, units)| format!(", {} each", length(units, unit)));
+    let population = number("populationSize").map(|num| format!(", population of {num}"));
+    let rounds = number("numRounds").map(|num| format!(", {num} rounds"));
+    let size: String = [trials, population, rounds].into_iter().flatten().collect();
+    let kind = format!("{method}{size}");
+    let length = searcher.length().map(|(unit, units)| format!(", {} each", length(units, unit)));
     let better = if searcher.smaller_is_better { "smaller" } else { "larger" };
     let (concurrent, length) = (concurrent.unwrap_or_default(), length.unwrap_or_default());
     format!("{kind}{concurrent}{length}; {}, {better} is better", searcher.metric)

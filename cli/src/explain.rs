@@ -23,7 +23,7 @@ impl Explained {
         experiment: &Experiment,
         trials: impl IntoIterator<Item = &'a TrialRecord>,
     ) -> Self {
-        let unit = experiment.spec.searcher.max_length.get().map(|(unit, _)| unit);
+        let unit = experiment.spec.searcher.length().map(|(unit, _)| unit);
         let mut explanation = explain(experiment, trials);
         let has_ended = experiment.status.as_ref().is_some_and(|status| status.phase.is_terminal());
         if let (Ok(explanation), true) = (&mut explanation, has_ended) {
@@ -195,7 +195,7 @@ fn rungs(explanation: &Explanation, unit: Unit) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use stoker_engine::experiment::Write;
+    use stoker_engine::experiment::{Write, append};
 
     use super::*;
 
@@ -226,7 +226,10 @@ pub(crate) mod tests {
         for value in ["0.5", "0.3", "0.4", ""] {
             for write in std::mem::take(&mut writes) {
                 match write {
-                    Write::Log(entry) => experiment.status.as_mut().unwrap().log.push(entry),
+                    Write::Log(entry) => {
+                        append(&mut experiment.status.as_mut().unwrap().log, entry)
+                    }
+                    Write::Pin { .. } => {}
                     Write::Grant { trial, grant } => {
                         trials[trial as usize].spec.grants.push(grant);
                     }

@@ -15,6 +15,7 @@ mod print;
 mod reopen;
 mod run;
 mod run_root;
+mod searcher;
 mod show;
 mod simulate;
 mod smoke_test;

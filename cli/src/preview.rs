@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use stoker_api::experiment::Unit;
+use stoker_api::validate::Method;
+use stoker_engine::experiment::explain::length;
 use stoker_engine::preview::{self, Preview};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::config::experiment_seed;
@@ -47,6 +49,14 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     let valid = &loaded.valid;
+    if let Method::External(search) = &valid.method {
+        let what = External { max_trials: search.max_trials, max_length: valid.units_max };
+        match output {
+            Output::Json => print::out(what.to_json()),
+            Output::Text => print::out(what.text(valid.unit)),
+        }
+        return Ok(0);
+    }
     let config = SearchConfig::new(valid, experiment_seed(valid, UID));
     let preview = preview::preview(&config, args.samples);
     let cost = args.seconds_per_unit.map(|seconds_per_unit| Cost {
@@ -68,6 +78,32 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
         );
     }
     Ok(0)
+}
+
+/// All that is known about the trials of an external searcher.
+#[derive(Clone, Copy, Debug)]
+struct External {
+    max_trials: u32,
+    max_length: u64,
+}
+
+impl External {
+    fn to_json(self) -> Value {
+        json!({
+            "lengths": [],
+            "samples": [],
+            "external": { "maxTrials": self.max_trials, "maxLength": self.max_length },
+        })
+    }
+
+    fn text(self, unit: Unit) -> String {
+        let Self { max_trials, max_length } = self;
+        format!(
+            "the external searcher decides how many trials run, with which hyperparameters, and \
+             how long: at most {max_trials} trials of {}; `stoker simulate` asks it",
+            length(max_length, unit)
+        )
+    }
 }
 
 /// Duration of a unit, and slots that it takes.
@@ -124,6 +160,12 @@ fn text(preview: &Preview, unit: Unit, cost: Option<Cost>) -> String {
     let time = cost.map(|cost| format!(", {} of slots", slot_time(cost.slot_seconds(total))));
     let mut text = print::table(header, &lengths);
     text += &format!("\ntotal: {total} {unit}{}", time.unwrap_or_default());
+    if preview.copied_units > 0 {
+        text += &format!(
+            "\nwithout {} {unit} that copies take over from other trials",
+            preview.copied_units
+        );
+    }
     if preview.samples.is_empty() {
         return text;
     }
@@ -140,7 +182,6 @@ fn text(preview: &Preview, unit: Unit, cost: Option<Cost>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
     use stoker_engine::preview::LengthCount;
 
     use super::*;
@@ -149,7 +190,7 @@ mod tests {
         let lengths = [(1, 54), (3, 18), (9, 9)];
         let lengths =
             lengths.into_iter().map(|(units, trials)| LengthCount { units, trials }).collect();
-        Preview { lengths, samples: vec![] }
+        Preview { lengths, copied_units: 0, samples: vec![] }
     }
 
     const COST: Cost = Cost { seconds_per_unit: 90.0, slots_per_trial: 4 };
@@ -183,6 +224,14 @@ mod tests {
     fn slot_times_have_a_suitable_unit() {
         let times = [0.0, 59.0, 60.0, 3540.0, 3599.0, 5400.0, 360_000.0].map(slot_time);
         assert_eq!(times, ["0 s", "59 s", "1 min", "59 min", "1.0 h", "1.5 h", "100 h"]);
+    }
+
+    #[test]
+    fn external_searcher_has_only_limits() {
+        let external = External { max_trials: 9, max_length: 1 };
+        let text = external.text(Unit::Epochs);
+        assert!(text.contains("at most 9 trials of 1 epoch;"), "{text}");
+        assert_eq!(external.to_json()["lengths"], json!([]));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `stoker simulate`: runs a search on recorded learning curves, without training.
 
+mod asker;
 mod curves;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use stoker_engine::search::simulate::{Decision, Exit, Machine, Outcome, Simulati
 use stoker_engine::search::state::SearchState;
 use stoker_engine::trial::config::experiment_seed;
 
+use self::asker::Asker;
 use self::curves::Curves;
 use crate::failure::Failure;
 use crate::file;
@@ -78,7 +80,11 @@ pub(crate) fn run_simulations(args: &Args, output: Output) -> Result<u8, Failure
         let search = SearchState::of(&config);
         let smaller_is_better = config.smaller_is_better;
         let curve_of = |trial: u32, values: &Value| curves.find(number, trial, values);
-        let simulated = simulate(search, valid.units_max, smaller_is_better, machine, curve_of);
+        let mut asker = Asker::new(valid, &config)?;
+        let mut ask =
+            |search: &SearchState, question, tags: &[_]| asker.ask(search, question, tags);
+        let simulated =
+            simulate(search, valid.units_max, smaller_is_better, machine, &mut ask, curve_of);
         let simulation = simulated.map_err(|error| {
             Failure::Input(format!("{}: seed {number}: {error}", args.curves.display()))
         })?;

@@ -132,6 +132,10 @@ mod tests {
                 "asyncHalving" => json!({ "maxTrials": 9, "numRungs": 3 }),
                 "syncHalving" => json!({ "numRungs": 3, "budget": { "epochs": 400 } }),
                 "adaptive" => json!({ "budget": { "epochs": 400 } }),
+                "pbt" => json!({
+                    "populationSize": 4, "lengthPerRound": { "epochs": 27 }, "numRounds": 3,
+                }),
+                "external" => json!({ "maxTrials": 9, "command": ["searcher"] }),
                 _ => json!({ "maxTrials": 9 }),
             };
             check(method, fields, json!({}));

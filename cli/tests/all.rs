@@ -10,10 +10,14 @@
 mod cluster;
 #[path = "all/cluster_fixture.rs"]
 mod cluster_fixture;
+#[path = "all/external.rs"]
+mod external;
 #[path = "all/fixture.rs"]
 mod fixture;
 #[path = "all/gpus.rs"]
 mod gpus;
+#[path = "all/population.rs"]
+mod population;
 #[path = "all/run.rs"]
 mod run;
 #[path = "all/run_changes.rs"]

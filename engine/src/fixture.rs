@@ -51,7 +51,7 @@ pub(crate) fn plain_record(index: u32) -> TrialRecord {
 
 /// Minimizes `loss`.
 pub(crate) const LOSS: SearchedMetric<'_> =
-    SearchedMetric { name: "loss", smaller_is_better: true, others: &[] };
+    SearchedMetric { name: "loss", smaller_is_better: true, others: &[], is_copied: false };
 
 pub(crate) fn report(attempt: u32, batches: u64, event: ReportEvent) -> Report {
     Report { version: CONTRACT_VERSION, attempt, batches, event }

@@ -14,6 +14,9 @@ use crate::search::{Draw, SearchConfig};
 pub struct Preview {
     /// Trials by the length they train to, shortest first.
     pub lengths: Vec<LengthCount>,
+    /// Length that copies take over from other trials instead of training it themselves.
+    #[serde(rename = "copiedUnits", skip_serializing_if = "is_zero")]
+    pub copied_units: u64,
     /// First trials, in creation order.
     pub samples: Vec<Sample>,
 }
@@ -39,9 +42,11 @@ pub struct Sample {
 }
 
 impl Preview {
-    /// Returns the sum of all trials' lengths, in the experiment's unit.
+    /// Returns the sum of all trials' lengths, in the experiment's unit. What a copy takes over
+    /// from another trial counts once.
     pub fn total_units(&self) -> u64 {
-        self.lengths.iter().map(LengthCount::total_units).fold(0, u64::saturating_add)
+        let sum = self.lengths.iter().map(LengthCount::total_units).fold(0, u64::saturating_add);
+        sum.saturating_sub(self.copied_units)
     }
 }
 
@@ -52,8 +57,12 @@ impl LengthCount {
     }
 }
 
-/// Counts the trials of a search, and samples its first `samples` trials.
+/// Counts the trials of a search, and samples its first `samples` trials. Nothing is known about an
+/// external searcher, which is not asked.
 pub fn preview(config: &SearchConfig, samples: u32) -> Preview {
+    if matches!(config.method, Method::External(_)) {
+        return Preview { lengths: vec![], samples: vec![], copied_units: 0 };
+    }
     let lengths = SearchState::of(config).forecast().into_iter();
     let lengths = lengths.map(|(units, trials)| LengthCount { units, trials }).collect();
     let mut search = SearchState::of(&limit_concurrency(config, samples));
@@ -68,7 +77,21 @@ pub fn preview(config: &SearchConfig, samples: u32) -> Preview {
         trial += 1;
     }
     draws.truncate(samples as usize);
-    Preview { lengths, samples: draws.into_iter().map(sample).collect() }
+    let samples = draws.into_iter().map(sample).collect();
+    Preview { lengths, copied_units: copied_units(&config.method), samples }
+}
+
+/// Returns the length that the copies of a population take over from their sources.
+fn copied_units(method: &Method) -> u64 {
+    let Method::Pbt { search, units_per_round } = method else { return 0 };
+    let rounds = 1..u64::from(search.num_rounds);
+    let copied = rounds.sum::<u64>().saturating_mul(search.num_truncated().into());
+    copied.saturating_mul(*units_per_round)
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Limits concurrency to the number of samples, so that not all trials are sampled. Sampled values
@@ -76,7 +99,7 @@ pub fn preview(config: &SearchConfig, samples: u32) -> Preview {
 fn limit_concurrency(config: &SearchConfig, samples: u32) -> SearchConfig {
     let mut limited = config.clone();
     let concurrency = match &mut limited.method {
-        Method::Single => return limited,
+        Method::Single | Method::Pbt { .. } => return limited,
         Method::Random { max_concurrent, .. } | Method::Grid { max_concurrent } => max_concurrent,
         Method::AsyncHalving(search) => &mut search.max_concurrent_trials,
         Method::AdaptiveAsha(search) => &mut search.max_concurrent_trials,
@@ -86,6 +109,7 @@ fn limit_concurrency(config: &SearchConfig, samples: u32) -> SearchConfig {
         Method::Hyperband(search) => &mut search.max_concurrent_trials,
         Method::Tpe(search) => &mut search.max_concurrent_trials,
         Method::Sobol(search) => &mut search.max_concurrent_trials,
+        Method::External(search) => &mut search.max_concurrent_trials,
     };
     *concurrency = match *concurrency {
         0 => samples.max(1),
@@ -102,7 +126,7 @@ fn sample(draw: Draw) -> Sample {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use stoker_api::experiment::AsyncHalvingSearch;
+    use stoker_api::experiment::{AsyncHalvingSearch, Length, PbtSearch, Unit};
 
     use super::*;
     use crate::fixture::config;
@@ -162,6 +186,26 @@ mod tests {
             r#"{lengths},"samples":[{{"index":0,"seed":{seed},"hyperparameters":{values}}}]}}"#
         );
         assert_eq!(serde_json::to_string(&preview).unwrap(), expected);
+    }
+
+    /// Three rounds of four trials train 3 * 4 * 3 units, although six trials are created.
+    #[test]
+    fn copies_count_once_in_the_total() {
+        let search = PbtSearch {
+            population_size: 4,
+            length_per_round: Length::new(Unit::Epochs, 3),
+            num_rounds: 3,
+            truncate_fraction: 0.25,
+            resample_probability: 0.2,
+            perturb_factor: 0.2,
+        };
+        let method = Method::Pbt { search, units_per_round: 3 };
+        let lengths = json!([
+            { "units": 3, "trials": 1 }, { "units": 6, "trials": 1 }, { "units": 9, "trials": 4 },
+        ]);
+        check(method.clone(), 2, lengths, &[0, 1]);
+        let preview = preview(&config(method), 0);
+        assert_eq!((preview.copied_units, preview.total_units()), (9, 36));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! The simulated runner remembers the records as JSON. It applies a part of the writes and then
 //! forgets everything else. Its trials report, fail and end in any order.
 
+mod external;
 mod reopened;
 mod runner;
 
@@ -11,9 +12,9 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use stoker_api::experiment::{
-    AdaptiveAshaSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, DesiredState, HyperbandSearch,
-    Length, MedianStopping, Phase, SearchLimits, SearchMode, SobolSearch, SyncHalvingSearch,
-    TpeSearch, Unit,
+    AdaptiveAshaSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, DesiredState, ExternalSearch,
+    HyperbandSearch, Length, MedianStopping, PbtSearch, Phase, SearchLimits, SearchMode,
+    SobolSearch, SyncHalvingSearch, TpeSearch, Unit,
 };
 use stoker_api::trial::{CloseCause, Fact};
 use stoker_api::validate::Method;
@@ -50,7 +51,7 @@ fn plain_method() -> impl Strategy<Value = Method> {
 }
 
 fn method() -> impl Strategy<Value = Method> {
-    (0..9_u8, 1..14_u32, 0..4_u32, any::<bool>()).prop_map(
+    (0..13_u8, 1..14_u32, 0..4_u32, any::<bool>()).prop_map(
         |(kind, max_trials, max_concurrent_trials, stop_once)| match kind {
             0 => Method::Random { max_trials, max_concurrent: max_concurrent_trials },
             1 => Method::Tpe(TpeSearch { max_trials, max_concurrent_trials, multivariate: false }),
@@ -88,6 +89,13 @@ fn method() -> impl Strategy<Value = Method> {
                 max_concurrent_trials,
             }),
             7 => Method::Sobol(SobolSearch { max_trials, max_concurrent_trials }),
+            8 | 9 => population(2 + max_concurrent_trials),
+            10 | 11 => Method::External(ExternalSearch {
+                url: None,
+                command: vec!["searcher".to_owned()],
+                max_trials,
+                max_concurrent_trials,
+            }),
             _ => Method::Hyperband(HyperbandSearch {
                 num_brackets: 2,
                 divisor: 3,
@@ -95,6 +103,19 @@ fn method() -> impl Strategy<Value = Method> {
             }),
         },
     )
+}
+
+/// Three rounds of three epochs.
+fn population(population_size: u32) -> Method {
+    let search = PbtSearch {
+        population_size,
+        length_per_round: Length::new(Unit::Epochs, 3),
+        num_rounds: 3,
+        truncate_fraction: 0.4,
+        resample_probability: 0.3,
+        perturb_factor: 0.2,
+    };
+    Method::Pbt { search, units_per_round: 3 }
 }
 
 /// Limits that some of the searches reach.
@@ -112,10 +133,12 @@ fn runner() -> impl Strategy<Value = Runner> {
     let rule = (0..5_u64, 1..5_u64, 1..4_u32).prop_map(|(start_units, every_units, min_trials)| {
         MedianStopping { start_units, every_units, min_trials }
     });
-    (method(), 0..1000_u32, prop::option::weighted(0.3, rule), limits(), any::<bool>()).prop_map(
-        |(method, seed, rule, limits, has_objective)| {
+    let flags = any::<(bool, bool)>();
+    (method(), 0..1000_u32, prop::option::weighted(0.3, rule), limits(), flags).prop_map(
+        |(method, seed, rule, limits, (has_objective, is_slow))| {
+            let rule = rule.filter(|_| !matches!(method, Method::External(_)));
             let runner = Runner::new(method, seed).with_median_stopping(rule).with_limits(limits);
-            runner.with_objective(has_objective)
+            runner.with_objective(has_objective).with_slow_answers(is_slow)
         },
     )
 }
@@ -171,11 +194,9 @@ proptest! {
             undisturbed.settle(usize::MAX);
             runner.settle(pick % 6);
             runner.check_explained();
-            runner.live = None;
+            runner.crash();
             runner.settle(usize::MAX);
-            prop_assert_eq!(&runner.trials, &undisturbed.trials);
-            prop_assert_eq!(&runner.log, &undisturbed.log);
-            prop_assert_eq!(&runner.live, &undisturbed.live);
+            check_equal(&runner, &undisturbed);
             runner.check();
             runner.check_explained();
             runner.check_released();
@@ -191,6 +212,8 @@ proptest! {
         mut runner in runner(),
         steps in steps(),
     ) {
+        // A stored answer to a lost question may be impossible after a deletion.
+        runner = runner.with_slow_answers(false);
         let mut deleted = BTreeSet::new();
         for (kind, pick, die) in steps {
             match kind {
@@ -203,7 +226,7 @@ proptest! {
                         deleted.insert(*index);
                     }
                     if die > 128 {
-                        runner.live = None;
+                        runner.crash();
                     }
                 }
                 1 => {
@@ -284,11 +307,9 @@ proptest! {
                     let mut undisturbed = runner.clone();
                     undisturbed.settle(usize::MAX);
                     runner.settle(pick % 6);
-                    runner.live = None;
+                    runner.crash();
                     runner.settle(usize::MAX);
-                    prop_assert_eq!(&runner.trials, &undisturbed.trials);
-                    prop_assert_eq!(&runner.log, &undisturbed.log);
-                    prop_assert_eq!(&runner.live, &undisturbed.live);
+                    check_equal(&runner, &undisturbed);
                 }
                 2 => runner.settle(usize::MAX),
                 _ => runner.step(pick, die),
@@ -312,9 +333,21 @@ proptest! {
     }
 }
 
+/// Checks that a crash has changed nothing. It may only delay an answer that takes long.
+fn check_equal(runner: &Runner, undisturbed: &Runner) {
+    if !runner.has_slow_answers() {
+        assert_eq!(&runner.trials, &undisturbed.trials);
+        assert_eq!(&runner.log, &undisturbed.log);
+        assert_eq!(&runner.live, &undisturbed.live);
+    }
+}
+
 fn edit(runner: &mut Runner, pick: usize, die: u8) {
     let created = runner.trials.len() as u32;
     let can_grow = runner.can_grow();
+    // An answer may already use the maximum, so it is only raised.
+    let least = runner.is_external().then(|| runner.settings().max_trials).flatten();
+    let created = least.map_or(created, |least| least.max(created));
     let number = u64::from(die);
     runner.edit(|settings| match pick % 4 {
         0 => settings.max_trials = settings.max_trials.map(|_| created + u32::from(die % 9)),

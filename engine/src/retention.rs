@@ -5,15 +5,17 @@
 //! - it has a metric and is among the experiment's `saveExperimentBest` best;
 //! - it has a metric and is among its trial's `saveTrialBest` best;
 //! - it is among its trial's `saveTrialLatest` latest, with or without a metric.
+//!
+//! Then all copies of trials have ended too, so no pin is left.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use stoker_api::experiment::{CheckpointStorage, SAVE_MAX};
 use stoker_api::number;
-use stoker_api::trial::CheckpointRecord;
+use stoker_api::trial::{CheckpointRecord, Fact};
 
-use crate::trial::compare_losses;
+use crate::trial::{TrialRecord, compare_losses};
 
 /// A checkpoint with its trial and its position in the trial's list.
 #[derive(Clone, Copy)]
@@ -57,12 +59,23 @@ pub fn deletable(
     names.collect()
 }
 
+/// Returns the names of a trial's checkpoints that are kept while its experiment runs, whatever the
+/// policy: those from which copies start, and that of the latest result, which may be copied next.
+pub fn pinned(record: &TrialRecord) -> Vec<String> {
+    let checkpoint = |fact: &Fact| match fact {
+        Fact::Result(result) => Some(result.checkpoint.as_ref()?.name.clone()),
+        Fact::Closed(_) | Fact::Reopened(_) => None,
+    };
+    let latest = record.status.facts.iter().rev().find_map(checkpoint);
+    record.spec.pins.iter().cloned().chain(latest).collect()
+}
+
 /// Latest checkpoints of a trial that are always kept while its experiment runs: the one to resume
 /// from, and two to fall back to.
 const FALLBACKS: usize = 3;
 
 /// Returns the names of a trial's checkpoints that may be deleted while its experiment runs.
-/// `checkpoints` is sorted oldest first.
+/// `checkpoints` is sorted oldest first. Those in `pins` stay; see [`pinned`].
 ///
 /// [`deletable`] would delete them at the end, regardless of later checkpoints, and they are not
 /// among the trial's latest three. A checkpoint that others of its trial outrank, by metric or by
@@ -72,6 +85,7 @@ pub fn prunable(
     policy: &CheckpointStorage,
     smaller_is_better: bool,
     checkpoints: &[CheckpointRecord],
+    pins: &[String],
 ) -> Vec<String> {
     // Experiments from before `SAVE_MAX` existed may have larger counts.
     let widest = CheckpointStorage {
@@ -83,7 +97,8 @@ pub fn prunable(
     let old = &checkpoints[..checkpoints.len().saturating_sub(FALLBACKS)];
     let is_old = |name: &String| old.iter().any(|checkpoint| checkpoint.name == *name);
     let deleted = deletable(&widest, smaller_is_better, &[(0, checkpoints)]);
-    deleted.into_iter().map(|(_, name)| name).filter(is_old).collect()
+    let names = deleted.into_iter().map(|(_, name)| name);
+    names.filter(|name| is_old(name) && !pins.contains(name)).collect()
 }
 
 fn best_first(mut candidates: Vec<Candidate<'_>>, smaller_is_better: bool) -> Vec<Candidate<'_>> {
@@ -192,8 +207,21 @@ mod tests {
         let checkpoints: Vec<_> = names.iter().map(|name| (name.as_str(), best(name))).collect();
         let records = records(&checkpoints);
         for counts in [[SAVE_MAX + 50, 0, 0], [0, SAVE_MAX + 50, 0], [0, 0, SAVE_MAX + 50]] {
-            assert_eq!(prunable(&policy(counts), true, &records), names[..50], "{counts:?}");
+            assert_eq!(prunable(&policy(counts), true, &records, &[]), names[..50], "{counts:?}");
         }
+    }
+
+    #[test]
+    fn pinned_checkpoints_stay_while_copies_need_them() {
+        let names = ["1", "2", "3", "4", "5", "6"];
+        let records = records(&names.map(|name| (name, None)));
+        let check = |pins: &[&str], expected: &[&str]| {
+            let pins: Vec<String> = pins.iter().map(|name| (*name).to_owned()).collect();
+            assert_eq!(prunable(&policy([0, 0, 1]), true, &records, &pins), expected, "{pins:?}");
+        };
+        check(&[], &["1", "2", "3"]);
+        check(&["2"], &["1", "3"]);
+        check(&["1", "3", "6"], &["2"]);
     }
 
     #[test]
@@ -245,7 +273,7 @@ mod tests {
             let mut left = Vec::new();
             for checkpoint in &all {
                 left.push(checkpoint.clone());
-                let deleted = prunable(&policy, smaller_is_better, &left);
+                let deleted = prunable(&policy, smaller_is_better, &left, &[]);
                 left.retain(|checkpoint| !deleted.contains(&checkpoint.name));
                 let num_kept = 2 * counts.iter().sum::<u32>() as usize + FALLBACKS;
                 prop_assert!(left.len() <= num_kept, "{left:?}");
@@ -276,7 +304,7 @@ mod tests {
                         scored.push((loss, checkpoint.batches, trial, checkpoint.name.clone()));
                     }
                     kept.push(checkpoint);
-                    let deleted = prunable(&policy, smaller_is_better, &kept);
+                    let deleted = prunable(&policy, smaller_is_better, &kept, &[]);
                     kept.retain(|checkpoint| !deleted.contains(&checkpoint.name));
                 }
                 left.push((trial, kept));

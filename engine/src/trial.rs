@@ -21,7 +21,8 @@ use stoker_api::experiment::Phase;
 use stoker_api::names::parse_checkpoint_name;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{
-    Attempt, AttemptEnd, CloseCause, ClosedFact, Fact, ResultFact, TrialSpec, TrialStatus,
+    Attempt, AttemptEnd, CloseCause, ClosedFact, Fact, ResultFact, TrialSource, TrialSpec,
+    TrialStatus,
 };
 
 pub(crate) use attempt_time::{ended_seconds, running_since};
@@ -96,7 +97,7 @@ pub enum NextStep {
     Start {
         /// Number of the attempt.
         attempt: u32,
-        /// Checkpoints to start from, newest first; empty to start from scratch.
+        /// Own checkpoints to start from, newest first. See [`resume_from`].
         resume_from: Vec<CheckpointRef>,
         /// Granted length.
         units: u64,
@@ -175,6 +176,9 @@ pub fn next(record: &TrialRecord, target: TargetState) -> NextStep {
         TargetState::Stop => NextStep::Close { cause: CloseCause::Cancelled },
         TargetState::Pause => NextStep::Idle,
         TargetState::Run if has_result => NextStep::Idle,
+        TargetState::Run if lacks_source(record).is_some() => {
+            NextStep::Close { cause: CloseCause::Failed }
+        }
         TargetState::Run => NextStep::Start {
             attempt: next_attempt(record),
             resume_from: resume_from(record),
@@ -277,6 +281,7 @@ pub fn close(record: &mut TrialRecord, cause: CloseCause, message: Option<String
     if closed(record).is_some() {
         return;
     }
+    let message = message.or_else(|| lacks_source(record).filter(|_| cause == CloseCause::Failed));
     record.status.facts.push(Fact::Closed(ClosedFact { cause, at: None }));
     record.status.phase = match cause {
         CloseCause::Completed | CloseCause::StoppedEarly => Phase::Completed,
@@ -323,14 +328,31 @@ fn next_attempt(record: &TrialRecord) -> u32 {
     record.status.attempts.last().map_or(0, |attempt| attempt.number.saturating_add(1))
 }
 
-/// Returns the checkpoints that the next attempt starts from, newest first; empty to start from
-/// scratch.
+/// Returns whether a trial is a copy that has not saved a checkpoint yet.
+fn is_fresh_copy(record: &TrialRecord) -> bool {
+    record.spec.source.is_some() && record.status.checkpoints.is_empty()
+}
+
+/// Returns why a copy cannot start, if its source has no checkpoint.
+fn lacks_source(record: &TrialRecord) -> Option<String> {
+    let source = record.spec.source.as_ref().filter(|_| is_fresh_copy(record))?;
+    let TrialSource { trial, units, checkpoint: None, .. } = source else { return None };
+    Some(format!(
+        "trial {trial} had no checkpoint at {units} {}, so it cannot be copied; save a checkpoint \
+         before the result of each granted length",
+        record.spec.unit.plural()
+    ))
+}
+
+/// Returns the trial's own checkpoints that the next attempt starts from, newest first. A copy
+/// falls back to the checkpoint of its source, and any other trial to a start from scratch.
 pub fn resume_from(record: &TrialRecord) -> Vec<CheckpointRef> {
     let newest_first = record.status.checkpoints.iter().rev().take(RESUME_FROM_MAX);
     newest_first
         .map(|checkpoint| CheckpointRef {
             name: checkpoint.name.clone(),
             manifest_sha256: checkpoint.manifest_sha256.clone(),
+            trial_path: None,
         })
         .collect()
 }

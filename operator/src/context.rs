@@ -18,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::options::Options;
 use crate::queue::Queue;
+use crate::searchers::Searchers;
 use crate::trial::config::OperatorConfig;
 use crate::user_resources::{CachedExperiment, CachedJob};
 
@@ -55,6 +56,8 @@ pub struct Context {
     /// Held while a job's report is written, since all processes of a job report to the same
     /// object.
     pub job_reports: tokio::sync::Mutex<()>,
+    /// Questions to external searchers.
+    pub searchers: Searchers,
     /// Metrics of this replica.
     pub metrics: Metrics,
     /// Restarts all watches.
@@ -128,6 +131,7 @@ impl Context {
             trial_queue: Queue::default(),
             job_queue: Queue::default(),
             job_reports: tokio::sync::Mutex::default(),
+            searchers: Searchers::default(),
             metrics: Metrics::default(),
             refresh: watch::Sender::new(0),
             trial_changes: tokio::sync::broadcast::Sender::new(4096),

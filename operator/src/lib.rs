@@ -22,6 +22,7 @@ mod patch;
 mod pod;
 pub mod queue;
 pub mod report_server;
+pub mod searchers;
 pub mod serve;
 pub(crate) mod storage;
 pub mod tasks;

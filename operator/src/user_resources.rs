@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 use stoker_api::experiment::Experiment;
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::validate::{
-    FieldError, ValidExperiment, ValidInferenceJob, validate, validate_inference_on_cluster,
-    validate_started, validate_started_inference,
+    FieldError, ValidExperiment, ValidInferenceJob, check_on_cluster, validate,
+    validate_inference_on_cluster, validate_started, validate_started_inference,
 };
 
 use crate::cache::{Cached, Key};
@@ -41,10 +41,12 @@ impl UserResource for Experiment {
 
     fn validate_spec(&self, name: &str) -> Result<ValidExperiment, Vec<FieldError>> {
         let has_started = self.status.as_ref().is_some_and(|status| status.trials_created > 0);
-        match has_started {
+        let valid = match has_started {
             true => validate(name, &self.spec).or_else(|_| validate_started(name, &self.spec)),
             false => validate(name, &self.spec),
-        }
+        }?;
+        check_on_cluster(&self.spec.searcher).map_err(|error| vec![error])?;
+        Ok(valid)
     }
 }
 

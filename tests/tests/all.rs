@@ -5,6 +5,7 @@
 mod architecture;
 mod chart;
 mod examples;
+mod external;
 mod faults;
 mod images;
 mod inference;

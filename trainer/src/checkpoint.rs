@@ -25,6 +25,7 @@ mod store;
 
 pub(crate) use deletion::{delete, delete_each};
 pub use error::CheckpointError;
+pub(crate) use error::check_source;
 pub use folder::load_folder;
 pub(crate) use retention::{Retention, RetentionLimits, RetentionTask};
 pub use source::CheckpointSource;
@@ -77,6 +78,8 @@ pub struct SavedCheckpoint {
 pub struct Restored {
     /// First checkpoint that is complete and intact: its name, manifest and files.
     pub checkpoint: Option<(String, Manifest, CheckpointContents)>,
+    /// Reference of this checkpoint.
+    pub chosen: Option<CheckpointRef>,
     /// Checkpoints tried before it, with the reason why each was refused.
     pub refused: BTreeMap<String, String>,
 }
@@ -177,7 +180,8 @@ impl Checkpointer {
     ///
     /// # Errors
     ///
-    /// Fails if the storage is unavailable, which does not mean that a checkpoint is corrupt.
+    /// Fails if the storage is unavailable, which does not mean that a checkpoint is corrupt, and
+    /// if a copy cannot start from its source's checkpoint.
     pub fn restore(&self, refs: &[CheckpointRef]) -> Result<Restored, CheckpointError> {
         let mut restored = Restored::default();
         for wanted in refs {
@@ -190,7 +194,8 @@ impl Checkpointer {
             match receiver.recv().unwrap_or(Err(CheckpointError::ShutDown { name: name.clone() })) {
                 Ok((manifest, contents)) => {
                     restored.checkpoint = Some((name, manifest, contents));
-                    break;
+                    restored.chosen = Some(wanted.clone());
+                    return Ok(restored);
                 }
                 Err(CheckpointError::Corrupt { name, reason }) => {
                     restored.refused.insert(name, reason);
@@ -198,6 +203,7 @@ impl Checkpointer {
                 Err(error) => return Err(error),
             }
         }
+        check_source(refs, &restored.refused)?;
         Ok(restored)
     }
 

@@ -283,7 +283,7 @@ impl Session<'_> {
                     format!("cannot complete the length at batch {batches}: {why}")
                 })?;
             }
-            io.report_saved(true)?;
+            io.check_is_copied().and_then(|()| io.report_saved(true))?;
             io.flush()?;
             if !io.has_runner() {
                 io.report_last_validation();

@@ -181,11 +181,6 @@ impl TrialIo {
         }
     }
 
-    /// Returns the recorded checkpoint of this name.
-    pub(crate) fn checkpoint_ref(&self, name: &str) -> Option<CheckpointRef> {
-        self.resume_from.iter().find(|checkpoint| checkpoint.name == name).cloned()
-    }
-
     /// Returns the checkpoint that this process saved last.
     pub(crate) fn last_saved(&self) -> Option<CheckpointRef> {
         self.last_saved.clone()

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A training length. Exactly one field must be set.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[cfg_attr(
     feature = "crd",
@@ -73,6 +73,11 @@ impl Length {
             epochs: of(Unit::Epochs),
             units: of(Unit::Units),
         }
+    }
+
+    /// Returns `true` if no field is set.
+    pub fn is_unset(&self) -> bool {
+        *self == Self::default()
     }
 
     /// Returns the unit and the number of units; `None` unless exactly one field is set.

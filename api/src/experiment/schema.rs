@@ -68,6 +68,30 @@ pub(crate) fn fixed(fields: &[&str]) -> Value {
     json!([{ "rule": unchanged(fields), "message": message }])
 }
 
+/// Returns the rules of an external searcher, which runs on a cluster only as a Service.
+pub(crate) fn external_rules() -> Value {
+    let service = "^http://[a-z]([-a-z0-9]*[a-z0-9])?(:[0-9]+)?(/[^ #]*)?$";
+    json!([
+        {
+            "rule": unchanged(&EXTERNAL),
+            "message": "url, command: cannot change after creation; create a new experiment",
+        },
+        {
+            "rule": "!has(self.command)",
+            "message": "command runs only under `stoker run`; on a cluster, run the program behind \
+                        a Service and set url",
+        },
+        {
+            "rule": format!(
+                "has(self.url) && self.url.matches('{service}') && \
+                 !self.url.matches('^http://localhost([:/]|$)')"
+            ),
+            "message": "url must be http://SERVICE[:PORT][/PATH] with the name of a Service in the \
+                        experiment's namespace",
+        },
+    ])
+}
+
 /// Returns the rules of the searcher.
 pub(crate) fn searcher_rules() -> Value {
     let one = SEARCH_METHODS.map(|method| format!("has(self.{method})")).join(", ");
@@ -77,7 +101,12 @@ pub(crate) fn searcher_rules() -> Value {
         let (new, old) = (format!("self.maxLength.{unit}"), format!("oldSelf.maxLength.{unit}"));
         format!("has({new}) == has({old}) && (!has({new}) || {new} >= {old})")
     });
+    let has_length = "has(self.maxLength) == has(oldSelf.maxLength)";
     json!([
+        {
+            "rule": "has(self.maxLength) || has(self.pbt)",
+            "message": "maxLength must be set",
+        },
         {
             "rule": format!("[{one}].exists_one(x, x)"),
             "message": "exactly one search method must be set",
@@ -97,12 +126,13 @@ pub(crate) fn searcher_rules() -> Value {
             "message": "timeMetric requires maxLength.units",
         },
         {
-            "rule": unit.join(" && "),
+            "rule": format!("{has_length} && (!has(self.maxLength) || ({}))", unit.join(" && ")),
             "message": "maxLength can only be raised after creation, in its unit",
         },
         {
             "rule": "!(has(self.syncHalving) || has(self.adaptive) || has(self.adaptiveSimple) || \
-                     has(self.hyperband)) || self.maxLength == oldSelf.maxLength",
+                     has(self.hyperband) || has(self.pbt)) || !has(self.maxLength) || \
+                     self.maxLength == oldSelf.maxLength",
             "message": "maxLength of a synchronous search cannot change after creation; create a \
                         new experiment",
         },
@@ -118,7 +148,16 @@ pub(crate) const ADAPTIVE: [&str; 5] = ["budget", "mode", "maxRungs", "bracketRu
 pub(crate) const ADAPTIVE_SIMPLE: [&str; 5] =
     ["maxTrials", "mode", "maxRungs", "bracketRungs", "divisor"];
 pub(crate) const HYPERBAND: [&str; 2] = ["numBrackets", "divisor"];
+pub(crate) const EXTERNAL: [&str; 2] = ["url", "command"];
 pub(crate) const TPE: [&str; 1] = ["multivariate"];
+pub(crate) const PBT: [&str; 6] = [
+    "populationSize",
+    "lengthPerRound",
+    "numRounds",
+    "truncateFraction",
+    "resampleProbability",
+    "perturbFactor",
+];
 /// Fields of the searcher that cannot be edited, besides the search method.
 const SEARCHER_FIXED: [&str; 7] = [
     "metric",

@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::length::Length;
+use super::external::ExternalSearch;
+use super::length::{Length, Unit};
 use super::limits::SearchLimits;
+use super::pbt::PbtSearch;
 use super::samplers::{MedianStopping, Objective, PriorTrials, SamplerSpec};
 #[cfg(feature = "crd")]
 use super::schema::{
@@ -11,7 +13,7 @@ use super::schema::{
 };
 
 /// Names of the search methods. Exactly one of them must be set.
-pub const SEARCH_METHODS: [&str; 11] = [
+pub const SEARCH_METHODS: [&str; 13] = [
     "single",
     "random",
     "grid",
@@ -23,6 +25,8 @@ pub const SEARCH_METHODS: [&str; 11] = [
     "hyperband",
     "tpe",
     "sobol",
+    "pbt",
+    "external",
 ];
 
 /// Search method and the metric that ranks trials. Exactly one search method must be set.
@@ -46,7 +50,9 @@ pub struct Searcher {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 4)))]
     pub objectives: Vec<Objective>,
-    /// Training length of a trial, unless it is stopped early.
+    /// Training length of a trial, unless it is stopped early. Required, except for `pbt`: there it
+    /// is `lengthPerRound` times `numRounds`, and may be unset.
+    #[serde(default, skip_serializing_if = "Length::is_unset")]
     pub max_length: Length,
     /// Name of the validation metric whose value is the trained length, such as `env_steps`. Only
     /// with `maxLength.units`. Unset: the length is what the program passes as `batches` to the
@@ -87,7 +93,14 @@ pub struct Searcher {
     /// Runs trials at the points of a Sobol sequence, which cover the space evenly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sobol: Option<SobolSearch>,
-    /// Samples hyperparameters in another way than at random. Not for `grid`, `tpe` and `sobol`.
+    /// Population based training: after each round, copies of the best trials replace the worst.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pbt: Option<PbtSearch>,
+    /// Asks a service of the user which trials run, and how long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external: Option<ExternalSearch>,
+    /// Samples hyperparameters in another way than at random. Not for `grid`, `tpe`, `sobol`,
+    /// `pbt` and `external`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<SamplerSpec>,
     /// Trials of earlier experiments. TPE learns from them, and the other samplers begin with their
@@ -108,6 +121,11 @@ pub struct Searcher {
 }
 
 impl Searcher {
+    /// Returns the training length of a trial: that of `pbt`, or else `maxLength`.
+    pub fn length(&self) -> Option<(Unit, u64)> {
+        self.pbt.map_or_else(|| self.max_length.get(), |pbt| pbt.length())
+    }
+
     /// Returns the objectives after the first one.
     pub fn other_objectives(&self) -> &[Objective] {
         self.objectives.get(1..).unwrap_or_default()
@@ -127,6 +145,8 @@ impl Searcher {
             self.hyperband.is_some(),
             self.tpe.is_some(),
             self.sobol.is_some(),
+            self.pbt.is_some(),
+            self.external.is_some(),
         ];
         let methods = SEARCH_METHODS.into_iter().zip(is_set);
         methods.filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
@@ -369,7 +389,7 @@ fn default_true() -> bool {
     true
 }
 
-fn default_max_concurrent_trials() -> u32 {
+pub(super) fn default_max_concurrent_trials() -> u32 {
     16
 }
 

@@ -47,7 +47,8 @@ pub struct ExperimentStatus {
     /// Storage of the experiment's files. The operator records it before it creates the first pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageRecord>,
-    /// Turns of the search whose event is not a fact of a trial. Append-only.
+    /// Turns of the search whose event is not a fact of a trial. Append-only, except that of the
+    /// answers of an external searcher only the latest stays.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 1024)))]
     pub log: Vec<LogEntry>,

@@ -65,6 +65,7 @@ fn has_fixed_rungs(searcher: &Searcher) -> bool {
         || searcher.adaptive.is_some()
         || searcher.adaptive_simple.is_some()
         || searcher.hyperband.is_some()
+        || searcher.pbt.is_some()
 }
 
 fn max_trials(searcher: &Searcher) -> Option<u32> {
@@ -72,12 +73,13 @@ fn max_trials(searcher: &Searcher) -> Option<u32> {
 }
 
 fn max_trials_mut(searcher: &mut Searcher) -> Option<&mut u32> {
-    let Searcher { random, tpe, sobol, async_halving, adaptive_asha, .. } = searcher;
+    let Searcher { random, tpe, sobol, async_halving, adaptive_asha, external, .. } = searcher;
     None.or(random.as_mut().map(|search| &mut search.max_trials))
         .or(sobol.as_mut().map(|search| &mut search.max_trials))
         .or(tpe.as_mut().map(|search| &mut search.max_trials))
         .or(async_halving.as_mut().map(|search| &mut search.max_trials))
         .or(adaptive_asha.as_mut().map(|search| &mut search.max_trials))
+        .or(external.as_mut().map(|search| &mut search.max_trials))
 }
 
 fn concurrency(searcher: &Searcher) -> Option<u32> {
@@ -86,7 +88,7 @@ fn concurrency(searcher: &Searcher) -> Option<u32> {
 
 fn concurrency_mut(searcher: &mut Searcher) -> Option<&mut u32> {
     let Searcher { random, grid, tpe, sobol, async_halving, adaptive_asha, .. } = searcher;
-    let Searcher { sync_halving, adaptive, adaptive_simple, hyperband, .. } = searcher;
+    let Searcher { sync_halving, adaptive, adaptive_simple, hyperband, external, .. } = searcher;
     None.or(random.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(sobol.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(grid.as_mut().map(|search| &mut search.max_concurrent_trials))
@@ -97,6 +99,7 @@ fn concurrency_mut(searcher: &mut Searcher) -> Option<&mut u32> {
         .or(adaptive.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(adaptive_simple.as_mut().map(|search| &mut search.max_concurrent_trials))
         .or(hyperband.as_mut().map(|search| &mut search.max_concurrent_trials))
+        .or(external.as_mut().map(|search| &mut search.max_concurrent_trials))
 }
 
 #[cfg(test)]

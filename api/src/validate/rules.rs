@@ -34,7 +34,10 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
     if let Some(space) = &space {
         check_dimensions(&spec.searcher, space, &mut errors);
     }
-    let length = check_length("spec.searcher.maxLength", &spec.searcher.max_length, &mut errors);
+    let length = match spec.searcher.pbt {
+        Some(search) => search.length(),
+        None => check_length("spec.searcher.maxLength", &spec.searcher.max_length, &mut errors),
+    };
     check_env(&spec.env, &mut errors);
     check_storage(spec, &mut errors);
     check_periods(spec, &mut errors);
@@ -42,8 +45,9 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
     super::pods::check(spec, &mut errors);
     match (space, method, length) {
         (Some(space), Some(method), Some((unit, units_max))) if errors.is_empty() => {
-            let name = name.to_owned();
-            Ok(ValidExperiment { name, spec: spec.clone(), space, method, unit, units_max })
+            let (name, mut spec) = (name.to_owned(), spec.clone());
+            spec.searcher.max_length = Length::new(unit, units_max);
+            Ok(ValidExperiment { name, spec, space, method, unit, units_max })
         }
         _ => Err(errors),
     }

@@ -2,9 +2,10 @@
 
 use serde_json::json;
 
+use super::external;
 use super::rules::{check_length, union_error};
 use super::{FieldError, Method, TRIALS_MAX};
-use crate::experiment::{Length, SearchLimits, Searcher};
+use crate::experiment::{Length, PbtSearch, SearchLimits, Searcher};
 
 /// Maximum number of brackets and rungs, so that sizes fit into 64 bits.
 const RUNGS_MAX: u32 = 16;
@@ -15,6 +16,14 @@ const STEPS_MAX: u64 = 128;
 /// Maximum number of experiments with prior trials, and of those trials.
 const PRIOR_EXPERIMENTS_MAX: usize = 16;
 const PRIOR_TRIALS_MAX: u32 = 64;
+
+/// Maximum size of a population, and maximum number of rounds. The steps at the end of a round are
+/// recorded in one trial.
+const POPULATION_MAX: u32 = 1000;
+const ROUNDS_MAX: u32 = 128;
+/// Maximum product of both. The steps of all rounds take less than 300 KB, even if the same trial
+/// records all of them.
+const POPULATION_ROUNDS_MAX: u32 = 2048;
 
 /// Maximum number of objectives.
 const OBJECTIVES_MAX: usize = 4;
@@ -89,10 +98,22 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
         checker.check_trials("sobol.maxTrials", search.max_trials);
         return Some(Method::Sobol(search));
     }
+    if let Some(search) = searcher.pbt {
+        let units_per_round = checker.check_pbt(&search)?;
+        return Some(Method::Pbt { search, units_per_round });
+    }
+    if let Some(search) = searcher.external.clone() {
+        checker.check_trials("external.maxTrials", search.max_trials);
+        external::check(searcher, &search, errors);
+        return Some(Method::External(search));
+    }
     let search = searcher.tpe?;
     checker.check_trials("tpe.maxTrials", search.max_trials);
     Some(Method::Tpe(search))
 }
+
+/// Methods that sample in their own way.
+const SAMPLING: [&str; 4] = ["grid", "tpe", "sobol", "pbt"];
 
 struct Checker<'a> {
     searcher: &'a Searcher,
@@ -107,7 +128,7 @@ impl Checker<'_> {
     fn check_sampler(&mut self) {
         let Some(sampler) = self.searcher.sampler else { return };
         let methods = self.searcher.methods_set();
-        if let Some(method) = methods.iter().find(|name| ["grid", "tpe", "sobol"].contains(name)) {
+        if let Some(method) = methods.iter().find(|name| SAMPLING.contains(name)) {
             let rule = format!("must be unset: {method} samples in its own way");
             return self.push("sampler", &json!(sampler), &rule);
         }
@@ -176,7 +197,7 @@ impl Checker<'_> {
         if rule.min_trials == 0 {
             self.push("medianStopping.minTrials", &json!(0), "must be at least 1");
         }
-        let units = self.searcher.max_length.get().map_or(0, |(_, units)| units);
+        let units = self.searcher.length().map_or(0, |(_, units)| units);
         let every_min = units.div_ceil(STEPS_MAX).max(1);
         if rule.every_units < every_min {
             let reason = format!(
@@ -263,6 +284,58 @@ impl Checker<'_> {
         if (1..length).contains(&units) {
             self.push(path, &json!(budget), "must be at least searcher.maxLength");
             return None;
+        }
+        Some(units)
+    }
+
+    /// Checks population based training, and returns the units of a round.
+    fn check_pbt(&mut self, search: &PbtSearch) -> Option<u64> {
+        let PbtSearch { population_size, num_rounds, .. } = *search;
+        let num_errors = self.errors.len();
+        let mut check_number = |field: &str, value: u32, min: u32, max: u32| {
+            if !(min..=max).contains(&value) {
+                let rule = format!("must be from {min} to {max}");
+                self.push(&format!("pbt.{field}"), &json!(value), &rule);
+            }
+        };
+        check_number("populationSize", population_size, 2, POPULATION_MAX);
+        check_number("numRounds", num_rounds, 1, ROUNDS_MAX);
+        if self.errors.len() == num_errors && population_size * num_rounds > POPULATION_ROUNDS_MAX {
+            let rule = format!(
+                "must be at most {POPULATION_ROUNDS_MAX} divided by populationSize, which is \
+                 {population_size}: the record of a search is limited"
+            );
+            self.push("pbt.numRounds", &json!(num_rounds), &rule);
+        }
+        for (field, value, max) in [
+            ("truncateFraction", search.truncate_fraction, 0.5),
+            ("resampleProbability", search.resample_probability, 1.0),
+            ("perturbFactor", search.perturb_factor, 1.0),
+        ] {
+            if !(0.0..=max).contains(&value) {
+                self.push(
+                    &format!("pbt.{field}"),
+                    &json!(value),
+                    &format!("must be from 0 to {max}"),
+                );
+            }
+        }
+        let path = "spec.searcher.pbt.lengthPerRound";
+        let (unit, units) = check_length(path, &search.length_per_round, self.errors)?;
+        if self.errors.len() > num_errors {
+            return None;
+        }
+        let Some(full) = search.length() else {
+            self.push("pbt.lengthPerRound", &json!(search.length_per_round), "is too long");
+            return None;
+        };
+        let given = self.searcher.max_length;
+        if !given.is_unset() && given.get() != Some(full) {
+            let full = json!(Length::new(unit, full.1));
+            let rule = format!(
+                "must be {full}, which is lengthPerRound times numRounds; change it, or remove it"
+            );
+            self.push("maxLength", &json!(given), &rule);
         }
         Some(units)
     }

@@ -82,6 +82,20 @@ fn each_search_rule_names_its_field() {
     check("adaptive", json!({ "budget": { "epochs": 0 } }), "adaptive.budget.epochs", "at least 1");
     check("hyperband", json!({ "divisor": 1 }), "hyperband.divisor", "at least 2");
     check("tpe", json!({ "maxTrials": 0 }), "tpe.maxTrials", "at least 1");
+    let pbt = |field: &str, value: Value| {
+        let mut search =
+            json!({ "populationSize": 4, "lengthPerRound": { "epochs": 27 }, "numRounds": 1 });
+        search[field] = value;
+        search
+    };
+    check("pbt", pbt("populationSize", json!(1)), "pbt.populationSize", "from 2 to 1000");
+    check("pbt", pbt("numRounds", json!(129)), "pbt.numRounds", "from 1 to 128");
+    check("pbt", pbt("truncateFraction", json!(0.51)), "pbt.truncateFraction", "from 0 to 0.5");
+    check("pbt", pbt("perturbFactor", json!(-1)), "pbt.perturbFactor", "from 0 to 1");
+    check("pbt", pbt("resampleProbability", json!(2)), "pbt.resampleProbability", "from 0 to 1");
+    check("pbt", pbt("numRounds", json!(2)), "maxLength", "lengthPerRound times numRounds");
+    let length = json!({ "epochs": 0 });
+    check("pbt", pbt("lengthPerRound", length), "pbt.lengthPerRound.epochs", "at least 1");
 }
 
 #[test]

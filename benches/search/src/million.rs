@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::json;
 use stoker_api::experiment::AsyncHalvingSearch;
 use stoker_api::validate::Method;
-use stoker_engine::search::simulate::{Curve, Machine, simulate};
+use stoker_engine::search::simulate::{Curve, Machine, no_searcher, simulate};
 use stoker_engine::search::state::SearchState;
 
 use crate::space::{self, UNITS_MAX};
@@ -54,7 +54,7 @@ pub(crate) fn side() -> Result<(), BenchError> {
         let (begin, processor_time) = (Instant::now(), clock::processor_time()?);
         let search = SearchState::of(&config);
         let curve_of = |trial: u32, _: &_| curves.get((trial % CURVES) as usize);
-        let simulation = simulate(search, UNITS_MAX, true, machine, curve_of)?;
+        let simulation = simulate(search, UNITS_MAX, true, machine, &mut no_searcher, curve_of)?;
         let processor_seconds = clock::processor_time()? - processor_time;
         let seconds = begin.elapsed().as_secs_f64();
         let mut rungs = BTreeMap::new();

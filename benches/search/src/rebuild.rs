@@ -6,7 +6,7 @@ use serde_json::json;
 use stoker_api::decisions::LogEntry;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Fact, ResultFact};
-use stoker_engine::experiment::{Ledger, Record, Write};
+use stoker_engine::experiment::{Ledger, Record, Write, append};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::search::book::TrialState;
 use stoker_engine::trial::TrialRecord;
@@ -35,7 +35,8 @@ impl Records {
         let mut changed = BTreeSet::new();
         for write in writes {
             match write {
-                Write::Log(entry) => self.log.push(entry),
+                Write::Log(entry) => append(&mut self.log, entry),
+                Write::Pin { .. } => {}
                 Write::Grant { trial, grant } => {
                     changed.insert(trial);
                     if let Some(record) = self.trials.get_mut(&trial) {
@@ -69,7 +70,13 @@ pub(crate) fn run() -> Result<(), BenchError> {
         let Some(record) = records.trials.get_mut(&trial) else { continue };
         let metric = space::metric(trial, units).to_string();
         let at = Some(Timestamp::default());
-        record.status.facts.push(Fact::Result(ResultFact { units, metric, values: vec![], at }));
+        record.status.facts.push(Fact::Result(ResultFact {
+            units,
+            metric,
+            values: vec![],
+            checkpoint: None,
+            at,
+        }));
         for fact in ledger.pending([&*record]) {
             num_turns += 1;
             let writes = ledger.advance(&fact);

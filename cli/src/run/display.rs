@@ -128,6 +128,7 @@ impl MetricRanking<'_> {
             name: self.metric,
             smaller_is_better: self.smaller_is_better,
             others: &[],
+            is_copied: false,
         };
         searched.of(&trial.status.metrics).cloned()
     }

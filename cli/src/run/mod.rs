@@ -139,7 +139,7 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         folder,
         lock: trainers,
     };
-    let result = Runner::new(config).run(&mut signals, &mut view).await;
+    let result = Runner::new(config)?.run(&mut signals, &mut view).await;
     view.finish();
     result?;
     if shared.state().status().phase.is_terminal() {

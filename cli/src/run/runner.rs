@@ -1,5 +1,6 @@
 //! Main loop of a run: starts trainers and records their exits until the experiment ends.
 
+mod asking;
 mod trial_config;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use self::asking::Asker;
 use self::trial_config::AttemptStart;
 use super::display::{MetricRanking, View};
 use super::gpus;
@@ -60,6 +62,7 @@ pub(crate) struct Runner<'a> {
     prune_after: Instant,
     record_copier: RecordCopier,
     notes: UnboundedReceiver<String>,
+    asker: Option<Asker>,
 }
 
 /// Inputs of a [`Runner`].
@@ -82,7 +85,11 @@ pub(crate) struct RunnerConfig<'a> {
 
 impl<'a> Runner<'a> {
     /// Creates a runner; [`run`](Self::run) starts the trials.
-    pub(crate) fn new(config: RunnerConfig<'a>) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// The external searcher cannot be asked from this machine.
+    pub(crate) fn new(config: RunnerConfig<'a>) -> Result<Self, Failure> {
         let RunnerConfig {
             shared,
             valid,
@@ -96,10 +103,11 @@ impl<'a> Runner<'a> {
         } = config;
         let (outcome_sender, outcomes) = mpsc::unbounded_channel();
         let (note, notes) = mpsc::unbounded_channel();
+        let asker = Asker::new(&valid.spec.searcher)?;
         shared.state().notes = Some(note.clone());
         let record_copier =
             RecordCopier::start(shared.clone(), storage.clone(), paths.clone(), note);
-        Self {
+        Ok(Self {
             shared,
             valid,
             storage,
@@ -119,7 +127,8 @@ impl<'a> Runner<'a> {
             prune_after: Instant::now(),
             record_copier,
             notes,
-        }
+            asker,
+        })
     }
 
     /// Runs until the experiment has ended or was stopped and no trial is running.
@@ -129,6 +138,7 @@ impl<'a> Runner<'a> {
         view: &mut View,
     ) -> Result<(), Failure> {
         self.run_loop(signals, view).await?;
+        self.finish_asking().await;
         // Safe to abort: the remaining checkpoints are deleted at the end or on resume.
         self.pruning.take().inspect(JoinHandle::abort);
         tokio::select! {
@@ -151,6 +161,7 @@ impl<'a> Runner<'a> {
             self.shared.state().retry();
             self.shared.state().enforce_limits();
             self.start_ready_trials(view);
+            self.ask();
             self.kill_overdue_trials();
             self.prune(view).await;
             self.show(view);
@@ -162,6 +173,7 @@ impl<'a> Runner<'a> {
                 () = signals.next() => self.interrupt(view),
                 Some(outcome) = self.outcomes.recv() => self.record_outcome(outcome, view),
                 Some(note) = self.notes.recv() => view.print_message(&note),
+                outcome = Asker::outcome(&mut self.asker) => self.take_answer(outcome, view),
                 () = self.shared.changed() => {}
                 _ = ticks.tick() => {}
             }

@@ -19,6 +19,7 @@ use super::{cores, process};
 use crate::failure::Failure;
 use crate::file::Loaded;
 use crate::run_root::RunRoot;
+use crate::searcher::Target;
 
 /// Annotation with the storage root of a run.
 pub(crate) const ANNOTATION_ROOT: &str = "stoker.dev/root";
@@ -268,7 +269,8 @@ pub(crate) fn slots(
     slots
 }
 
-/// Fails if a trial needs more slots or GPUs than available, or if a program is not found.
+/// Fails if a trial needs more slots or GPUs than available, if a program is not found, or if the
+/// external searcher is on another machine.
 pub(crate) fn check_runnable(
     spec: &ExperimentSpec,
     slots: u32,
@@ -293,6 +295,9 @@ pub(crate) fn check_runnable(
             "cannot start trials with {needed} ranks: `{LAUNCHER}` is neither next to `stoker` nor \
              on PATH; install it or set spec.resources.slotsPerTrial to 1"
         )));
+    }
+    if let Some(search) = &spec.searcher.external {
+        Target::new(search)?;
     }
     let program = spec.entrypoint.command.first().map_or("", String::as_str);
     if find_program(program).is_none() {

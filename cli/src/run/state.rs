@@ -4,6 +4,7 @@
 //! write fails, trainers continue to their granted lengths, and the record is read again and the
 //! write is repeated after a while.
 
+mod answers;
 mod attempts;
 mod checkpoints;
 mod queue;
@@ -16,7 +17,9 @@ use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus};
 use stoker_api::trial::{AttemptEnd, TrialSpec};
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::experiment::{Ledger, Record, Summary, Write, set_phase};
+use stoker_engine::experiment::{
+    Ledger, Record, Refusal, Summary, Unreadable, Write, append, set_phase, set_refusal,
+};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::search::book::TrialState;
 use stoker_engine::trial::{
@@ -82,6 +85,8 @@ pub(crate) struct State {
     tokens: BTreeMap<u32, BTreeMap<String, u32>>,
     unrecorded: Vec<UnrecordedEnd>,
     trouble: Option<Trouble>,
+    /// Why the external searcher has not answered.
+    refusal: Option<Refusal>,
 }
 
 impl State {
@@ -117,6 +122,7 @@ impl State {
             tokens: BTreeMap::new(),
             unrecorded: vec![],
             trouble: None,
+            refusal: None,
         };
         state.end_orphans()?;
         state.execute(missing)?;
@@ -197,6 +203,7 @@ impl State {
                 !self.reopen()?
             };
             if is_settled {
+                self.unpin()?;
                 return self.save_status();
             }
         }
@@ -244,7 +251,7 @@ impl State {
             match write {
                 Write::Log(entry) => {
                     let mut experiment = self.experiment.clone();
-                    experiment.status.get_or_insert_default().log.push(entry);
+                    append(&mut experiment.status.get_or_insert_default().log, entry);
                     self.folder.save_experiment(&experiment)?;
                     self.experiment = experiment;
                 }
@@ -253,6 +260,7 @@ impl State {
                     record.spec.grants.push(grant);
                     self.save(record)?;
                 }
+                Write::Pin { trial, checkpoints } => self.pin(trial, checkpoints)?,
             }
         }
         Ok(())
@@ -289,13 +297,14 @@ impl State {
     }
 
     fn save_status(&mut self) -> Result<(), Failure> {
-        let log = self.experiment.status.as_ref().map(|status| status.log.clone());
+        let ExperimentStatus { log, conditions, .. } = self.status();
         let status = self.summary.status(&self.ledger, false, |index| self.trials.get(&index));
-        let mut status = ExperimentStatus { log: log.unwrap_or_default(), ..status };
+        let mut status = ExperimentStatus { log, conditions, ..status };
         if self.is_pausing {
             let trials: Vec<&TrialRecord> = self.trials.values().collect();
             set_phase(&mut status, &trials, DesiredState::Paused);
         }
+        set_refusal(&mut status, self.refusal.as_ref(), 0, now());
         if self.experiment.status.as_ref() == Some(&status) {
             return Ok(());
         }
@@ -385,11 +394,22 @@ fn rebuild(
     trials: &BTreeMap<u32, TrialRecord>,
     folder: &RecordDir,
 ) -> Result<(Ledger, Vec<Write>), Failure> {
+    let read = |record: Record<'_>| Ledger::rebuild(config, record);
+    read_record(experiment, trials, folder, read)
+}
+
+/// Derives something from a record.
+fn read_record<T>(
+    experiment: &Experiment,
+    trials: &BTreeMap<u32, TrialRecord>,
+    folder: &RecordDir,
+    read: impl FnOnce(Record<'_>) -> Result<T, Unreadable>,
+) -> Result<T, Failure> {
     let status = experiment.status.clone().unwrap_or_default();
     let by_index = trials.iter().map(|(index, record)| (*index, record)).collect();
     let record =
         Record { log: &status.log, trials: &by_index, trials_created: status.trials_created };
-    Ledger::rebuild(config, record).map_err(|error| {
+    read(record).map_err(|error| {
         Failure::Input(format!(
             "cannot read the record in {}: {error}; restore the file, or use --fresh to start over",
             folder.path().display()

@@ -115,6 +115,15 @@ impl RunFixture {
         all
     }
 
+    /// Returns the weights in a stored checkpoint.
+    pub(crate) fn model(&self, trial: u64, checkpoint: &str) -> String {
+        let runs = files(&self.root().join("default"));
+        let path =
+            |run: &PathBuf| run.join(format!("trials/{trial}/checkpoints/{checkpoint}/model"));
+        let path = runs.iter().map(path).find(|path| path.exists()).unwrap();
+        std::fs::read_to_string(path).unwrap()
+    }
+
     /// Waits until a trial has a checkpoint.
     pub(crate) fn wait_for_checkpoint(&self) {
         self.wait_for_checkpoint_after(&BTreeSet::new());

@@ -150,7 +150,7 @@ fn killed_runner_resumes_with_the_same_results() {
 
 /// Starts and kills a runner several times. Each kill waits for a checkpoint that is newer than the
 /// previous kill. No trainer may outlive the runner.
-fn kill_runners(fixture: &RunFixture, times: u32) {
+pub(crate) fn kill_runners(fixture: &RunFixture, times: u32) {
     let mut before = BTreeSet::new();
     for _ in 0..times {
         let mut child = fixture.start();

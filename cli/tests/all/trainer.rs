@@ -50,10 +50,16 @@ fn listen_for_sigterm() -> Arc<AtomicBool> {
     stop
 }
 
-struct Trainer {
-    config: TrialConfig,
+/// Next action after a result.
+enum Next {
+    Exit(ExitCode),
+    Train { units: u64 },
+}
+
+pub(crate) struct Trainer {
+    pub(crate) config: TrialConfig,
     /// Set by SIGTERM.
-    stop: Arc<AtomicBool>,
+    pub(crate) stop: Arc<AtomicBool>,
 }
 
 impl Trainer {
@@ -73,6 +79,7 @@ impl Trainer {
             "hold-gpu" => self.hold_gpu(),
             "old-token" if self.config.attempt == 0 => return self.leave_token(),
             "old-token" => self.use_old_token(),
+            "population" => return self.train_population(),
             _ => {}
         }
         self.post(
@@ -87,7 +94,14 @@ impl Trainer {
             self.checkpoint(1);
             std::thread::sleep(Duration::from_secs(600));
         }
-        while batches < self.config.units {
+        let mut units = self.config.units;
+        loop {
+            if batches >= units {
+                match self.validate(batches, units) {
+                    Next::Exit(code) => return code,
+                    Next::Train { units: more } => units = more,
+                }
+            }
             std::thread::sleep(Duration::from_millis(
                 self.config.data["sleepMs"].as_u64().unwrap_or(1),
             ));
@@ -97,7 +111,7 @@ impl Trainer {
                 self.checkpoint(batches);
                 return ExitCode::Preempted;
             }
-            let is_due = batches.is_multiple_of(CHECKPOINT_EVERY) && batches < self.config.units;
+            let is_due = batches.is_multiple_of(CHECKPOINT_EVERY) && batches < units;
             if is_due && !is_held {
                 self.checkpoint(batches);
             }
@@ -118,7 +132,6 @@ impl Trainer {
                 _ => {}
             }
         }
-        self.validate(batches)
     }
 
     /// Returns a path in the test's directory.
@@ -150,21 +163,30 @@ impl Trainer {
         ExitCode::UserError
     }
 
-    fn validate(&self, batches: u64) -> ExitCode {
+    /// Reports the result at the granted length `units`, and waits for what follows.
+    fn validate(&self, batches: u64, units: u64) -> Next {
         let metric = f64::from(self.config.seed % 1000) / 1000.0;
         let metrics = [("loss".to_owned(), metric.to_string())].into();
-        let event = ReportEvent::Validated { metrics, granted_units: Some(self.config.units) };
+        let event = ReportEvent::Validated { metrics, granted_units: Some(units) };
         let mut directive = self.post(batches, event);
-        while directive == Directive::Wait {
-            std::thread::sleep(Duration::from_millis(10));
-            let event = ReportEvent::Progress { batches_total: self.config.units, activity: None };
+        loop {
+            match directive {
+                Directive::Wait => std::thread::sleep(Duration::from_millis(10)),
+                Directive::Continue { units } => return Next::Train { units },
+                Directive::Preempt => {
+                    self.checkpoint(batches);
+                    return Next::Exit(ExitCode::Preempted);
+                }
+                Directive::Stop => break,
+                Directive::Fenced => return Next::Exit(ExitCode::Infrastructure),
+            }
+            let event = ReportEvent::Progress { batches_total: units, activity: None };
             directive = self.post(batches, event);
         }
-        assert_eq!(directive, Directive::Stop);
         self.save(batches, Some(metric.to_string()));
         let event = ReportEvent::Exiting { code: 0, message: None };
         self.post(batches, event);
-        ExitCode::Completed
+        Next::Exit(ExitCode::Completed)
     }
 
     /// Returns `true` if the test holds the trial at this batch: `data.holdAt`, until the file
@@ -190,11 +212,16 @@ impl Trainer {
     }
 
     fn save(&self, batches: u64, metric: Option<String>) {
+        self.save_model(batches, metric, "weights");
+    }
+
+    /// Saves a checkpoint with these weights.
+    pub(crate) fn save_model(&self, batches: u64, metric: Option<String>, weights: &str) {
         let name = format!("{batches:012}-{}", self.config.attempt);
         let storage = &self.config.storage;
         let folder = Path::new(&storage.url).join(&storage.trial_path).join("checkpoints");
         std::fs::create_dir_all(folder.join(&name)).unwrap();
-        std::fs::write(folder.join(&name).join("model"), "weights").unwrap();
+        std::fs::write(folder.join(&name).join("model"), weights).unwrap();
         std::fs::write(folder.join(&name).join("manifest.json"), "{}").unwrap();
         let manifest_sha256 = "0".repeat(64);
         let event = ReportEvent::Checkpointed { name, manifest_sha256, bytes: 7, metric };
@@ -254,7 +281,7 @@ impl Trainer {
         std::fs::read_to_string(&self.config.report_endpoint.token_file).unwrap()
     }
 
-    fn post(&self, batches: u64, event: ReportEvent) -> Directive {
+    pub(crate) fn post(&self, batches: u64, event: ReportEvent) -> Directive {
         let body = serde_json::to_string(&self.report(batches, event)).unwrap();
         let (status, answer) = self.send(&self.token(), &body);
         assert_eq!(status, 200, "{answer}");

@@ -219,6 +219,11 @@ pub enum Cause {
     Edited,
     /// The user asked to continue trials that had ended.
     Reopened,
+    /// The external searcher answered a question.
+    Answered {
+        /// Number of the question.
+        call: u64,
+    },
     /// The event is of another kind, or its record was deleted.
     Other,
 }
@@ -328,6 +333,11 @@ pub enum Next {
     Creates {
         /// Number of trials still to be created.
         remaining: u32,
+    },
+    /// Waits for the answer of the external searcher.
+    WaitsForAnswer {
+        /// Number of the question.
+        call: u64,
     },
     /// Waits for results.
     WaitsFor {

@@ -9,25 +9,31 @@
 //! in the experiment's log. The home is durable before any effect of the turn and before the next
 //! turn. So after a crash, the record has all decisions from which anything can have followed.
 
+mod answers;
 mod edits;
 mod explained;
+mod history;
 mod limits;
 mod rebuild;
 mod reopened;
+mod sources;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub use answers::{Asked, append};
 pub use edits::{EDIT_REFUSED, is_edited, is_requested, refused_edit};
 
 use stoker_api::decisions::{
     BeganEvent, DeletedEvent, DeletedTrial, LimitReachedEvent, LogEntry, LogEvent, PriorTrial,
+    StepRecord,
 };
 use stoker_api::number;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{Fact, Grant, TrialSpec};
+use stoker_api::trial::{Fact, Grant, ResultCheckpoint, TrialSpec};
 
 use self::reopened::Reopening;
+use self::sources::Sources;
 use super::recorded;
 use crate::search::SearchConfig;
 use crate::search::book::{Book, TrialState};
@@ -50,7 +56,15 @@ pub struct Record<'a> {
 /// A write that follows from a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
-    /// Append to the experiment's log.
+    /// Keep checkpoints of a trial from which copies will start. Comes before the home of the turn
+    /// that creates the copies: without that turn, the pins mean nothing.
+    Pin {
+        /// Index of the trial.
+        trial: u32,
+        /// Names of the checkpoints, to be added to those that are pinned.
+        checkpoints: Vec<String>,
+    },
+    /// Append to the experiment's log, by [`append`].
     Log(LogEntry),
     /// Append to the grants of a trial.
     Grant {
@@ -69,6 +83,8 @@ pub struct PendingFact {
     fact: u32,
     /// Unset if nothing follows from the fact.
     event: Option<Event>,
+    /// Checkpoint of a result.
+    checkpoint: Option<ResultCheckpoint>,
 }
 
 /// A record that no search can have written, or that this version cannot read.
@@ -103,6 +119,7 @@ pub struct Ledger {
     random_words: Vec<u64>,
     /// Trials that were decided but not created yet, by index.
     missing: BTreeMap<u32, TrialSpec>,
+    sources: Sources,
     has_begun: bool,
     /// Time of the first entry of the log.
     began_at: Option<Timestamp>,
@@ -137,7 +154,8 @@ impl Ledger {
             let spec = draw.clone().into_spec(&self.config.experiment, self.config.unit);
             let group = groups.get(&index).copied().unwrap_or(0);
             let random_words = turn.random_words.get((index - next) as usize).copied();
-            self.missing.insert(index, TrialSpec { order, group, random_words, ..spec });
+            let source = self.sources.of(index).cloned();
+            self.missing.insert(index, TrialSpec { order, group, random_words, source, ..spec });
         }
     }
 
@@ -181,7 +199,8 @@ impl Ledger {
                 at = at.max(time.unwrap_or_default());
                 if fact >= num_placed {
                     let event = self.event(trial, fact, recorded);
-                    pending.push(PendingFact { at, trial, fact, event });
+                    let checkpoint = recorded::checkpoint(recorded).cloned();
+                    pending.push(PendingFact { at, trial, fact, event, checkpoint });
                 }
             }
         }
@@ -195,20 +214,20 @@ impl Ledger {
         let trial = pending.trial;
         self.num_placed[trial as usize] = pending.fact + 1;
         let next = self.book().next_index();
-        let event = pending.event.clone();
-        let Some(turn) = event.and_then(|event| self.search.advance(event)) else {
-            return vec![];
-        };
-        let steps = recorded::record_all(&turn.steps, next);
+        let Some(event) = pending.event.clone() else { return vec![] };
+        let Some(turn) = self.search.advance(event.clone()) else { return vec![] };
+        if let (Event::Result { units, .. }, Some(at)) = (&event, &pending.checkpoint) {
+            self.sources.note_result(trial, *units, at.clone());
+        }
+        self.take_in(&turn, next);
         let grant = Grant {
             order: turn.order,
             fact: Some(pending.fact),
             units: self.book().trial(trial).units,
-            steps: Some(steps),
+            steps: Some(self.record(&turn, next)),
         };
-        self.take_in(&turn, next);
         let home = std::iter::once(Write::Grant { trial, grant });
-        home.chain(effects(&turn, Some(trial))).collect()
+        self.pins(next).chain(home).chain(effects(&turn, Some(trial))).collect()
     }
 
     /// Returns the trials that were created and have no record any more.
@@ -225,14 +244,15 @@ impl Ledger {
     pub fn delete(&mut self, trials: Vec<u32>, now: Timestamp) -> Vec<Write> {
         let events = trials.iter().map(|trial| Event::Deleted { trial: *trial }).collect();
         let Some(turn) = self.search.advance_all(events) else { return vec![] };
-        self.forget(&trials);
-        let deleted = |index: u32| DeletedTrial {
-            index,
-            group: self.book().trial(index).group,
-            random_words: self.random_words[index as usize],
+        let deleted = |index: &u32| DeletedTrial {
+            index: *index,
+            group: self.book().trial(*index).group,
+            random_words: self.random_words[*index as usize],
+            source: self.sources.of(*index).cloned(),
         };
-        let trials = trials.into_iter().map(deleted).collect();
-        let event = LogEvent::Deleted(DeletedEvent { trials });
+        let event =
+            LogEvent::Deleted(DeletedEvent { trials: trials.iter().map(deleted).collect() });
+        self.forget(&trials);
         self.log(turn, event, now)
     }
 
@@ -245,15 +265,22 @@ impl Ledger {
                 reopening.num_facts = 0;
             }
         }
+        self.sources.forget(trials);
     }
 
     fn log(&mut self, turn: Turn, event: LogEvent, at: Timestamp) -> Vec<Write> {
         let next = self.book().next_index() - turn.created.len() as u32;
         self.take_in(&turn, next);
+        self.tag_missing(&event, next);
         self.note_entry(&event, at);
-        let steps = recorded::record_all(&turn.steps, next);
-        let home = Write::Log(LogEntry { order: turn.order, at, event, steps });
-        std::iter::once(home).chain(effects(&turn, None)).collect()
+        let steps = self.record(&turn, next);
+        let home = std::iter::once(Write::Log(LogEntry { order: turn.order, at, event, steps }));
+        self.pins(next).chain(home).chain(effects(&turn, None)).collect()
+    }
+
+    /// Returns the record of the steps of a turn that creates trials from index `next` on.
+    fn record(&self, turn: &Turn, next: u32) -> Vec<StepRecord> {
+        recorded::record_all(&turn.steps, next, |copy| self.sources.of(copy).cloned())
     }
 
     fn note_entry(&mut self, event: &LogEvent, at: Timestamp) {
@@ -267,11 +294,12 @@ impl Ledger {
             }
             LogEvent::Began(event) => self.has_settings = event.settings.is_some(),
             LogEvent::Reopened(request) => self.last_request = request.number,
-            LogEvent::Deleted(_) => {}
+            LogEvent::Deleted(_) | LogEvent::Answered(_) => {}
         }
     }
 
     fn take_in(&mut self, turn: &Turn, next: u32) {
+        self.note_copies(turn, next);
         turn.random_words.iter().for_each(|words| self.admit(turn.order, *words));
         self.note(turn.order, &turn.changes);
         self.add_missing(turn, next, &groups(&turn.steps, next));
@@ -374,7 +402,7 @@ fn effects(turn: &Turn, home: Option<u32>) -> impl Iterator<Item = Write> {
         let new = || Grant { order, fact: None, units: 0, steps: Some(vec![]) };
         let grant = by_trial.entry(change.trial).or_insert_with(new);
         grant.units = change.units;
-        let steps = recorded::record_all(std::slice::from_ref(&change.step), 0);
+        let steps = recorded::record_all(std::slice::from_ref(&change.step), 0, |_| None);
         grant.steps.get_or_insert_default().extend(steps);
     }
     by_trial.into_iter().map(|(trial, grant)| Write::Grant { trial, grant })

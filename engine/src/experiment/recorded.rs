@@ -5,28 +5,35 @@ use stoker_api::decisions::{
     TrialStep,
 };
 use stoker_api::number;
-use stoker_api::trial::{Fact, ResultFact};
+use stoker_api::trial::{Fact, ResultCheckpoint, ResultFact, TrialSource};
 
 use crate::search::SearchConfig;
 use crate::search::rung::Loss;
-use crate::search::turn::{Event, Step};
+use crate::search::turn::{Event, Source, Step};
 
 /// Returns the record of the steps of a turn. New trials have the indexes from `next` on. Their
-/// hyperparameters are in their own records.
-pub(super) fn record_all(steps: &[Step], mut next: u32) -> Vec<StepRecord> {
+/// hyperparameters are in their own records. `source_of` returns the sources of copies.
+pub(super) fn record_all(
+    steps: &[Step],
+    mut next: u32,
+    source_of: impl Fn(u32) -> Option<TrialSource>,
+) -> Vec<StepRecord> {
     let mut records = vec![];
     for step in steps {
-        records.push(record(step, next));
+        records.push(record(step, next, &source_of));
         next += u32::from(matches!(step, Step::Create { .. }));
     }
     records
 }
 
-fn record(step: &Step, next: u32) -> StepRecord {
+fn record(step: &Step, next: u32, source_of: &impl Fn(u32) -> Option<TrialSource>) -> StepRecord {
     match step {
-        Step::Create { group, units, .. } => {
-            StepRecord::Create(CreateStep { trial: next, group: *group, units: *units })
-        }
+        Step::Create { group, units, .. } => StepRecord::Create(CreateStep {
+            trial: next,
+            group: *group,
+            units: *units,
+            source: source_of(next),
+        }),
         Step::Continue { trial, units } => {
             StepRecord::Continue(LengthStep { trial: *trial, units: *units })
         }
@@ -49,7 +56,9 @@ fn record(step: &Step, next: u32) -> StepRecord {
 /// Returns a recorded step.
 pub(super) fn step(record: &StepRecord) -> Step {
     match record {
-        StepRecord::Create(CreateStep { group, units, .. }) => create(*group, *units),
+        StepRecord::Create(CreateStep { group, units, source, .. }) => {
+            create(*group, *units, source.as_ref())
+        }
         StepRecord::Continue(LengthStep { trial, units }) => {
             Step::Continue { trial: *trial, units: *units }
         }
@@ -75,9 +84,26 @@ pub(super) fn first_created(steps: &[StepRecord]) -> Option<u32> {
     })
 }
 
-/// Returns the creation of a trial without a source.
-pub(super) fn create(group: u32, units: u64) -> Step {
-    Step::Create { group, units, source: None, hyperparameters: None }
+/// Returns the creation of a trial.
+pub(super) fn create(group: u32, units: u64, source: Option<&TrialSource>) -> Step {
+    let source = source.map(|source| Source { trial: source.trial, units: source.units });
+    Step::Create { group, units, source, hyperparameters: None }
+}
+
+/// Returns the sources of the copies that the steps create, by copy.
+pub(super) fn sources(steps: &[StepRecord]) -> impl Iterator<Item = (u32, TrialSource)> {
+    steps.iter().filter_map(|step| match step {
+        StepRecord::Create(create) => Some((create.trial, create.source.clone()?)),
+        _ => None,
+    })
+}
+
+/// Returns the checkpoint of a result.
+pub(super) fn checkpoint(fact: &Fact) -> Option<&ResultCheckpoint> {
+    match fact {
+        Fact::Result(result) => result.checkpoint.as_ref(),
+        Fact::Closed(_) | Fact::Reopened(_) => None,
+    }
 }
 
 /// Returns the greatest index of a trial that exists before these steps.

@@ -270,7 +270,7 @@ fn is_limited(log: &[LogEntry]) -> bool {
         LogEvent::LimitReached(_) => Some(true),
         LogEvent::Edited(event) if event.is_limited => None,
         LogEvent::Began(_) | LogEvent::Edited(_) => Some(false),
-        LogEvent::Deleted(_) | LogEvent::Reopened(_) => None,
+        LogEvent::Deleted(_) | LogEvent::Answered(_) | LogEvent::Reopened(_) => None,
     };
     log.iter().rev().find_map(ends).unwrap_or(false)
 }

@@ -15,7 +15,13 @@ use crate::trial::{BackOffLimits, RestartLimits, begin_attempt, end_attempt, rec
 const RANDOM: Method = Method::Random { max_trials: 4, max_concurrent: 2 };
 
 fn result(units: u64, metric: &str) -> Fact {
-    Fact::Result(ResultFact { units, metric: metric.to_owned(), values: vec![], at: None })
+    Fact::Result(ResultFact {
+        units,
+        metric: metric.to_owned(),
+        values: vec![],
+        checkpoint: None,
+        at: None,
+    })
 }
 
 fn end(cause: CloseCause) -> Fact {
@@ -207,7 +213,7 @@ fn pareto_front_follows_results_and_deletions() {
         let mut record = plain_record(index);
         for (units, metric, other) in results {
             let (metric, values) = ((*metric).to_owned(), vec![(*other).to_owned()]);
-            let result = ResultFact { units: *units, metric, values, at: None };
+            let result = ResultFact { units: *units, metric, values, checkpoint: None, at: None };
             record.status.facts.push(Fact::Result(result));
         }
         record

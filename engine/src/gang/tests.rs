@@ -323,7 +323,13 @@ fn paused_stopped_and_killed_trials_end() {
     check("", DesiredTrialState::Stop, 100, "Cancelled");
     check("live", DesiredTrialState::Pause, 100, "end=RunnerLost:NotWanted wake=3600");
     let mut done = record("live");
-    let result = ResultFact { units: 9, metric: "0.5".to_owned(), values: vec![], at: None };
+    let result = ResultFact {
+        units: 9,
+        metric: "0.5".to_owned(),
+        values: vec![],
+        checkpoint: None,
+        at: None,
+    };
     done.status.facts.push(Fact::Result(result));
     done.spec.desired_state = DesiredTrialState::Stop;
     done.spec.desired_since = Some(Timestamp(100));

@@ -1,28 +1,31 @@
 //! Simulated runner of an experiment.
 
 mod checks;
+mod copies;
 mod explained;
-mod program;
+mod requests;
+mod service;
+mod training;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use stoker_api::contract::Directive;
 use stoker_api::decisions::{LogEntry, SearchSettings};
 use stoker_api::experiment::{
     DesiredState, MedianStopping, Objective, Phase, ReopenRequest, SearchLimits,
 };
+use stoker_api::external::Answer;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{AttemptEnd, DesiredTrialState, Fact};
+use stoker_api::trial::{DesiredTrialState, Fact};
 use stoker_api::validate::Method;
 
-use self::program::{Program, prior, program};
-use crate::experiment::{Ledger, Record, Request, Summary, Write, desired_states};
-use crate::fixture::{LOSS, checkpointed, config, report, validated};
+use self::requests::prior;
+use self::service::Service;
+use crate::experiment::{Asked, Ledger, Record, Request, Summary, Write, append, desired_states};
+use crate::fixture::config;
 use crate::search::SearchConfig;
 use crate::trial::{
-    BackOffLimits, NextStep, ReportEffect, RestartLimits, TargetState, TrialRecord, begin_attempt,
-    close, directive, end_attempt, is_open, is_reopening, live_attempt, next, record_report,
-    reopen, stamp_facts,
+    BackOffLimits, NextStep, RestartLimits, TargetState, TrialRecord, begin_attempt, close,
+    is_open, is_reopening, next, reopen, stamp_facts,
 };
 
 // The simulated runner causes the lost attempts, so their limit must not decide how a trial ends.
@@ -51,6 +54,14 @@ pub(super) struct Runner {
     pub(super) live: Option<Ledger>,
     pub(super) num_closes: BTreeMap<u32, usize>,
     last_report: BTreeMap<u32, (u32, u64)>,
+    /// Checkpoints whose files exist, as trial and name.
+    files: BTreeSet<(u32, String)>,
+    /// External searcher, which survives crashes.
+    service: Service,
+    /// Whether answers arrive one pass after their questions.
+    is_slow: bool,
+    /// Answer on its way. Lost in a crash.
+    answer: Option<(Asked, Answer)>,
 }
 
 impl Runner {
@@ -69,6 +80,10 @@ impl Runner {
             live: None,
             num_closes: BTreeMap::new(),
             last_report: BTreeMap::new(),
+            files: BTreeSet::new(),
+            service: Service::default(),
+            is_slow: false,
+            answer: None,
         }
     }
 
@@ -88,12 +103,26 @@ impl Runner {
         self
     }
 
+    pub(super) fn with_slow_answers(mut self, is_slow: bool) -> Self {
+        self.is_slow = is_slow && matches!(self.config.method, Method::External(_));
+        self
+    }
+
+    /// Forgets what is not recorded.
+    pub(super) fn crash(&mut self) {
+        (self.live, self.answer) = (None, None);
+    }
+
     /// Changes the editable settings.
     pub(super) fn edit(&mut self, edit: impl FnOnce(&mut SearchSettings)) {
         self.places_max = self.places_max.max(self.ledger().places().unwrap_or(u32::MAX));
         let mut settings = self.config.settings();
         edit(&mut settings);
         self.config = self.config.with(&settings);
+    }
+
+    pub(super) fn method(&self) -> &Method {
+        &self.config.method
     }
 
     pub(super) fn settings(&self) -> SearchSettings {
@@ -104,7 +133,10 @@ impl Runner {
     pub(super) fn can_grow(&self) -> bool {
         !matches!(
             self.config.method,
-            Method::SyncHalving { .. } | Method::AdaptiveSimple(_) | Method::Hyperband(_)
+            Method::SyncHalving { .. }
+                | Method::AdaptiveSimple(_)
+                | Method::Hyperband(_)
+                | Method::Pbt { .. }
         )
     }
 
@@ -145,7 +177,7 @@ impl Runner {
         match write {
             Write::Log(entry) => {
                 let mut log = self.log();
-                log.push(entry);
+                append(&mut log, entry);
                 self.log = serde_json::to_string(&log).unwrap();
             }
             Write::Grant { trial, grant } => {
@@ -157,20 +189,14 @@ impl Runner {
                 record.spec.grants.push(grant);
                 self.write(&record);
             }
+            Write::Pin { trial, checkpoints } => self.pin(trial, checkpoints),
         }
     }
 
     /// Lets the search take in what is recorded. Crashes after `left` writes.
     pub(super) fn settle(&mut self, mut left: usize) {
-        let mut writes = vec![];
-        let mut ledger = match self.live.take() {
-            Some(ledger) => ledger,
-            None => {
-                let (ledger, missing) = self.rebuilt();
-                writes = missing;
-                ledger
-            }
-        };
+        let live = self.live.take().map(|ledger| (ledger, vec![]));
+        let (mut ledger, writes) = live.unwrap_or_else(|| self.rebuilt());
         let now = Timestamp(self.now);
         let mut run = |runner: &mut Self, writes: Vec<Write>| {
             for write in writes {
@@ -225,15 +251,8 @@ impl Runner {
                 return;
             }
         }
-        let current = self.records();
-        let record_of = |index: u32| current.iter().find(|record| record.spec.index == index);
-        let request = self.reopen.filter(|_| !is_over);
-        let writes = ledger.reopen(request, record_of, now);
-        let is_reopened = !writes.is_empty();
-        if !run(self, writes) {
-            return;
-        }
-        if !self.create(&mut ledger, &mut run) {
+        let Some(is_reopened) = self.take_request(&mut ledger, is_over, &mut run) else { return };
+        if !is_over && !self.ask(&mut ledger, &mut decided, &mut run) {
             return;
         }
         self.want(&ledger);
@@ -244,6 +263,7 @@ impl Runner {
         }
         let (rebuilt, missing) = self.rebuilt();
         assert_eq!(missing, []);
+        self.check_service(&ledger);
         self.check_decided(decided);
         // The deletion of a trial after the end of the search is not recorded.
         let is_finished = ledger.book().is_finished() && !ledger.deleted(&trials).is_empty();
@@ -253,10 +273,11 @@ impl Runner {
         self.live = Some(ledger);
     }
 
-    /// Writes the desired states of trials.
+    /// Removes pins, and writes the desired states of trials.
     fn want(&mut self, ledger: &Ledger) {
         let (state, now) = (self.state, Timestamp(self.now));
         let request = Request { state, release_seconds: RELEASE_SECONDS, now };
+        self.unpin(ledger);
         for (index, wanted) in desired_states(ledger, &self.records(), request).wanted {
             let mut record: TrialRecord = serde_json::from_str(&self.trials[&index]).unwrap();
             record.spec.desired_state = wanted;
@@ -309,6 +330,7 @@ impl Runner {
         match next(&record, target) {
             NextStep::Start { attempt, .. } => {
                 begin_attempt(&mut record, attempt);
+                self.start_copy(&mut record, attempt);
                 record.status.attempts.last_mut().unwrap().started_at = Some(Timestamp(self.now));
             }
             NextStep::Close { cause } => close(&mut record, cause, None),
@@ -323,56 +345,15 @@ impl Runner {
         self.write(&record);
     }
 
-    fn train(&mut self, record: &mut TrialRecord, target: TargetState, die: u8) {
-        let attempt = live_attempt(record).unwrap();
-        let batches = record.status.batches + 1;
-        let end = |record: &mut _, end| end_attempt(record, end, None, &LIMITS);
-        match (die % 8, program(record)) {
-            (0, _) if die < 128 => end(record, AttemptEnd::Preempted),
-            (0, _) => end(record, AttemptEnd::RunnerLost),
-            (1, _) if record.status.checkpoints.len() > 1 => {
-                end(record, AttemptEnd::Infrastructure);
-            }
-            (2, _) => {
-                let event = checkpointed(&format!("{batches:012}-{attempt}"), None);
-                let report = report(attempt, batches, event);
-                assert_eq!(record_report(record, &report, &LOSS), ReportEffect::New);
-                assert_eq!(record_report(record, &report, &LOSS), ReportEffect::Repeat);
-            }
-            (_, Program::StopsItself) => {
-                let report = report(attempt, batches, validated("0.5", None));
-                record_report(record, &report, &LOSS);
-                end(record, AttemptEnd::Completed);
-            }
-            (_, Program::EndsUntrained) => end(record, AttemptEnd::Completed),
-            (_, Program::RefusesHyperparameters) => {
-                end(record, AttemptEnd::InvalidHyperparameters);
-            }
-            (_, Program::Fails) => end(record, AttemptEnd::UserError),
-            (_, Program::Trains) => match directive(record, attempt, target) {
-                Directive::Continue { units } => {
-                    let loss = format!("0.{}", record.spec.seed % 5);
-                    let report = report(attempt, batches, validated(&loss, Some(units)));
-                    record_report(record, &report, &LOSS);
-                }
-                Directive::Stop => end(record, AttemptEnd::Completed),
-                Directive::Preempt => end(record, AttemptEnd::Preempted),
-                Directive::Wait => {}
-                Directive::Fenced => panic!("a live attempt was fenced"),
-            },
-        }
-        let old = self.last_report.insert(record.spec.index, (attempt, batches));
-        if let Some((old, batches)) = old.filter(|(reported_by, _)| *reported_by < attempt) {
-            let report = report(old, batches, validated("9", Some(9)));
-            assert_eq!(record_report(record, &report, &LOSS), ReportEffect::Fenced);
-        }
-    }
-
     /// Steps all trials in turn until the experiment ends.
     pub(super) fn finish(&mut self) {
         for number in 0..20_000 {
             self.settle(usize::MAX);
             if self.phase().is_terminal() {
+                // The search does not take in the ends of cancelled trials.
+                if self.state != DesiredState::Cancelled {
+                    self.check_unpinned();
+                }
                 return;
             }
             self.step(number, 7);

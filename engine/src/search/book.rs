@@ -174,7 +174,7 @@ impl Book {
         let entry = event.trial().map(|trial| self.trials.get(trial as usize));
         match (event, entry) {
             (Event::Began, _) => self.trials.is_empty(),
-            (Event::Edited(_) | Event::Reopened, _) => true,
+            (Event::Edited(_) | Event::Answered(_) | Event::Reopened, _) => true,
             (Event::LimitReached, _) => !self.is_limited,
             (_, None | Some(None)) => false,
             (Event::Result { units, .. }, Some(Some(entry))) => {
@@ -199,7 +199,7 @@ impl Book {
             Before { state, units }
         });
         match event {
-            Event::Began => {}
+            Event::Began | Event::Answered(_) => {}
             Event::Edited(edit) => {
                 self.is_finished = false;
                 self.is_limited &= edit.is_limited;

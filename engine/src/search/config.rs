@@ -5,8 +5,10 @@ use stoker_api::validate::Method;
 
 use super::SearchConfig;
 use super::layout::{self, AdaptiveAsha, Mode};
-use super::methods::{AsyncHalving, FixedLength, Median, SyncHalving, Tournament};
-use super::samplers::Sampler;
+use super::methods::{
+    AsyncHalving, External, FixedLength, Median, Pbt, PbtConfig, SyncHalving, Tournament,
+};
+use super::samplers::{Explore, Sampler};
 use super::state::{AnyMethod, SearchState};
 
 impl SearchState {
@@ -17,7 +19,7 @@ impl SearchState {
             Sampler::Grid { num_points, .. } => u32::try_from(*num_points).unwrap_or(u32::MAX),
             _ => 0,
         };
-        let method = method(&config.method, config.units_max, num_points);
+        let method = method(config, num_points);
         let method = match config.median_stopping {
             Some(rule) => AnyMethod::Median(Median::new(method, rule)),
             None => method,
@@ -32,6 +34,11 @@ fn sampler(config: &SearchConfig) -> Sampler {
         (Method::Grid { .. }, _) => Sampler::grid(space),
         (Method::Tpe(search), _) => Sampler::tpe(space, search.multivariate),
         (Method::Sobol(_), _) => Sampler::sobol(space, config.seed),
+        (Method::Pbt { search, .. }, _) => Sampler::explore(Explore {
+            space,
+            resample_probability: search.resample_probability,
+            perturb_factor: search.perturb_factor,
+        }),
         (_, Some(SamplerSpec { tpe: Some(tpe), .. })) => Sampler::tpe(space, tpe.multivariate),
         (_, Some(SamplerSpec { sobol: Some(_), .. })) => Sampler::sobol(space, config.seed),
         (_, Some(_) | None) => Sampler::Random(space),
@@ -56,10 +63,11 @@ fn rungs(bracket_rungs: &[u32], search_mode: SearchMode, max_rungs: u32, log: u3
     rungs
 }
 
-fn method(method: &Method, units: u64, num_points: u32) -> AnyMethod {
+fn method(config: &SearchConfig, num_points: u32) -> AnyMethod {
+    let units = config.units_max;
     let sync =
         |brackets, concurrency| AnyMethod::SyncHalving(SyncHalving::new(brackets, concurrency));
-    match method {
+    match &config.method {
         Method::Single => AnyMethod::FixedLength(FixedLength::new(units, 1, 1, false)),
         Method::Random { max_trials, max_concurrent } => {
             AnyMethod::FixedLength(FixedLength::new(units, *max_trials, *max_concurrent, true))
@@ -111,10 +119,19 @@ fn method(method: &Method, units: u64, num_points: u32) -> AnyMethod {
             let brackets = layout::hyperband(units, search.divisor, search.num_brackets);
             sync(brackets, search.max_concurrent_trials)
         }
+        Method::Pbt { search, units_per_round } => AnyMethod::Pbt(Pbt::new(PbtConfig {
+            population_size: search.population_size,
+            units_per_round: *units_per_round,
+            num_rounds: search.num_rounds,
+            truncate_fraction: search.truncate_fraction,
+        })),
         Method::Tpe(TpeSearch { max_trials, max_concurrent_trials, .. })
         | Method::Sobol(SobolSearch { max_trials, max_concurrent_trials }) => {
             let concurrency = *max_concurrent_trials;
             AnyMethod::FixedLength(FixedLength::new(units, *max_trials, concurrency, true))
+        }
+        Method::External(search) => {
+            AnyMethod::External(External::new(units, search, config.space.clone()))
         }
     }
 }

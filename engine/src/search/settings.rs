@@ -52,7 +52,7 @@ impl From<&EditedEvent> for Edit {
 /// Returns the number of trials and the number of concurrent trials of a method.
 fn numbers(method: &mut Method) -> (Option<&mut u32>, Option<&mut u32>) {
     match method {
-        Method::Single => (None, None),
+        Method::Single | Method::Pbt { .. } => (None, None),
         Method::Random { max_trials, max_concurrent } => (Some(max_trials), Some(max_concurrent)),
         Method::Grid { max_concurrent } => (None, Some(max_concurrent)),
         Method::AsyncHalving(search) => {
@@ -65,6 +65,9 @@ fn numbers(method: &mut Method) -> (Option<&mut u32>, Option<&mut u32>) {
             (Some(&mut search.max_trials), Some(&mut search.max_concurrent_trials))
         }
         Method::Sobol(search) => {
+            (Some(&mut search.max_trials), Some(&mut search.max_concurrent_trials))
+        }
+        Method::External(search) => {
             (Some(&mut search.max_trials), Some(&mut search.max_concurrent_trials))
         }
         Method::SyncHalving { search, .. } => (None, Some(&mut search.max_concurrent_trials)),

@@ -9,6 +9,12 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use serde_json::Value;
 use stoker_api::trial::CloseCause;
 
+mod answers;
+mod error;
+
+pub use answers::{Ask, no_searcher};
+pub use error::SimulateError;
+
 use super::book::TrialState;
 use super::rung::Loss;
 use super::state::{SearchState, Turn};
@@ -125,40 +131,6 @@ pub struct Simulation {
     pub best: Option<(u32, u64, f64)>,
 }
 
-/// Reason why a simulation is not possible.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SimulateError {
-    /// No curve exists for a trial that the search created.
-    NoCurve {
-        /// Index of the trial.
-        trial: u32,
-    },
-    /// A metric is needed below the first listed length of a curve.
-    NoMetric {
-        /// Index of the trial.
-        trial: u32,
-        /// Length of the result.
-        units: u64,
-    },
-}
-
-impl std::fmt::Display for SimulateError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NoCurve { trial } => write!(
-                f,
-                "no curve for trial {trial}; add lines with `trial: {trial}` or its hyperparameters"
-            ),
-            Self::NoMetric { trial, units } => write!(
-                f,
-                "the curve of trial {trial} has no metric at or below {units} units; add one"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for SimulateError {}
-
 /// End of a leg in the queue. The earliest one is the greatest, as the heap returns the greatest.
 #[derive(Clone, Copy, Debug)]
 struct Leg {
@@ -188,6 +160,9 @@ impl Ord for Leg {
 
 struct Run<'a> {
     search: SearchState,
+    ask: Ask<'a>,
+    /// Tags of the trials, by index.
+    tags: Vec<Option<String>>,
     machine: Machine,
     smaller_is_better: bool,
     curves: Vec<&'a Curve>,
@@ -204,21 +179,25 @@ struct Run<'a> {
     best: Option<(Loss, u32, u64, f64)>,
 }
 
-/// Simulates a search that has not begun. `curve_of` returns the curve of a trial, given its index
-/// and hyperparameters. `units_max` is the full length of a trial.
+/// Simulates a search that has not begun. `ask` asks its external searcher, and `curve_of` returns
+/// the curve of a trial, given its index and hyperparameters. `units_max` is the full length of a
+/// trial.
 ///
 /// # Errors
 ///
-/// A curve or a metric is missing.
+/// A curve, a metric or an answer is missing.
 pub fn simulate<'a>(
     search: SearchState,
     units_max: u64,
     smaller_is_better: bool,
     machine: Machine,
+    ask: Ask<'a>,
     mut curve_of: impl FnMut(u32, &Value) -> Option<&'a Curve>,
 ) -> Result<Simulation, SimulateError> {
     let mut run = Run {
         search,
+        ask,
+        tags: vec![],
         machine,
         smaller_is_better,
         curves: vec![],
@@ -294,9 +273,9 @@ impl<'a> Run<'a> {
         let index = self.events.len();
         let decision = exit.map_or(Decision::Pause, Decision::Exit);
         self.events.push(SimulatedEvent { time, trial, units, metric, decision });
-        let turn = self.decide(event, Some(trial), time, curve_of)?;
-        if let (None, Some(turn)) = (exit, turn) {
-            self.events[index].decision = self.decision(trial, units, &turn);
+        let turns = self.decide(event, Some(trial), time, curve_of)?;
+        if exit.is_none() && !turns.is_empty() {
+            self.events[index].decision = self.decision(trial, units, &turns);
         }
         self.set_outcome(trial, exit);
         Ok(())
@@ -320,10 +299,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn decision(&self, trial: u32, units: u64, turn: &Turn) -> Decision {
+    fn decision(&self, trial: u32, units: u64, turns: &[Turn]) -> Decision {
         let is_continued =
             |step: &Step| matches!(step, Step::Continue { trial: of, .. } if *of == trial);
-        if turn.steps.iter().any(is_continued) {
+        if turns.iter().flat_map(|turn| &turn.steps).any(is_continued) {
             return Decision::Continue;
         }
         match self.search.book().trial(trial).state {
@@ -350,10 +329,10 @@ impl<'a> Run<'a> {
         ended: Option<u32>,
         now: f64,
         curve_of: &mut impl FnMut(u32, &Value) -> Option<&'a Curve>,
-    ) -> Result<Option<Turn>, SimulateError> {
-        let turn = self.search.advance(event);
+    ) -> Result<Vec<Turn>, SimulateError> {
+        let turns = self.turns(event)?;
         let mut is_busy = false;
-        if let Some(turn) = &turn {
+        for turn in &turns {
             let sources = turn.steps.iter().filter_map(|step| match step {
                 Step::Create { source, .. } => Some(*source),
                 _ => None,
@@ -368,7 +347,7 @@ impl<'a> Run<'a> {
                 self.starting.push_back(draw.index);
             }
         }
-        for step in turn.iter().flat_map(|turn| &turn.steps) {
+        for step in turns.iter().flat_map(|turn| &turn.steps) {
             if let Step::Continue { trial, .. } = *step {
                 if Some(trial) == ended {
                     is_busy = true;
@@ -394,7 +373,7 @@ impl<'a> Run<'a> {
                 self.begin_leg(trial, now, cost);
             }
         }
-        Ok(turn)
+        Ok(turns)
     }
 }
 

@@ -1,62 +1,22 @@
 //! A search in progress: method, sampler and trials.
 
+mod answers;
 mod replay;
 mod view;
+
+pub use answers::search_event;
 
 use std::collections::BTreeMap;
 
 use super::Draw;
 use super::book::Book;
-use super::methods::{
-    AsyncHalving, FixedLength, Median, Pbt, SearchMethod, SyncHalving, Tournament,
-};
+pub use super::methods::AnyMethod;
 use super::rng::Random;
 use super::rung::Loss;
 use super::sample::normalized;
 use super::samplers::Sampler;
 use super::turn::{Event, Source, Step};
 use serde_json::Value;
-
-/// A search method of any kind.
-#[derive(Clone, Debug, PartialEq)]
-pub enum AnyMethod {
-    /// Single, random and grid search.
-    FixedLength(FixedLength),
-    /// One bracket of ASHA.
-    AsyncHalving(AsyncHalving),
-    /// Adaptive ASHA.
-    Tournament(Tournament),
-    /// Synchronous halving, adaptive search and Hyperband.
-    SyncHalving(SyncHalving),
-    /// Population based training.
-    Pbt(Pbt),
-    /// Another method with median stopping.
-    Median(Median),
-}
-
-impl AnyMethod {
-    pub(super) fn as_dyn(&self) -> &dyn SearchMethod {
-        match self {
-            Self::FixedLength(method) => method,
-            Self::AsyncHalving(method) => method,
-            Self::Tournament(method) => method,
-            Self::SyncHalving(method) => method,
-            Self::Pbt(method) => method,
-            Self::Median(method) => method,
-        }
-    }
-
-    pub(super) fn as_dyn_mut(&mut self) -> &mut dyn SearchMethod {
-        match self {
-            Self::FixedLength(method) => method,
-            Self::AsyncHalving(method) => method,
-            Self::Tournament(method) => method,
-            Self::SyncHalving(method) => method,
-            Self::Pbt(method) => method,
-            Self::Median(method) => method,
-        }
-    }
-}
 
 /// Events with the steps that were decided on them.
 #[derive(Clone, Debug, PartialEq)]
@@ -179,7 +139,13 @@ impl SearchState {
     pub fn accepts(&self, event: &Event) -> bool {
         let continues = matches!(event, Event::Edited(_) | Event::Reopened);
         let may_continue = continues || !self.book.is_finished();
-        may_continue && self.book.accepts(event)
+        let is_asked = match event {
+            Event::Answered(answered) => {
+                self.question().is_some_and(|question| question.call == answered.call)
+            }
+            _ => true,
+        };
+        may_continue && is_asked && self.book.accepts(event)
     }
 
     /// Same as [`advance_all`](Self::advance_all), for one event.
@@ -190,13 +156,14 @@ impl SearchState {
     /// Takes in events and decides what follows. Returns `None` for repeated, late and foreign
     /// events, which change nothing.
     pub fn advance_all(&mut self, events: Vec<Event>) -> Option<Turn> {
-        self.decide_turn(events, vec![])
+        self.advance_with(events, vec![])
     }
 
     /// Takes in an edit or a request that reopens these trials, and decides what follows. The
     /// trials have ended, and [`may_reopen`](Self::may_reopen) is true for each.
     pub fn reopen(&mut self, event: Event, trials: Vec<u32>) -> Option<Turn> {
-        self.decide_turn(vec![event], trials)
+        let given = if trials.is_empty() { vec![] } else { vec![Step::Reopen { trials }] };
+        self.advance_with(vec![event], given)
     }
 
     /// Returns whether the method has use for a trial that continues after its end.
@@ -204,7 +171,8 @@ impl SearchState {
         self.method.as_dyn().may_reopen(trial, &self.book)
     }
 
-    fn decide_turn(&mut self, mut events: Vec<Event>, reopened: Vec<u32>) -> Option<Turn> {
+    /// Takes in events. `given` are the first steps; the method decides what follows.
+    fn advance_with(&mut self, mut events: Vec<Event>, given: Vec<Step>) -> Option<Turn> {
         events.retain(|event| self.accepts(event));
         if events.is_empty() {
             return None;
@@ -220,12 +188,8 @@ impl SearchState {
             created: vec![],
             random_words: vec![],
         };
-        if !reopened.is_empty() {
-            let step = Step::Reopen { trials: reopened };
-            self.commit(&step, &mut turn.changes);
-            turn.steps.push(step);
-        }
-        while let Some(step) = self.decide() {
+        let mut given = given.into_iter();
+        while let Some(step) = given.next().or_else(|| self.decide()) {
             let is_last = step == Step::Finish;
             if let Step::Create { units, source, hyperparameters, .. } = &step {
                 let given = hyperparameters.clone();
@@ -291,7 +255,7 @@ impl SearchState {
             return Some(if self.book.num_open() > 0 { Step::StopAll } else { Step::Finish });
         }
         let step = self.method.as_dyn().decide(&self.book);
-        let is_over = self.book.num_open() == 0 && !self.book.is_finished();
+        let is_over = self.book.num_open() == 0 && !self.book.is_finished() && !self.is_asking();
         step.or_else(|| is_over.then_some(Step::Finish))
     }
 

@@ -1,6 +1,7 @@
 //! Events that a search reacts to, and the steps that it decides.
 
 use serde_json::Value;
+use stoker_api::decisions::AnsweredEvent;
 use stoker_api::trial::CloseCause;
 
 use super::rung::Loss;
@@ -39,6 +40,8 @@ pub enum Event {
     LimitReached,
     /// The user has asked to reopen trials. A finished search continues.
     Reopened,
+    /// The external searcher answered.
+    Answered(AnsweredEvent),
 }
 
 /// New numbers of a search.
@@ -58,7 +61,11 @@ impl Event {
     /// Returns the trial that an event is about.
     pub fn trial(&self) -> Option<u32> {
         match self {
-            Self::Began | Self::Edited(_) | Self::LimitReached | Self::Reopened => None,
+            Self::Began
+            | Self::Edited(_)
+            | Self::LimitReached
+            | Self::Answered(_)
+            | Self::Reopened => None,
             Self::Result { trial, .. } | Self::Closed { trial, .. } | Self::Deleted { trial } => {
                 Some(*trial)
             }

@@ -19,6 +19,8 @@ pub enum Rule {
     Synchronous,
     /// All trials of a round are compared after its last result.
     Population,
+    /// A service of the user decides.
+    External,
 }
 
 /// Rank of a trial among the results at one length.

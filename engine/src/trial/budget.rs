@@ -36,6 +36,10 @@ pub fn bound(status: &mut TrialStatus) {
         if let Fact::Result(fact) = fact {
             number::bound(&mut fact.metric);
             fact.values.iter_mut().for_each(number::bound);
+            if let Some(checkpoint) = &mut fact.checkpoint {
+                text::bound(&mut checkpoint.name, NAME_BYTES_MAX);
+                text::bound(&mut checkpoint.manifest_sha256, HASH_BYTES_MAX);
+            }
         }
     }
     for attempt in &mut status.attempts {
@@ -139,7 +143,7 @@ mod tests {
             save_trial_latest: SAVE_MAX,
             ..CheckpointStorage::default()
         };
-        let deleted = prunable(&policy, true, &record.status.checkpoints);
+        let deleted = prunable(&policy, true, &record.status.checkpoints, &[]);
         record.status.checkpoints.retain(|checkpoint| !deleted.contains(&checkpoint.name));
     }
 
@@ -219,11 +223,16 @@ mod tests {
         let checkpoint = checkpoint_name(i64::MAX as u64, 127);
         let (hash, at) = ("0".repeat(64), "2026-11-22T18:31:49Z");
         let mut all = serde_json::to_value(record).unwrap();
-        for fact in all["status"]["facts"].as_array_mut().unwrap() {
+        let facts = all["status"]["facts"].as_array_mut().unwrap();
+        for (number, fact) in facts.iter_mut().enumerate() {
             if let Some(result) = fact["result"].as_object_mut() {
                 // Results of three objectives besides the searched one.
                 result.insert("values".to_owned(), json!([NUMBER, NUMBER, NUMBER]));
-                result.insert("checkpoint".to_owned(), json!(checkpoint));
+                // A population has at most 128 rounds, with as many steps of median stopping.
+                if number < 256 {
+                    let saved = json!({ "name": checkpoint, "manifestSha256": hash });
+                    result.insert("checkpoint".to_owned(), saved);
+                }
                 result.insert("at".to_owned(), json!(at));
             } else {
                 fact["closed"]["units"] = json!(i64::MAX);
@@ -237,13 +246,13 @@ mod tests {
             // A trial has up to 2,048 steps.
             grant["steps"] = json!(vec![step.clone(); 4]);
         }
-        let pin = json!({ "checkpoint": checkpoint, "manifestSha256": hash, "trial": 99_999 });
-        all["spec"]["pins"] = json!(vec![pin; 64]);
+        all["spec"]["pins"] = json!(vec![checkpoint.clone(); 128]);
         all["spec"]["order"] = json!(i64::MAX);
         all["spec"]["group"] = json!(u32::MAX);
         all["spec"]["randomWords"] = json!(i64::MAX);
-        all["spec"]["source"] =
-            json!({ "trial": 99_999, "checkpoint": checkpoint, "manifestSha256": hash });
+        all["spec"]["source"] = json!({
+            "trial": 99_999, "units": i64::MAX, "checkpoint": checkpoint, "manifestSha256": hash,
+        });
         all
     }
 

@@ -22,7 +22,7 @@ pub struct AttemptContext<'a> {
     pub attempt: u32,
     /// Length granted so far, in the unit of the trial.
     pub units: u64,
-    /// Checkpoints to resume from, in order of preference.
+    /// The trial's own checkpoints to resume from, in order of preference.
     pub resume_from: Vec<CheckpointRef>,
     /// URL of the storage root.
     pub root: String,
@@ -45,6 +45,16 @@ pub fn experiment_seed(valid: &ValidExperiment, id: &str) -> u32 {
 pub fn trial_config(attempt: AttemptContext<'_>) -> TrialConfig {
     let AttemptContext { valid, trial, experiment_id, .. } = attempt;
     let spec = &valid.spec;
+    let path_of = |index: u32| trial_path(attempt.namespace, &valid.name, experiment_id, index);
+    let mut resume_from = attempt.resume_from;
+    // A copy never starts from scratch, even if all of its own checkpoints are corrupt.
+    resume_from.extend(trial.source.as_ref().and_then(|source| {
+        Some(CheckpointRef {
+            name: source.checkpoint.clone()?,
+            manifest_sha256: source.manifest_sha256.clone()?,
+            trial_path: Some(path_of(source.trial)),
+        })
+    }));
     let (searcher, optimizations) = (&spec.searcher, &spec.optimizations);
     TrialConfig {
         version: CONTRACT_VERSION,
@@ -75,9 +85,9 @@ pub fn trial_config(attempt: AttemptContext<'_>) -> TrialConfig {
         storage: StorageConfig {
             url: attempt.root,
             endpoint: attempt.endpoint,
-            trial_path: trial_path(attempt.namespace, &valid.name, experiment_id, trial.index),
+            trial_path: path_of(trial.index),
         },
-        resume_from: attempt.resume_from,
+        resume_from,
         report_endpoint: attempt.report_endpoint,
         gang: attempt.gang,
         context: attempt.context,
@@ -105,6 +115,7 @@ mod tests {
         let trial: TrialSpec = serde_json::from_value(json!({
             "experiment": "mnist", "index": 3, "requestId": "r", "seed": 7,
             "hyperparameters": { "rate": 0.1 }, "unit": "epochs", "units": 3,
+            "source": { "trial": 1, "units": 2, "checkpoint": "s", "manifestSha256": "t" },
         }))
         .unwrap();
         let named = |name: &str| name.to_owned();
@@ -115,7 +126,11 @@ mod tests {
             trial: &trial,
             attempt: 2,
             units: 9,
-            resume_from: vec![CheckpointRef { name: named("c"), manifest_sha256: named("d") }],
+            resume_from: vec![CheckpointRef {
+                name: named("c"),
+                manifest_sha256: named("d"),
+                trial_path: None,
+            }],
             root: named("s3://runs"),
             endpoint: Some(named("http://s3:1")),
             report_endpoint: ReportEndpoint {
@@ -148,7 +163,15 @@ mod tests {
             ("/hyperparameters", json!({ "rate": 0.1 })),
             ("/unit", json!("epochs")),
             ("/units", json!(9)),
-            ("/resumeFrom", json!([{ "name": "c", "manifestSha256": "d" }])),
+            ("/resumeFrom/0", json!({ "name": "c", "manifestSha256": "d" })),
+            // A copy falls back to the checkpoint of its source.
+            (
+                "/resumeFrom/1",
+                json!({
+                    "name": "s", "manifestSha256": "t",
+                    "trialPath": "ml/mnist-0b3f9c1e/trials/1",
+                }),
+            ),
             ("/storage/url", json!("s3://runs")),
             ("/storage/endpoint", json!("http://s3:1")),
             ("/storage/trialPath", json!("ml/mnist-0b3f9c1e/trials/3")),

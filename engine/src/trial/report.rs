@@ -7,9 +7,9 @@ use stoker_api::contract::{ACTIVITY_CHARS_MAX, Report, ReportEvent};
 use stoker_api::experiment::Objective;
 use stoker_api::names::{checkpoint_name, parse_checkpoint_name};
 use stoker_api::number;
-use stoker_api::trial::{CheckpointRecord, Fact, ResultFact};
+use stoker_api::trial::{CheckpointRecord, Fact, ResultCheckpoint, ResultFact};
 
-use super::{TrialRecord, attempt_of, budget, closed, live_attempt, result_at};
+use super::{TrialRecord, attempt_of, budget, closed, is_fresh_copy, live_attempt, result_at};
 
 /// Metric by which trials are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct SearchedMetric<'a> {
     pub smaller_is_better: bool,
     /// Other objectives, whose values results contain too.
     pub others: &'a [Objective],
+    /// Whether the search copies trials. Results then contain the checkpoint to copy.
+    pub is_copied: bool,
 }
 
 impl SearchedMetric<'_> {
@@ -68,9 +70,7 @@ pub fn record_report(
     if closed(record).is_some() || live_attempt(record) != Some(report.attempt) {
         return ReportEffect::Fenced;
     }
-    if let ReportEvent::Checkpointed { name, .. } = &report.event
-        && let Err(why) = check_name(name, report)
-    {
+    if let Err(why) = check_name(report).and_then(|()| check_is_copied(record, report)) {
         return ReportEffect::Refused { why };
     }
     let before = record.status.clone();
@@ -150,12 +150,24 @@ fn record_result(
     };
     let other = |objective: &Objective| {
         let Objective { metric, smaller_is_better } = objective;
-        let others = &[];
-        SearchedMetric { name: metric, smaller_is_better: *smaller_is_better, others }.of(metrics)
+        let name = metric.as_str();
+        SearchedMetric {
+            name,
+            smaller_is_better: *smaller_is_better,
+            others: &[],
+            is_copied: false,
+        }
+        .of(metrics)
     };
     let metric = value(searched.of(metrics));
     let values = searched.others.iter().map(|objective| value(other(objective))).collect();
-    record.status.facts.push(Fact::Result(ResultFact { units, metric, values, at: None }));
+    let newest = record.status.checkpoints.last().filter(|_| searched.is_copied);
+    let checkpoint = newest.map(|checkpoint| ResultCheckpoint {
+        name: checkpoint.name.clone(),
+        manifest_sha256: checkpoint.manifest_sha256.clone(),
+    });
+    let result = ResultFact { units, metric, values, checkpoint, at: None };
+    record.status.facts.push(Fact::Result(result));
 }
 
 /// Updates the best metric. Ignores a metric that is not a number.
@@ -186,8 +198,9 @@ pub(crate) fn compare_losses(a: f64, b: f64) -> Ordering {
 
 /// Checks the name of a reported checkpoint. An earlier attempt may have written it, because a
 /// later attempt sends reports that an earlier one could not send.
-fn check_name(name: &str, report: &Report) -> Result<(), String> {
+fn check_name(report: &Report) -> Result<(), String> {
     let Report { batches, attempt, .. } = *report;
+    let ReportEvent::Checkpointed { name, .. } = &report.event else { return Ok(()) };
     match parse_checkpoint_name(name) {
         Some((of, by)) if of == batches && by <= attempt => Ok(()),
         _ => Err(format!(
@@ -195,6 +208,22 @@ fn check_name(name: &str, report: &Report) -> Result<(), String> {
              earlier; expected {:?}",
             checkpoint_name(batches, attempt)
         )),
+    }
+}
+
+/// Refuses the result of a copy that was trained from scratch, as by a program that does not
+/// restore checkpoints.
+fn check_is_copied(record: &TrialRecord, report: &Report) -> Result<(), String> {
+    let is_result = matches!(report.event, ReportEvent::Validated { granted_units: Some(_), .. });
+    let has_resumed =
+        record.status.attempts.last().is_some_and(|attempt| attempt.resumed_from.is_some());
+    match &record.spec.source {
+        Some(source) if is_result && is_fresh_copy(record) && !has_resumed => Err(format!(
+            "granted_units: this trial is a copy of trial {}, but the program has not resumed from \
+             its checkpoint; restore the checkpoint before training",
+            source.trial
+        )),
+        _ => Ok(()),
     }
 }
 

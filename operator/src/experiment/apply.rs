@@ -16,7 +16,7 @@ use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{
-    Ledger, Record, Refusal, Request, Summary, Unreadable, Write, desired_states,
+    Ledger, Record, Refusal, Request, Summary, Unreadable, Write, append, desired_states,
 };
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::{TrialRecord, is_reopening};
@@ -47,7 +47,7 @@ pub(super) fn trials_of(context: &Context, key: &Key, uid: &str) -> Vec<Arc<Cach
 
 /// Writes an experiment and its trials in one pass.
 pub(super) struct Writer<'a> {
-    context: &'a Context,
+    pub(super) context: &'a Context,
     /// The experiment as this pass read or wrote it.
     pub(super) experiment: Experiment,
     /// Trials as this pass read or wrote them, by index. A newer version may have another spec,
@@ -155,42 +155,80 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes a turn: its home first, then its effects on other trials, several at a time.
-    pub(super) async fn turn(&mut self, mut writes: Vec<Write>) -> Result<(), Error> {
-        if writes.is_empty() {
-            return Ok(());
-        }
-        match writes.remove(0) {
-            Write::Log(entry) => {
+    /// Writes a turn: pins, then its home, then its effects on other trials. Pins and effects are
+    /// written several at a time.
+    pub(super) async fn turn(&mut self, writes: Vec<Write>) -> Result<(), Error> {
+        let (pins, writes): (Vec<_>, Vec<_>) =
+            writes.into_iter().partition(|write| matches!(write, Write::Pin { .. }));
+        let pins = pins.into_iter().filter_map(|write| match write {
+            Write::Pin { trial, checkpoints } => Some((trial, checkpoints)),
+            Write::Log(_) | Write::Grant { .. } => None,
+        });
+        self.pin(pins.collect()).await?;
+        let mut writes = writes.into_iter();
+        match writes.next() {
+            None | Some(Write::Pin { .. }) => return Ok(()),
+            Some(Write::Log(entry)) => {
                 let mut status = self.status();
                 // An ended experiment would be cleaned up, and its new trials be killed.
                 if status.phase.is_terminal() && entry.continues_search() {
                     status.phase = Phase::Pending;
                 }
-                status.log.push(entry);
+                append(&mut status.log, entry);
                 self.experiment = write_status(self.context, &self.experiment, status).await?;
             }
-            Write::Grant { trial, grant } => self.effects(vec![(trial, grant)]).await?,
+            Some(Write::Grant { trial, grant }) => self.effects(vec![(trial, grant)]).await?,
         }
-        let effects = writes.into_iter().filter_map(|write| match write {
+        let effects = writes.filter_map(|write| match write {
             Write::Grant { trial, grant } => Some((trial, grant)),
-            Write::Log(_) => None,
+            Write::Log(_) | Write::Pin { .. } => None,
         });
         self.effects(effects.collect()).await
     }
 
     /// Adds grants to different trials.
     pub(super) async fn effects(&mut self, grants: Vec<(u32, Grant)>) -> Result<(), Error> {
-        let context = self.context;
-        let writes = grants.into_iter().filter_map(|(index, grant)| {
-            let trial = self.trials.get(&index)?.clone();
-            let mut spec = trial.record.spec.clone();
+        let changed = grants.into_iter().filter_map(|(index, grant)| {
+            let mut spec = self.trials.get(&index)?.record.spec.clone();
             if is_reopening(&grant) {
                 // Whether the trial may run depends on the places of the search.
                 spec.desired_state = DesiredTrialState::Pause;
                 spec.desired_since = Some(now());
             }
             spec.grants.push(grant);
+            Some((index, spec))
+        });
+        self.write_specs(changed.collect()).await
+    }
+
+    /// Pins checkpoints of different trials.
+    async fn pin(&mut self, pins: Vec<(u32, Vec<String>)>) -> Result<(), Error> {
+        let changed = pins.into_iter().filter_map(|(index, mut checkpoints)| {
+            let mut spec = self.trials.get(&index)?.record.spec.clone();
+            checkpoints.retain(|name| !spec.pins.contains(name));
+            let is_new = !checkpoints.is_empty();
+            spec.pins.extend(checkpoints);
+            is_new.then_some((index, spec))
+        });
+        self.write_specs(changed.collect()).await
+    }
+
+    /// Removes pins that no copy needs any more. Failures are repeated in the next pass.
+    pub(super) async fn unpin(&mut self, ledger: &Ledger) {
+        let changed = ledger.unpinned(self.records()).into_iter().filter_map(|(index, pins)| {
+            Some((index, TrialSpec { pins, ..self.trials.get(&index)?.record.spec.clone() }))
+        });
+        let changed: Vec<_> = changed.collect();
+        if let Err(error) = self.write_specs(changed).await {
+            self.errors.push(error);
+        }
+    }
+
+    /// Writes the specs of different trials.
+    async fn write_specs(&mut self, changed: Vec<(u32, TrialSpec)>) -> Result<(), Error> {
+        let context = self.context;
+        let writes = changed.into_iter().filter_map(|(index, spec)| {
+            let trial = self.trials.get(&index)?.clone();
             Some(async move { (index, write_spec(context, &trial, spec).await) })
         });
         let writes: Vec<_> = writes.collect();
@@ -239,7 +277,7 @@ async fn write_spec(
     let key = trial.key();
     let api = context.trial_api(&key.namespace);
     context.metrics.writes.get_or_create(&Kind::TRIAL_SPEC).inc();
-    let operation = format!("write the grants of trial {key}");
+    let operation = format!("write the spec of trial {key}");
     let change = (&trial.trial.spec, &spec);
     match patch::write(&api, operation, &trial.trial, ObjectPart::Spec, change).await {
         Ok(written) => Ok(cache_trial(context, written)),

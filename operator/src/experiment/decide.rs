@@ -11,19 +11,21 @@ use stoker_engine::experiment::{
 };
 use stoker_engine::search::SearchConfig;
 
+use super::answers::{Waiting, take_answers};
 use super::apply::Writer;
 use crate::error::Error;
 
 /// Outcome of the decisions of a pass.
 pub(super) struct Decided {
     pub(super) ledger: Ledger,
-    /// Delay until a trial releases its GPUs, or the search reaches a limit.
+    /// Delay until a trial releases its GPUs, the search reaches a limit, or a question is asked
+    /// again.
     pub(super) wake: Option<Duration>,
     /// Error of a trial's creation.
     pub(super) creation: Option<Error>,
     /// Decisions that were recorded in this pass.
     pub(super) decisions: Vec<Decision>,
-    /// Why the search cannot begin yet.
+    /// Why the search cannot begin yet, or waits for its external searcher.
     pub(super) refusal: Option<Refusal>,
 }
 
@@ -43,10 +45,11 @@ pub(super) async fn decide(
     let mut is_recorded = true;
     let status = writer.status();
     let num_created = ledger.book().next_index() - ledger.num_uncreated();
-    let mut refusal = refused_edit(&valid.spec.searcher, &status.log, num_created);
+    let refused = refused_edit(&valid.spec.searcher, &status.log, num_created);
     // The search cannot follow the edit, so it continues with its own numbers.
     let recorded = ledger.config().clone();
-    let config = if refusal.is_some() { &recorded } else { config };
+    let config = if refused.is_some() { &recorded } else { config };
+    let (mut refusal, mut ask_wait) = (None, None);
     let prior = match ledger.has_begun() || is_over || is_failed {
         true => Ok(vec![]),
         false => writer.prior_trials(valid),
@@ -62,9 +65,21 @@ pub(super) async fn decide(
             Ok(prior) => {
                 let output = (&mut creation, &mut decisions);
                 let input = Input { config, reopen: valid.spec.reopen, prior, missing, request };
-                if let Err(error) = take_turns(writer, &mut ledger, input, output).await {
-                    writer.errors.push(error);
-                    is_recorded = false;
+                let ledger = &mut ledger;
+                let taken = take_turns(writer, ledger, input, output).await;
+                let answered = match taken {
+                    Ok(()) if creation.is_none() && request.state == DesiredState::Active => {
+                        let output = (&mut creation, &mut decisions);
+                        take_answers(writer, ledger, valid, request, output).await
+                    }
+                    other => other.map(|()| Waiting::default()),
+                };
+                match answered {
+                    Ok(waiting) => (refusal, ask_wait) = (waiting.refusal, waiting.wait),
+                    Err(error) => {
+                        writer.errors.push(error);
+                        is_recorded = false;
+                    }
                 }
             }
         }
@@ -77,12 +92,16 @@ pub(super) async fn decide(
     if is_recorded || request.state != DesiredState::Active {
         writer.want(&desired.wanted).await;
     }
+    if is_recorded && creation.is_none() {
+        writer.unpin(&ledger).await;
+    }
     let limit = match is_over || is_failed {
         true => None,
         false => ledger.seconds_to_limit(&writer.spending(config), request.now),
     };
-    let wake = desired.wake_seconds.into_iter().chain(limit).min().map(Duration::from_secs);
-    Ok(Decided { ledger, wake, creation, decisions, refusal })
+    let wake = desired.wake_seconds.into_iter().chain(limit).map(Duration::from_secs);
+    let wake = wake.chain(ask_wait).min();
+    Ok(Decided { ledger, wake, creation, decisions, refusal: refused.or(refusal) })
 }
 
 /// What the user wants, and what is missing in the record.
@@ -106,7 +125,7 @@ async fn take_turns(
 ) -> Result<(), Error> {
     let missing = missing.into_iter().filter_map(|write| match write {
         Write::Grant { trial, grant } => Some((trial, grant)),
-        Write::Log(_) => None,
+        Write::Log(_) | Write::Pin { .. } => None,
     });
     for effect in missing {
         writer.effects(vec![effect]).await?;

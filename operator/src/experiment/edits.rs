@@ -32,6 +32,7 @@ pub(super) async fn reconcile_ended(
             CleanUpState::Finished => {}
         }
     }
+    context.searchers.forget(key);
     let wait = clean_up::clean_up(context, key, experiment, valid, status).await?;
     if status.cleaned_up {
         report_refused_edit(context, experiment, status, refused.as_ref()).await?;

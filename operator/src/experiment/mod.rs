@@ -6,6 +6,7 @@
 //!
 //! An error stops only the writes that depend on the failed one. The status is always written.
 
+mod answers;
 pub(crate) mod apply;
 mod clean_up;
 mod decide;
@@ -46,7 +47,10 @@ const REFUSAL_RETRY: Duration = Duration::from_secs(10);
 ///
 /// See [`Error`]. Completed writes stay, and the next plan contains the rest.
 pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>, Error> {
-    let Some(cached) = context.experiments.get(key) else { return Ok(None) };
+    let Some(cached) = context.experiments.get(key) else {
+        context.searchers.forget(key);
+        return Ok(None);
+    };
     let Some(experiment) = cached.experiment() else {
         return report_unparsable(context, key, &cached).await;
     };

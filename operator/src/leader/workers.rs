@@ -74,6 +74,7 @@ pub(super) fn start(context: &Arc<Context>, transitions: i32) -> Workers {
             }
         });
     }
+    tasks.spawn("questions to searchers", crate::searchers::ask_all(context.clone()));
     let context = context.clone();
     tasks.spawn("start of the workers", async move {
         // The caches may lack the last writes of the previous leader.
@@ -101,6 +102,7 @@ pub(super) async fn stop(context: &Context, mut workers: Workers) {
     context.experiment_queue.clear();
     context.trial_queue.clear();
     context.admission.clear();
+    context.searchers.clear();
     context.job_queue.clear();
 }
 

@@ -8,7 +8,7 @@ use futures::StreamExt as _;
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_api::trial::{DesiredTrialState, TrialStatus};
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::retention::prunable;
+use stoker_engine::retention::{pinned, prunable};
 use stoker_engine::trial::{
     ReportEffect, SearchedMetric, TargetState, TrialRecord, directive, record_report, stamp_facts,
 };
@@ -221,9 +221,12 @@ async fn write(
     }
     // Keep the record small, however often the program saves. The trainer deletes the files.
     stamp_facts(&mut record, trial.record.status.facts.len(), now());
+    // The write fails if the trial has changed, so the pins are current.
+    let pins = pinned(&record);
     let checkpoints = &mut record.status.checkpoints;
+    let (policy, smaller_is_better) = (&valid.spec.checkpoint_storage, searched.smaller_is_better);
     let pruned = match prunes {
-        true => prunable(&valid.spec.checkpoint_storage, searched.smaller_is_better, checkpoints),
+        true => prunable(policy, smaller_is_better, checkpoints, &pins),
         false => vec![],
     };
     checkpoints.retain(|checkpoint| !pruned.contains(&checkpoint.name));
@@ -245,6 +248,7 @@ fn searched_metric(valid: &ValidExperiment) -> SearchedMetric<'_> {
         name: &searcher.metric,
         smaller_is_better: searcher.smaller_is_better,
         others: searcher.other_objectives(),
+        is_copied: searcher.pbt.is_some(),
     }
 }
 

@@ -78,6 +78,7 @@ impl ObservedTrial {
                 name: &searcher.metric,
                 smaller_is_better: searcher.smaller_is_better,
                 others: searcher.other_objectives(),
+                is_copied: searcher.pbt.is_some(),
             },
             timeouts: self.timeouts,
             limits: self.limits(),

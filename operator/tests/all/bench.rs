@@ -263,7 +263,8 @@ fn worst_case() -> TrialRecord {
     });
     let spec = serde_json::from_value(spec).unwrap();
     let mut record = TrialRecord { spec, status: TrialStatus::default() };
-    let searched = SearchedMetric { name: "loss", smaller_is_better: true, others: &[] };
+    let searched =
+        SearchedMetric { name: "loss", smaller_is_better: true, others: &[], is_copied: false };
     let number = stoker_api::number::format(-f64::MAX / 3.0);
     let metrics: BTreeMap<String, String> = (0..REPORT_BYTES / 100)
         .map(|index| (format!("{index:063}"), number.clone()))

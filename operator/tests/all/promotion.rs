@@ -34,7 +34,7 @@ fn asha(max_trials: u32, concurrent: u32) -> Value {
 }
 
 /// Rebuilds the search from the objects, and returns it. Nothing may be missing in them.
-async fn rebuilt(ns: &TestNamespace, name: &str) -> Ledger {
+pub(crate) async fn rebuilt(ns: &TestNamespace, name: &str) -> Ledger {
     let experiment = ns.experiment(name).await;
     let valid = validate(name, &experiment.spec).unwrap();
     let status = experiment.status.unwrap();

@@ -121,13 +121,36 @@ impl TestNamespace {
         kubeconfig: &Path,
         more: &[&str],
     ) -> Operator {
+        let program = Command::new(env!("CARGO_BIN_EXE_stoker-operator"));
+        self.operator_as(program, identity, port, kubeconfig, more)
+    }
+
+    /// Starts an operator whose resolver knows these lines of /etc/hosts. Requires root.
+    pub(crate) fn operator_with_hosts(&self, identity: &str, port: u16, hosts: &str) -> Operator {
+        let file = self.path("hosts");
+        std::fs::write(&file, hosts).unwrap();
+        let mut program = Command::new("unshare");
+        let script = r#"mount --bind "$0" /etc/hosts && exec "$@""#;
+        program.args(["--mount", "sh", "-c", script]).arg(file);
+        program.arg(env!("CARGO_BIN_EXE_stoker-operator"));
+        self.operator_as(program, identity, port, &self.kubeconfig, &[])
+    }
+
+    fn operator_as(
+        &self,
+        mut program: Command,
+        identity: &str,
+        port: u16,
+        kubeconfig: &Path,
+        more: &[&str],
+    ) -> Operator {
         let log = std::fs::File::options()
             .create(true)
             .append(true)
             .open(self.path(&format!("{identity}.log")))
             .unwrap();
         self.metrics_ports.lock().unwrap().insert(port + 1);
-        let child = Command::new(env!("CARGO_BIN_EXE_stoker-operator"))
+        let child = program
             .arg("run")
             .args(["--identity", identity, "--namespace", &self.namespace])
             .args(["--watch-namespaces", &self.namespace])

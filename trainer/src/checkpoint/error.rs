@@ -1,5 +1,8 @@
 //! Checkpoint errors, by the action they require.
 
+use std::collections::BTreeMap;
+
+use stoker_api::contract::CheckpointRef;
 use stoker_storage::StorageError;
 
 /// Error while saving or reading a checkpoint.
@@ -19,6 +22,19 @@ pub enum CheckpointError {
     Corrupt {
         /// Name of the checkpoint, or its directory.
         name: String,
+        /// Affected file, and what was expected of it.
+        reason: String,
+    },
+    /// The trial is a copy, and the checkpoint of its source is missing or corrupt. A copy must not
+    /// start from scratch.
+    #[error(
+        "cannot start from checkpoint {name} of {trial_path}, which this trial copies: {reason}"
+    )]
+    Source {
+        /// Name of the checkpoint.
+        name: String,
+        /// Directory of the source below the storage root.
+        trial_path: String,
         /// Affected file, and what was expected of it.
         reason: String,
     },
@@ -44,4 +60,22 @@ pub enum CheckpointError {
         /// Name of the checkpoint.
         name: String,
     },
+}
+
+/// Refuses to train a copy from scratch, if its source's checkpoint is among those that were
+/// refused.
+///
+/// # Errors
+///
+/// [`CheckpointError::Source`].
+pub(crate) fn check_source(
+    wanted: &[CheckpointRef],
+    refused: &BTreeMap<String, String>,
+) -> Result<(), CheckpointError> {
+    let source = wanted
+        .iter()
+        .find_map(|checkpoint| Some((checkpoint.name.clone(), checkpoint.trial_path.clone()?)));
+    let Some((name, trial_path)) = source else { return Ok(()) };
+    let reason = refused.get(&name).cloned().unwrap_or_default();
+    Err(CheckpointError::Source { name, trial_path, reason })
 }

@@ -126,12 +126,20 @@ impl CheckpointStore {
         &self,
         wanted: &CheckpointRef,
     ) -> Result<(Manifest, CheckpointContents), CheckpointError> {
-        let manifest = self.manifest(wanted).await?;
-        let contents = self.contents(&wanted.name, &manifest).await?;
+        let store = self.of(wanted);
+        let manifest = store.manifest(wanted).await?;
+        let contents = store.contents(&wanted.name, &manifest).await?;
         Ok((manifest, contents))
     }
 
-    /// Reads and verifies the manifest of a checkpoint of this trial.
+    /// Returns the location of a checkpoint, which may be that of the trial's source.
+    pub(crate) fn of(&self, wanted: &CheckpointRef) -> Self {
+        let trial_path = wanted.trial_path.as_ref().unwrap_or(&self.trial_path).clone();
+        Self { trial_path, ..self.clone() }
+    }
+
+    /// Reads and verifies the manifest of a checkpoint of this trial or its source. Call this on
+    /// the location that [`of`](Self::of) returns.
     pub(crate) async fn manifest(
         &self,
         wanted: &CheckpointRef,
@@ -147,7 +155,9 @@ impl CheckpointStore {
             )));
         }
         let manifest = parse(&text).map_err(corrupt)?;
-        if (&manifest.experiment_id, manifest.trial) != (&self.experiment_id, self.trial) {
+        // The hash in the record identifies the checkpoint of a source.
+        let trial = if wanted.trial_path.is_some() { manifest.trial } else { self.trial };
+        if (&manifest.experiment_id, manifest.trial) != (&self.experiment_id, trial) {
             return Err(corrupt(format!(
                 "{MANIFEST} is of experiment {} trial {}, expected experiment {} trial {}",
                 manifest.experiment_id, manifest.trial, self.experiment_id, self.trial

@@ -30,7 +30,7 @@ impl Fixture {
         let mut checkpoints = self.checkpoints();
         checkpoints.begin(save(batches), Box::new(|| Ok(contents()))).unwrap();
         let saved = checkpoints.finish().unwrap().unwrap();
-        CheckpointRef { name: saved.name, manifest_sha256: saved.manifest_sha256 }
+        CheckpointRef { name: saved.name, manifest_sha256: saved.manifest_sha256, trial_path: None }
     }
 
     fn path(&self, file: &str) -> std::path::PathBuf {
@@ -71,7 +71,11 @@ fn saved_checkpoint_is_restored_with_its_metadata() {
     let saved = checkpoints.finish().unwrap().unwrap();
     assert_eq!((saved.name.as_str(), saved.bytes, saved.metric), ("000000000100-2", 14, Some(0.5)));
     assert_eq!(checkpoints.finish().unwrap(), None);
-    let wanted = CheckpointRef { name: saved.name, manifest_sha256: saved.manifest_sha256 };
+    let wanted = CheckpointRef {
+        name: saved.name,
+        manifest_sha256: saved.manifest_sha256,
+        trial_path: None,
+    };
     let restored = checkpoints.restore(&[wanted]).unwrap();
     let (name, manifest, files) = restored.checkpoint.unwrap();
     assert_eq!((name.as_str(), files), ("000000000100-2", contents()));

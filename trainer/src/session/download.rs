@@ -12,7 +12,7 @@ use super::Session;
 use super::options::{CheckpointMetadata, Download};
 use super::transfer::{TemporaryFolder, download_to, gather_results, run_blocking};
 use crate::Result;
-use crate::checkpoint::{CheckpointError, CheckpointSource, CheckpointStore};
+use crate::checkpoint::{CheckpointError, CheckpointSource, CheckpointStore, check_source};
 use crate::collective::RankActivity;
 use crate::error::PeerFailed;
 
@@ -40,11 +40,10 @@ impl Session<'_> {
             chosen = self.download_first_complete(&rt, &store, &mut folder);
         }
         let chosen = gather_results(ranks, "restore_path", chosen)?.swap_remove(0);
-        let Some((name, sha256)) = chosen else {
+        let Some(wanted) = chosen else {
             ranks.record_activity(RankActivity::Train);
             return Ok(None);
         };
-        let wanted = CheckpointRef { name, manifest_sha256: sha256 };
         let mut manifest = Ok(None);
         if ranks.local_rank() == 0 {
             manifest = self.local_folder(&rt, &store, &wanted, &mut folder).map(Some);
@@ -131,21 +130,20 @@ impl Session<'_> {
         Ok(done.ok_or_else(|| format!("{first} returned nothing"))?)
     }
 
-    /// Downloads the first complete checkpoint and returns its name and the SHA-256 of its
-    /// manifest.
+    /// Downloads the first complete checkpoint and returns its reference.
     fn download_first_complete(
         &self,
         rt: &Handle,
         store: &CheckpointStore,
         into: &mut Option<TemporaryFolder>,
-    ) -> Result<Option<(String, String)>> {
+    ) -> Result<Option<CheckpointRef>> {
         let refs = self.context.io().resume_from().to_vec();
         let (mut refused, mut chosen) = (BTreeMap::new(), None);
-        for wanted in refs {
+        for wanted in &refs {
             let folder = TemporaryFolder::new()?;
-            match download_to(rt, store, &wanted, &folder.0) {
+            match download_to(rt, store, wanted, &folder.0) {
                 Ok(manifest) => {
-                    chosen = Some((wanted, manifest));
+                    chosen = Some((wanted.clone(), manifest));
                     *into = Some(folder);
                     break;
                 }
@@ -159,16 +157,22 @@ impl Session<'_> {
         for (name, why) in &refused {
             io.terminal.print_line(&format!("checkpoint {name} is not used: {why}"));
         }
+        if chosen.is_none() {
+            check_source(&refs, &refused)?;
+        }
         let resumed_from = chosen.as_ref().map(|(wanted, _)| wanted.name.clone());
         let batches = chosen.as_ref().map_or(0, |(_, manifest)| manifest.batches);
         let batches_total = io.length.batches;
         if let Some((wanted, manifest)) = &chosen {
             io.terminal.print_line(&format!("resumed from checkpoint {}", wanted.name));
-            io.restore_unsent(manifest.unsent.clone());
+            // The reports of a copy's source are not about this trial.
+            if wanted.trial_path.is_none() {
+                io.restore_unsent(manifest.unsent.clone());
+            }
         }
         io.restored = resumed_from.clone();
         io.post_at(batches, ReportEvent::Started { resumed_from, batches_total, refused });
-        Ok(chosen.map(|(wanted, _)| (wanted.name, wanted.manifest_sha256)))
+        Ok(chosen.map(|(wanted, _)| wanted))
     }
 
     /// Returns the path of the local copy of a checkpoint, which it downloads if necessary.
@@ -199,7 +203,7 @@ impl Session<'_> {
         store: &CheckpointStore,
         wanted: &CheckpointRef,
     ) -> Result<Manifest> {
-        let (store, wanted) = (store.clone(), wanted.clone());
+        let (store, wanted) = (store.of(wanted), wanted.clone());
         Ok(run_blocking(rt, &wanted.name.clone(), async move { store.manifest(&wanted).await })?)
     }
 }

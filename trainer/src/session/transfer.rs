@@ -136,7 +136,7 @@ pub(super) fn download_to(
     wanted: &CheckpointRef,
     folder: &Path,
 ) -> Result<Manifest, CheckpointError> {
-    let (store, folder, wanted) = (store.clone(), folder.to_owned(), wanted.clone());
+    let (store, folder, wanted) = (store.of(wanted), folder.to_owned(), wanted.clone());
     run_blocking(rt, &wanted.name.clone(), async move {
         let manifest = store.manifest(&wanted).await?;
         store.write_folder(&wanted.name, &manifest, &folder, |_| true).await?;

@@ -11,8 +11,8 @@ use super::{CallbackError, call_hook, call_hook_with_index, catch_panic, unique_
 use crate::callback::CheckpointFiles;
 use crate::checkpoint::{CheckpointContents, Restored};
 use crate::collective::all_gather_json;
-use crate::error::Infrastructure;
-use crate::{Error, Result, precision, record};
+use crate::error::{Infrastructure, with_sources};
+use crate::{Error, InvalidHyperparameters, Result, precision, record};
 
 /// Error when restoring from a complete checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -115,8 +115,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if self.io().is_lead() {
             restored = self.io().restore()?;
         }
-        let chosen = restored.checkpoint.as_ref().map(|(name, ..)| name);
-        let chosen = chosen.and_then(|name| self.io().checkpoint_ref(name));
+        let chosen = restored.chosen.clone();
         match all_gather_json(ranks.collective(), "start", chosen)?.swap_remove(0) {
             Some(chosen) if !self.io().is_lead() => {
                 restored = self.io().restore_from(std::slice::from_ref(&chosen))?;
@@ -144,14 +143,18 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Restores the newest complete checkpoint, if there is one, and reports where training starts.
     pub(super) fn restore(&mut self) -> Result<()> {
         let restored = self.restore_on_all_ranks()?;
+        let source = restored.chosen.as_ref().and_then(|chosen| chosen.trial_path.clone());
         let mut resumed_from = None;
         if let Some((name, manifest, contents)) = restored.checkpoint {
             let restore_error = |source| RestoreError { name: name.clone(), source };
             let message = match self.is_same_training(&contents).map_err(restore_error)? {
                 true => {
-                    self.restore_from(&contents).map_err(restore_error)?;
+                    self.restore_from(&contents, source.is_some()).map_err(restore_error)?;
                     self.saved = Some(self.state.batches);
-                    format!("resumed from checkpoint {name}")
+                    match &source {
+                        Some(path) => format!("starts as a copy of checkpoint {name} of {path}"),
+                        None => format!("resumed from checkpoint {name}"),
+                    }
                 }
                 false => {
                     self.model
@@ -164,7 +167,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             };
             self.io().base = self.state.base;
             self.io().terminal.print_line(&message);
-            self.io().restore_unsent(manifest.unsent);
+            // The reports of a copy's source are not about this trial.
+            if source.is_none() {
+                self.io().restore_unsent(manifest.unsent);
+            }
             self.io().restored = Some(name.clone());
             resumed_from = Some(name);
         }
@@ -182,11 +188,20 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(RunState::read(contents)?.continue_id == self.state.continue_id)
     }
 
-    pub(super) fn restore_from(&mut self, contents: &CheckpointContents) -> Result<()> {
-        let state = RunState::read(contents)?;
+    /// Restores all state from a checkpoint. A copy takes that of another trial, with other
+    /// hyperparameters: it has its own order of data and random numbers from there on.
+    pub(super) fn restore_from(
+        &mut self,
+        contents: &CheckpointContents,
+        is_copy: bool,
+    ) -> Result<()> {
+        let mut state = RunState::read(contents)?;
         let is = (self.state.samples, self.state.global_batch);
         let was = (state.samples, state.global_batch);
-        if is != was {
+        if is_copy {
+            self.check_copy(was)?;
+            (state.order, state.stopped) = (self.state.order.clone(), None);
+        } else if is != was {
             let text = format!(
                 "it was trained on {} samples in global batches of {}, not on {} in {}; use the \
                  same data and batch size, or another `Fit::continue_id` to take only its weights",
@@ -205,9 +220,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             _ => {}
         }
         // Load the model first: the optimizers' state refers to its parameter ids.
-        self.model.replace(|model| record::load_model(model, contents))?;
+        let fits = |error: Error| if is_copy { unfit_source(&*error) } else { error };
+        self.model.replace(|model| record::load_model(model, contents)).map_err(fits)?;
         let optimizers = std::mem::replace(&mut self.optimizers, crate::optim::Optimizers::none());
-        self.optimizers = optimizers.restore(&state.optimizers, contents)?;
+        self.optimizers = optimizers.restore(&state.optimizers, contents).map_err(fits)?;
         let ranks = self.context.distributed();
         self.gradients = state.pending(&*self.model, contents, ranks.rank(), ranks.size())?;
         let files = CheckpointFiles::from_contents(contents);
@@ -227,4 +243,30 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.best_weights = contents.get(BEST_WEIGHTS).cloned();
         Ok(())
     }
+
+    /// Fails if the trained length of a copy would not be that of its source.
+    fn check_copy(&self, (samples, global_batch): (usize, usize)) -> Result<()> {
+        let is = (self.state.samples, self.state.global_batch);
+        if is == (samples, global_batch) {
+            return Ok(());
+        }
+        let text = format!(
+            "the source of this copy was trained on {samples} samples in global batches of \
+             {global_batch}, not on {} in {}; keep the data and the batch size constant in a \
+             search that copies trials",
+            is.0, is.1
+        );
+        Err(InvalidHyperparameters(text).into())
+    }
+}
+
+/// Returns the error of a copy whose hyperparameters do not fit the state of its source. The search
+/// samples others.
+fn unfit_source(error: &(dyn std::error::Error + 'static)) -> Error {
+    let text = format!(
+        "the state of the source does not fit this copy: {}; keep hyperparameters that change \
+         the model or the optimizer's state constant in a search that copies trials",
+        with_sources(error)
+    );
+    InvalidHyperparameters(text).into()
 }

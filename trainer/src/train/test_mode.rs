@@ -90,7 +90,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 return Err(why.collect::<Vec<_>>().join("; ").into());
             };
             let written = record::snapshot(&*self.model).into_bytes()?;
-            let restored = self.restore_from(&contents);
+            let restored = self.restore_from(&contents, false);
             restored.map_err(|source| RestoreError { name: name.clone(), source })?;
             let read = record::snapshot(&*self.model).into_bytes()?;
             match written == read {

@@ -22,6 +22,7 @@ use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, mix_seed};
 
 mod best_weights;
 mod callbacks;
+mod copies;
 mod custom_loop;
 mod data_kinds;
 mod early_ends;

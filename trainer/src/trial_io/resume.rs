@@ -37,7 +37,7 @@ pub(super) fn resume_latest(
         let mut newest = vec![];
         for (_, name, path) in manifests.into_iter().take(RESUME_FROM_MAX) {
             let manifest_sha256 = hash::sha256_hex(&storage.get(&path).await?);
-            newest.push(CheckpointRef { name, manifest_sha256 });
+            newest.push(CheckpointRef { name, manifest_sha256, trial_path: None });
         }
         Ok(newest)
     });

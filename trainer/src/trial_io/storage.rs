@@ -46,11 +46,26 @@ impl TrialIo {
         &self.resume_from
     }
 
-    /// Returns the name of the checkpoint from which a restart would resume.
+    /// Returns the name of the trial's own checkpoint from which a restart would resume.
     pub(crate) fn latest_checkpoint(&self) -> Option<String> {
         let saved = self.last_saved.as_ref().map(|checkpoint| checkpoint.name.clone());
-        let first = || self.resume_from.first().map(|checkpoint| checkpoint.name.clone());
-        saved.or_else(|| self.restored.clone()).or_else(first)
+        let own = || {
+            let own = self.resume_from.iter().filter(|checkpoint| checkpoint.trial_path.is_none());
+            own.map(|checkpoint| &checkpoint.name)
+        };
+        let restored = || own().find(|name| Some(*name) == self.restored.as_ref()).cloned();
+        saved.or_else(restored).or_else(|| own().next().cloned())
+    }
+
+    /// Fails if this trial is a copy that trains from scratch.
+    pub(crate) fn check_is_copied(&self) -> Result<()> {
+        let is_copy = self.resume_from.iter().any(|checkpoint| checkpoint.trial_path.is_some());
+        if is_copy && self.restored.is_none() {
+            let text = "this trial is a copy of another one, but the program has not restored its \
+                        checkpoint; call `restore_path` before training";
+            return Err(text.into());
+        }
+        Ok(())
     }
 
     /// Returns the writes of all metrics rows so far, for which a new checkpoint must wait.
@@ -64,7 +79,7 @@ impl TrialIo {
             retention.record_saved(&saved);
         }
         let (name, manifest_sha256) = (saved.name.clone(), saved.manifest_sha256.clone());
-        self.last_saved = Some(CheckpointRef { name, manifest_sha256 });
+        self.last_saved = Some(CheckpointRef { name, manifest_sha256, trial_path: None });
         self.post_at(saved.batches, checkpoint_event(saved));
     }
 

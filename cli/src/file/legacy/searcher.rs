@@ -36,7 +36,7 @@ pub(super) fn translate(translation: &mut Translation<'_>) {
         let from = format!("searcher.{field}");
         let to = format!("{to}.{}", camel_case(field));
         match *field {
-            "budget" => length(translation, &from, &to),
+            "budget" | "length_per_round" => length(translation, &from, &to),
             _ => translation.copy_field(&from, &to),
         }
     }
@@ -50,13 +50,16 @@ pub(super) fn translate(translation: &mut Translation<'_>) {
              and promote them later"
         ));
     }
+    if kind == "pbt" {
+        population(translation, &to);
+    }
     if translation.take("searcher.train_stragglers").is_some() {
         translation.ignore("searcher.train_stragglers", "late results count as long as they can");
     }
 }
 
 /// Searchers of both files, and the fields that have the same meaning.
-const SEARCHERS: [(&str, &str, &[&str]); 8] = [
+const SEARCHERS: [(&str, &str, &[&str]); 9] = [
     ("single", "single", &[]),
     ("random", "random", &["max_trials", "max_concurrent_trials"]),
     ("grid", "grid", &["max_concurrent_trials"]),
@@ -81,7 +84,42 @@ const SEARCHERS: [(&str, &str, &[&str]); 8] = [
     ("adaptive_simple", "adaptiveSimple", &["max_trials", "mode", "divisor", "max_rungs"]),
     ("sync_halving", "syncHalving", &["num_rungs", "budget", "divisor"]),
     ("adaptive", "adaptive", &["budget", "mode", "divisor", "max_rungs", "bracket_rungs"]),
+    ("pbt", "pbt", &["population_size", "num_rounds", "length_per_round"]),
 ];
+
+/// Translates the fields of population based training that have other names.
+fn population(translation: &mut Translation<'_>, to: &str) {
+    if let Some(steps) = translation.take("searcher.steps_per_round") {
+        steps_length(
+            translation,
+            steps,
+            "searcher.steps_per_round",
+            &format!("{to}.lengthPerRound"),
+        );
+    }
+    for (group, fields) in [
+        ("replace_function", &["truncate_fraction"][..]),
+        ("explore_function", &["resample_probability", "perturb_factor"][..]),
+    ] {
+        let from = format!("searcher.{group}");
+        let Some(value) = translation.take(&from) else { continue };
+        let Some(members) = value.as_object() else {
+            translation.refuse(&from, value, &format!("must have {}", fields.join(" and ")));
+            continue;
+        };
+        for (field, value) in members {
+            let from = format!("{from}.{field}");
+            if fields.contains(&field.as_str()) {
+                let to = format!("{to}.{}", camel_case(field));
+                translation.set(&to, value.clone(), &from);
+                translation.note(&from, &to);
+            } else {
+                let rule = format!("is unknown; {group} has {}", fields.join(" and "));
+                translation.refuse(&from, value, &rule);
+            }
+        }
+    }
+}
 
 /// Returns `max_trials` as `maxTrials`.
 fn camel_case(name: &str) -> String {
@@ -96,7 +134,7 @@ fn camel_case(name: &str) -> String {
 /// Refuses an unknown searcher, without further errors about its fields.
 fn unknown_searcher(translation: &mut Translation<'_>, name: &Value) {
     let rule = match name.as_str() {
-        Some("pbt" | "custom") => "is not supported; use adaptive_asha".to_owned(),
+        Some("custom") => "is not supported; use adaptive_asha".to_owned(),
         _ => {
             let names = SEARCHERS.map(|(name, ..)| name);
             format!("must be one of {}", names.join(", "))

@@ -130,9 +130,40 @@ fn lengths_without_a_unit_are_units() {
 }
 
 #[test]
+fn population_is_translated_with_its_functions() {
+    let text = |searcher: &str| {
+        format!("entrypoint: [train]\nsearcher: {{metric: loss, name: pbt, {searcher}}}\n")
+    };
+    let functions = "replace_function: {truncate_fraction: 0.25}, \
+                     explore_function: {resample_probability: 0.1, perturb_factor: 0.3}";
+    let rounds = "population_size: 20, num_rounds: 8";
+    let loaded =
+        load_text(&text(&format!("{rounds}, length_per_round: {{epochs: 5}}, {functions}")), &[]);
+    let expected = json!({
+        "populationSize": 20, "numRounds": 8, "lengthPerRound": { "epochs": 5 },
+        "truncateFraction": 0.25, "resampleProbability": 0.1, "perturbFactor": 0.3,
+    });
+    let spec = loaded.unwrap().spec_json;
+    assert_eq!(spec["searcher"]["pbt"], expected);
+    assert_eq!(spec["searcher"]["maxLength"], json!({ "epochs": 40 }));
+    let steps = load_text(&text(&format!("{rounds}, steps_per_round: 3")), &[]).unwrap();
+    let length = json!({ "batches": 300 });
+    assert_eq!(steps.spec_json["searcher"]["pbt"]["lengthPerRound"], length);
+    let length = "length_per_round: {epochs: 5}";
+    for (fields, rule) in [
+        ("replace_function: {truncate_fraction: 0.7}", "pbt.truncateFraction: must be at most 0.5"),
+        ("explore_function: {perturb: 0.7}", "explore_function.perturb: is unknown"),
+        ("max_length: {epochs: 5}", r#"maxLength: must be {"epochs":40}"#),
+    ] {
+        let error = load_text(&text(&format!("{rounds}, {length}, {fields}")), &[]).unwrap_err();
+        assert!(error.to_string().contains(rule), "{error}");
+    }
+}
+
+#[test]
 fn fields_without_counterpart_are_refused() {
     let cases: &[Case] = &[
-        ("name: random", "name: pbt", &[("9:3: searcher.name:", "is not supported")]),
+        ("name: random", "name: custom", &[("9:3: searcher.name:", "is not supported")]),
         ("name: random", "name: rondom", &[("9:3: searcher.name:", "must be one of single")]),
         ("type: int", "type: itn", &[("5:20: hyperparameters.layers.width.type:", "one of const")]),
         ("minval: 8", "minval: 88", &[("5:31: spec.hyperparameters.layers.width.int.min:", "max")]),

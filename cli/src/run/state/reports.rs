@@ -1,6 +1,7 @@
 //! Reports of trainers.
 
 use stoker_api::contract::{Directive, Report, ReportEvent};
+use stoker_api::validate::Method;
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::{self, ReportEffect, SearchedMetric};
 
@@ -21,11 +22,12 @@ impl State {
             return Ok(Directive::Fenced);
         };
         let num_facts = record.status.facts.len();
-        let SearchConfig { smaller_is_better, other_objectives, .. } = self.ledger.config();
+        let SearchConfig { smaller_is_better, other_objectives, method, .. } = self.ledger.config();
         let searched = SearchedMetric {
             name: &self.metric,
             smaller_is_better: *smaller_is_better,
             others: other_objectives,
+            is_copied: matches!(method, Method::Pbt { .. }),
         };
         let effect = trial::record_report(&mut record, report, &searched);
         if let ReportEffect::Refused { why } = effect {

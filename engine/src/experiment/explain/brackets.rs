@@ -71,6 +71,9 @@ fn next(
 ) -> Next {
     let is_open = |trial: &TrialExplanation| trial.state() < State::Stopped;
     let num_open = members.iter().filter(|trial| is_open(trial)).count();
+    if let Some(question) = search.question() {
+        return Next::WaitsForAnswer { call: question.call };
+    }
     if search.book().is_finished() || (num_open == 0 && view.num_missing == 0) {
         return Next::Finished { trials: members.len() as u32 };
     }

@@ -15,7 +15,7 @@ use crate::search::book::TrialState;
 use crate::search::rung::Loss;
 use crate::search::state::{Change, SearchState, Turn};
 use crate::search::turn::{Event, Step};
-use crate::search::view::{MedianStanding, Standing};
+use crate::search::view::{MedianStanding, Rule, Standing};
 
 /// Properties of an experiment that its decisions depend on.
 #[derive(Clone, Copy, Debug)]
@@ -75,8 +75,9 @@ impl Context {
             Some(Event::LimitReached) => Cause::LimitReached,
             Some(Event::Edited(_)) => Cause::Edited,
             Some(Event::Reopened) => Cause::Reopened,
+            Some(Event::Answered(answered)) => Cause::Answered { call: answered.call },
             Some(Event::Deleted { .. }) => Cause::Deleted { trials: deleted.collect() },
-            _ => Cause::Other,
+            None => Cause::Other,
         }
     }
 }
@@ -136,7 +137,10 @@ impl Collector<'_> {
         }
         let standing = self.search.standing(trial, units);
         let is_top = |standing: &Standing| standing.rung + 1 == standing.num_rungs;
-        let has_full_length = standing.as_ref().map_or(units >= greatest, is_top);
+        // Only an external searcher stops trials that still train.
+        let reached = if self.search.rule() == Rule::External { trained } else { units };
+        let has_full_length = standing.as_ref().map_or(reached >= greatest, is_top);
+        let units = if has_full_length { units } else { reached };
         let kind = if has_full_length { Kind::Completed } else { Kind::Stopped };
         self.add(trial, kind, units, standing);
     }

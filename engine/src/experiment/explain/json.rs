@@ -30,6 +30,7 @@ pub(super) fn rule<S: Serializer>(rule: &Rule, serializer: S) -> Result<S::Ok, S
         Rule::StopOnce => "stopOnce",
         Rule::Synchronous => "synchronous",
         Rule::Population => "population",
+        Rule::External => "external",
     })
 }
 

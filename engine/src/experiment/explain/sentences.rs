@@ -107,6 +107,7 @@ impl Decision {
         };
         let why = match (&self.cause, self.source, self.rule) {
             (_, Some(source), _) => format!(" as a copy of trial {source}"),
+            (_, None, Rule::External) => " by the external searcher".to_owned(),
             (Cause::Began, ..) => " when the search began".to_owned(),
             (Cause::Ended { trial }, _, Rule::Population) => format!(" to replace trial {trial}"),
             (_, _, Rule::Promotion | Rule::Synchronous) => {
@@ -120,9 +121,12 @@ impl Decision {
     fn promoted(&self) -> String {
         let verb = match self.rule {
             Rule::Promotion | Rule::Synchronous => "promoted",
-            Rule::FullLength | Rule::StopOnce | Rule::Population => "continues",
+            Rule::FullLength | Rule::StopOnce | Rule::Population | Rule::External => "continues",
         };
         let length = self.length();
+        if self.rule == Rule::External {
+            return format!("{verb} to {length}: the external searcher decided so");
+        }
         let Some(comparison) = &self.comparison else { return format!("{verb} to {length}") };
         let rank = self.rank(comparison);
         let at = match self.rule {
@@ -155,6 +159,9 @@ impl Decision {
 
     fn paused(&self) -> String {
         let length = self.length();
+        if self.rule == Rule::External {
+            return format!("paused at {length} by the external searcher");
+        }
         let Some(comparison) = &self.comparison else { return format!("paused at {length}") };
         let rank = self.rank(comparison);
         let why = if comparison.continues {
@@ -183,6 +190,9 @@ impl Decision {
                 let verb = if missing == 1 { "trains" } else { "train" };
                 format!("waits at {length}: {trials} of round {round} still {verb}")
             }
+            _ if self.rule == Rule::External => {
+                format!("waits at {length} for the external searcher")
+            }
             _ => format!("waits at {length} for a decision"),
         }
     }
@@ -207,6 +217,9 @@ impl Decision {
         }
         if self.cause == Cause::LimitReached {
             return format!("stopped on the way to {length}: a limit of the search was reached");
+        }
+        if self.rule == Rule::External {
+            return format!("stopped at {length} by the external searcher");
         }
         let comparison = self.comparison.as_ref().filter(|comparison| !comparison.continues);
         let Some(comparison) = comparison else {
@@ -297,6 +310,9 @@ impl fmt::Display for Next {
             }
             Self::Creates { remaining } => {
                 write!(f, "creates a trial when a place is free, {remaining} are left")
+            }
+            Self::WaitsForAnswer { call } => {
+                write!(f, "waits for the external searcher's answer to call {call}")
             }
             Self::WaitsFor { trials: waited, training, round } => {
                 let waited = match *training as usize == waited.len() {

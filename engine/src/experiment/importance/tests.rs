@@ -31,7 +31,7 @@ fn trial(index: u32, hyperparameters: &Value, units: u64, value: f64) -> TrialRe
 
 fn add_result(record: &mut TrialRecord, units: u64, value: f64) {
     let metric = number::format(value);
-    let result = ResultFact { units, metric, values: vec![], at: None };
+    let result = ResultFact { units, metric, values: vec![], checkpoint: None, at: None };
     record.status.facts.push(Fact::Result(result));
 }
 

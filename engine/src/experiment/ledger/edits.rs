@@ -86,7 +86,10 @@ pub(super) fn settings(entry: &LogEntry) -> Option<&SearchSettings> {
     match &entry.event {
         LogEvent::Began(event) => event.settings.as_ref(),
         LogEvent::Edited(event) => Some(&event.settings),
-        LogEvent::Deleted(_) | LogEvent::LimitReached(_) | LogEvent::Reopened(_) => None,
+        LogEvent::Deleted(_)
+        | LogEvent::LimitReached(_)
+        | LogEvent::Answered(_)
+        | LogEvent::Reopened(_) => None,
     }
 }
 

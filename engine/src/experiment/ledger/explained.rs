@@ -40,8 +40,9 @@ impl Ledger {
     /// Returns the decisions of the turn that these writes record. It must be the latest one.
     /// `fact` is the fact of the turn, if it has one.
     pub fn decisions(&self, fact: Option<&PendingFact>, writes: &[Write]) -> Vec<Decision> {
-        let (order, home, steps, at) = match writes.first() {
-            None => return vec![],
+        let is_home = |write: &&Write| !matches!(write, Write::Pin { .. });
+        let (order, home, steps, at) = match writes.iter().find(is_home) {
+            None | Some(Write::Pin { .. }) => return vec![],
             Some(Write::Log(entry)) => (entry.order, None, entry.steps.as_slice(), Some(entry.at)),
             Some(Write::Grant { trial, grant }) => {
                 let at = fact.map(|fact| fact.at).filter(|at| *at != Timestamp::default());
@@ -50,9 +51,9 @@ impl Ledger {
         };
         let event = fact.and_then(|fact| fact.event.as_ref());
         let own = home.map_or(vec![], |trial| self.own_changes(trial, event, steps));
-        let effects = writes.iter().skip(1).flat_map(|write| match write {
+        let effects = writes.iter().filter(is_home).skip(1).flat_map(|write| match write {
             Write::Grant { trial, grant } => changes(*trial, grant.units, grant.steps.as_deref()),
-            Write::Log(_) => vec![],
+            Write::Log(_) | Write::Pin { .. } => vec![],
         });
         let turn = Turn {
             order,
@@ -84,11 +85,16 @@ impl Ledger {
 
 /// Returns the events of a turn that the log records.
 fn logged(writes: &[Write]) -> Vec<Event> {
-    let Some(Write::Log(entry)) = writes.first() else { return vec![] };
+    let logged = writes.iter().find_map(|write| match write {
+        Write::Log(entry) => Some(entry),
+        Write::Pin { .. } | Write::Grant { .. } => None,
+    });
+    let Some(entry) = logged else { return vec![] };
     match &entry.event {
         LogEvent::Began(_) => vec![Event::Began],
         LogEvent::LimitReached(_) => vec![Event::LimitReached],
         LogEvent::Reopened(_) => vec![Event::Reopened],
+        LogEvent::Answered(event) => vec![Event::Answered(event.clone())],
         LogEvent::Edited(event) => vec![Event::Edited(event.into())],
         LogEvent::Deleted(deleted) => {
             deleted.trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()

@@ -6,9 +6,11 @@ use stoker_api::decisions::{
     DeletedEvent, DeletedTrial, LogEntry, LogEvent, PriorTrial, StepRecord,
 };
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{Fact, Grant, TrialSpec};
+use stoker_api::trial::{Fact, Grant, TrialSource, TrialSpec};
 
+use super::answers;
 use super::edits::settings;
+use super::sources::Sources;
 use super::{Ledger, Record, Unreadable, Write, effects, groups, search_of};
 use crate::experiment::recorded;
 use crate::search::SearchConfig;
@@ -51,6 +53,7 @@ fn prior(entry: &LogEntry) -> Option<&[PriorTrial]> {
         LogEvent::Edited(_)
         | LogEvent::Deleted(_)
         | LogEvent::LimitReached(_)
+        | LogEvent::Answered(_)
         | LogEvent::Reopened(_) => None,
     }
 }
@@ -62,6 +65,8 @@ struct Turn {
     steps: Option<Vec<Step>>,
     /// Greatest index of a trial that existed before the steps.
     last_mentioned: Option<u32>,
+    /// Sources of the copies that the steps create, by copy.
+    sources: Vec<(u32, TrialSource)>,
 }
 
 impl Ledger {
@@ -92,6 +97,7 @@ impl Ledger {
             granted_in: vec![],
             random_words: vec![],
             missing: BTreeMap::new(),
+            sources: Sources::default(),
             has_begun: false,
             began_at: None,
             limit_reached: None,
@@ -164,7 +170,7 @@ impl Ledger {
         watch: Watch<'_>,
     ) -> Result<(), Unreadable> {
         let at = home.time(record);
-        let Turn { events, steps, last_mentioned } = self.content(order, home, record)?;
+        let Turn { events, steps, last_mentioned, sources } = self.content(order, home, record)?;
         let Some(steps) = steps else {
             events.into_iter().for_each(|event| self.derive(order, event, record, (at, watch)));
             self.search.skip_to_order(order + 1);
@@ -196,13 +202,22 @@ impl Ledger {
         let replayed = self.search.replay(order, &events, &steps, drawn);
         let turn = replayed.map_err(|error| unreadable(home, order, error.reason))?;
         turn.random_words.iter().for_each(|words| self.admit(order, *words));
+        // Deleted copies are forgotten by a later turn, or their deletion is not recorded yet.
+        let exists = |copy: u32| record.trials.contains_key(&copy) || copy >= end;
+        self.sources.note_copies(sources.into_iter().filter(|(copy, _)| exists(*copy)));
         self.forget(&deleted.iter().map(|trial| trial.index).collect::<Vec<_>>());
         self.place_facts_again(&steps, record);
         self.note(order, &turn.changes);
         let groups = groups(&steps, next);
         self.add_missing(&turn, next, &groups);
+        if let Home::Log(entry) = home {
+            self.tag_missing(&entry.event, next);
+        }
         self.note_missing_effects(&turn);
         watch(&self.search, &turn, at);
+        if let Home::Grant(trial, grant) = home {
+            self.note_result(*trial, grant, record);
+        }
         self.place(home, order)?;
         let home_trial = match home {
             Home::Grant(trial, _) => Some(*trial),
@@ -214,6 +229,8 @@ impl Ledger {
             Write::Grant { trial, grant } => record.trials.get(trial).is_none_or(|trial| {
                 trial.spec.grants.iter().any(|recorded| recorded.order == grant.order)
             }),
+            // Pins are durable before the home.
+            Write::Pin { .. } => true,
         };
         writes.extend(effects(&turn, home_trial).filter(|write| !has_effect(write)));
         Ok(())
@@ -240,12 +257,15 @@ impl Ledger {
                     LogEvent::Edited(event) => vec![Event::Edited(event.into())],
                     LogEvent::LimitReached(_) => vec![Event::LimitReached],
                     LogEvent::Reopened(_) => vec![Event::Reopened],
+                    LogEvent::Answered(event) => vec![Event::Answered(event.clone())],
                     LogEvent::Deleted(DeletedEvent { trials }) => {
                         trials.iter().map(|trial| Event::Deleted { trial: trial.index }).collect()
                     }
                 };
                 let last_mentioned = recorded::last_mentioned(&entry.steps);
-                Turn { events, steps: Some(steps(&entry.steps)), last_mentioned }
+                let sources = recorded::sources(&entry.steps).collect();
+                let steps = answers::with_given(&entry.event, steps(&entry.steps));
+                Turn { events, steps: Some(steps), last_mentioned, sources }
             }
             Home::Grant(trial, grant) => {
                 let facts = record.trials.get(trial).map(|trial| &trial.status.facts);
@@ -256,14 +276,12 @@ impl Ledger {
                 let event = recorded::event(*trial, fact, &self.config);
                 let recorded = grant.steps.as_deref();
                 let last_mentioned = recorded.and_then(recorded::last_mentioned);
-                Turn {
-                    events: event.into_iter().collect(),
-                    steps: recorded.map(steps),
-                    last_mentioned,
-                }
+                let sources = recorded::sources(recorded.unwrap_or_default()).collect();
+                let events = event.into_iter().collect();
+                Turn { events, steps: recorded.map(steps), last_mentioned, sources }
             }
             Home::Deleted => {
-                let mut left = vec![];
+                let (mut left, mut sources) = (vec![], vec![]);
                 let mut created = BTreeMap::new();
                 for (trial, record) in record.trials {
                     let is_effect = |grant: &&Grant| grant.order == order && grant.fact.is_none();
@@ -272,21 +290,20 @@ impl Ledger {
                         effect.and_then(|grant| grant.steps.as_deref()).unwrap_or(&[]),
                     ));
                     if record.spec.order == Some(order) {
-                        created
-                            .insert(*trial, recorded::create(record.spec.group, record.spec.units));
+                        created.insert(*trial, create(&record.spec));
+                        sources.extend(record.spec.source.clone().map(|source| (*trial, source)));
                     }
                 }
                 let first = created.first_key_value().map(|(trial, _)| *trial);
                 if let (Some(first), Some((last, _))) = (first, created.last_key_value()) {
                     // Trials between those that are left were deleted too.
                     for trial in first..=*last {
-                        let group = deleted_trial(trial, record).map_or(0, |trial| trial.group);
-                        let lost = || recorded::create(group, self.search.first_units(group));
+                        let lost = || self.lost_creation(deleted_trial(trial, record));
                         left.push(created.get(&trial).cloned().unwrap_or_else(lost));
                     }
                 }
                 let last_mentioned = first.and_then(|first| first.checked_sub(1));
-                Turn { events: vec![], steps: Some(left), last_mentioned }
+                Turn { events: vec![], steps: Some(left), last_mentioned, sources }
             }
         })
     }
@@ -312,24 +329,28 @@ impl Ledger {
             let index = self.search.book().next_index();
             let spec = record.trials.get(&index).map(|trial| &trial.spec);
             let deleted = deleted_trial(index, record);
-            let lost_group = deleted.map_or(0, |trial| trial.group);
             let random_words = deleted.map(|trial| trial.random_words);
-            let (group, units) = spec.map_or_else(
-                || (lost_group, self.search.first_units(lost_group)),
-                |spec| (spec.group, spec.units),
-            );
+            let step = spec.map_or_else(|| self.lost_creation(deleted), create);
+            if let Some(source) = spec.and_then(|spec| spec.source.clone()) {
+                self.sources.note_copy(index, source);
+            }
             let drawn =
                 spec.map_or(RecordedDraw::Deleted { random_words }, |spec| RecordedDraw::Present {
                     hyperparameters: spec.hyperparameters.clone(),
                     random_words: spec.random_words.unwrap_or(0),
                 });
             let order = spec.and_then(|spec| spec.order).unwrap_or(0);
-            if !self.search.adopt(&recorded::create(group, units), drawn) {
+            if !self.search.adopt(&step, drawn) {
                 return;
             }
             self.admit(order, self.search.random_words());
         }
     }
+}
+
+/// Returns the step that created a trial.
+fn create(spec: &TrialSpec) -> Step {
+    recorded::create(spec.group, spec.units, spec.source.as_ref())
 }
 
 /// Returns a trial from the log of deletions.
@@ -339,6 +360,7 @@ fn deleted_trial<'a>(index: u32, record: Record<'a>) -> Option<&'a DeletedTrial>
         LogEvent::Began(_)
         | LogEvent::Edited(_)
         | LogEvent::LimitReached(_)
+        | LogEvent::Answered(_)
         | LogEvent::Reopened(_) => None,
     });
     deleted.flatten().find(|trial| trial.index == index)

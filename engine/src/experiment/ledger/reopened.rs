@@ -111,7 +111,9 @@ impl Ledger {
     }
 
     fn may_reopen(&self, index: u32, record: &TrialRecord) -> bool {
-        num_reopenings(record) < REOPENINGS_MAX && self.search.may_reopen(index)
+        // The checkpoint from which a copy starts may be deleted once the copy has ended.
+        let can_start = record.spec.source.is_none() || !record.status.checkpoints.is_empty();
+        can_start && num_reopenings(record) < REOPENINGS_MAX && self.search.may_reopen(index)
     }
 
     /// Returns the event of a trial's fact; `None` if nothing follows from it.
@@ -174,6 +176,7 @@ pub(super) fn last_request(log: &[LogEntry]) -> u32 {
         LogEvent::Began(_)
         | LogEvent::Edited(_)
         | LogEvent::Deleted(_)
+        | LogEvent::Answered(_)
         | LogEvent::LimitReached(_) => None,
     };
     log.iter().filter_map(number).max().unwrap_or(0)

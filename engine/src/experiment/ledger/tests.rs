@@ -14,7 +14,13 @@ use crate::search::state::SearchState;
 const RANDOM: Method = Method::Random { max_trials: 3, max_concurrent: 2 };
 
 fn result(units: u64, metric: &str) -> Fact {
-    Fact::Result(ResultFact { units, metric: metric.to_owned(), values: vec![], at: None })
+    Fact::Result(ResultFact {
+        units,
+        metric: metric.to_owned(),
+        values: vec![],
+        checkpoint: None,
+        at: None,
+    })
 }
 
 fn end(cause: CloseCause) -> Fact {
@@ -129,6 +135,7 @@ fn turns_are_recorded_in_home_and_effects() {
         .map(|write| match write {
             Write::Grant { trial, grant } => json!([trial, grant]),
             Write::Log(entry) => json!(entry),
+            Write::Pin { .. } => panic!("{write:?}"),
         })
         .collect();
     let expected = [

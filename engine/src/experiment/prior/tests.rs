@@ -39,8 +39,13 @@ fn trial(index: u32, hyperparameters: Value) -> TrialRecord {
     let mut record = plain_record(index);
     record.spec.hyperparameters = hyperparameters;
     let metric = index.to_string();
-    record.status.facts =
-        vec![Fact::Result(ResultFact { units: 9, metric, values: vec![], at: None })];
+    record.status.facts = vec![Fact::Result(ResultFact {
+        units: 9,
+        metric,
+        values: vec![],
+        checkpoint: None,
+        at: None,
+    })];
     record
 }
 
@@ -81,8 +86,13 @@ fn unusable_trials_are_left_out() {
     let with_metric = |metric: &str| {
         let mut record = trial(0, point(0.1, 8));
         let metric = metric.to_owned();
-        record.status.facts =
-            vec![Fact::Result(ResultFact { units: 9, metric, values: vec![], at: None })];
+        record.status.facts = vec![Fact::Result(ResultFact {
+            units: 9,
+            metric,
+            values: vec![],
+            checkpoint: None,
+            at: None,
+        })];
         record
     };
     let mut without_result = trial(0, point(0.1, 8));

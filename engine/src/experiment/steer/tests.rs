@@ -43,6 +43,7 @@ fn records(trials: &str) -> Vec<TrialRecord> {
                 units: 9,
                 metric,
                 values: vec![],
+                checkpoint: None,
                 at: None,
             }));
         }

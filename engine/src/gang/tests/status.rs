@@ -56,7 +56,13 @@ fn slow_creation_of_containers_is_reported() {
 
 /// A result at the granted length.
 fn result() -> Fact {
-    Fact::Result(ResultFact { units: 9, metric: "0.5".to_owned(), values: vec![], at: None })
+    Fact::Result(ResultFact {
+        units: 9,
+        metric: "0.5".to_owned(),
+        values: vec![],
+        checkpoint: None,
+        at: None,
+    })
 }
 
 /// Formats a condition as its status, reason and message.

@@ -254,7 +254,11 @@ impl SearchMethod for AsyncHalving {
         let was_active = before.was_active();
         self.on_way[rung] -= u32::from(was_active);
         match *event {
-            Event::Began | Event::Edited(_) | Event::LimitReached | Event::Reopened => {}
+            Event::Began
+            | Event::Edited(_)
+            | Event::LimitReached
+            | Event::Answered(_)
+            | Event::Reopened => {}
             Event::Result { loss, .. } => {
                 self.rungs[rung].insert(trial, loss, book.order());
                 self.resize(rung);

@@ -71,6 +71,7 @@ impl SearchMethod for FixedLength {
             | Event::Closed { .. }
             | Event::Edited(_)
             | Event::LimitReached
+            | Event::Answered(_)
             | Event::Reopened => {}
         }
     }

@@ -1,13 +1,17 @@
 //! Search methods: they decide which trials are created, and how long each trains.
 
+mod any;
 mod async_halving;
+mod external;
 mod fixed_length;
 mod median;
 mod pbt;
 mod sync_halving;
 mod tournament;
 
+pub use any::AnyMethod;
 pub use async_halving::{AsyncHalving, AsyncHalvingConfig};
+pub use external::{DueQuestion, External};
 pub use fixed_length::FixedLength;
 pub use median::Median;
 pub use pbt::{Pbt, PbtConfig};
@@ -68,6 +72,12 @@ pub trait SearchMethod: Debug + Send {
 
     /// Returns the comparison by which a trial was stopped between the lengths of the method.
     fn median_of(&self, _trial: u32) -> Option<MedianStanding> {
+        None
+    }
+
+    /// Returns the question that an external searcher must answer now, if any. Until then, the
+    /// search is not over.
+    fn question(&self) -> Option<DueQuestion> {
         None
     }
 

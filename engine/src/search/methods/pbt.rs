@@ -180,6 +180,7 @@ impl SearchMethod for Pbt {
             | Event::Closed { .. }
             | Event::Edited(_)
             | Event::LimitReached
+            | Event::Answered(_)
             | Event::Reopened => {}
         }
     }

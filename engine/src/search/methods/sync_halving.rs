@@ -188,7 +188,11 @@ impl SearchMethod for SyncHalving {
         let rung = bracket.rung_of(before.units);
         bracket.on_way[rung] -= u32::from(was_active);
         match *event {
-            Event::Began | Event::Edited(_) | Event::LimitReached | Event::Reopened => {}
+            Event::Began
+            | Event::Edited(_)
+            | Event::LimitReached
+            | Event::Answered(_)
+            | Event::Reopened => {}
             Event::Result { loss, .. } => {
                 bracket.rungs[rung].insert(trial, loss, book.order());
             }

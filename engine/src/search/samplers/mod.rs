@@ -122,8 +122,8 @@ impl Sampler {
                 Some(tpe.draw(&[&prior[..], &own].concat(), random))
             }
             Self::Given { given, rest } => match given.get(book.next_index() as usize) {
-                Some(hyperparameters) => Some(hyperparameters.clone()),
-                None => rest.draw(source, book, random),
+                Some(hyperparameters) if source.is_none() => Some(hyperparameters.clone()),
+                Some(_) | None => rest.draw(source, book, random),
             },
             Self::Explore { explore, drawn } => {
                 let copied = source.and_then(|source| drawn.get(source.trial as usize)?.as_ref());

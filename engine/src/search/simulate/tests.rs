@@ -120,7 +120,8 @@ fn run(experiment: &Value, lines: &[Value], flags: &Value) -> Simulation {
     let curves = curves(lines);
     let curve_of = |trial: u32, _: &Value| curves.get(&trial);
     let smaller_is_better = spec.searcher.smaller_is_better;
-    simulate(search, valid.units_max, smaller_is_better, machine(flags), curve_of).unwrap()
+    simulate(search, valid.units_max, smaller_is_better, machine(flags), &mut no_searcher, curve_of)
+        .unwrap()
 }
 
 #[test]
@@ -157,4 +158,33 @@ fn promotion_trains_297_units_instead_of_405() {
         assert_eq!(run(&experiment, &lines, &json!([])).units_total, 297);
         assert_eq!(run(&experiment, &lines, &json!(["--from-scratch"])).units_total, 405);
     }
+}
+
+/// Cases of Determined. A copy begins at the length of its source.
+#[test]
+fn population_trains_the_lengths_of_the_reference() {
+    let check = |search: Value, expected: &[u64], total: u64| {
+        let experiment = json!({ "spec": {
+            "entrypoint": { "command": ["true"] },
+            "hyperparameters": { "x": { "double": { "min": 0, "max": 1 } } },
+            "searcher": { "metric": "score", "smallerIsBetter": false, "pbt": search },
+        } });
+        let lines: Vec<Value> =
+            (0..8).map(|trial| json!({ "trial": trial, "units": 1, "metric": trial })).collect();
+        let simulation = run(&experiment, &lines, &json!([]));
+        let json = to_json(&simulation);
+        let trials = json["trials"].as_array().unwrap();
+        let lengths: Vec<u64> =
+            trials.iter().map(|trial| trial["units"].as_u64().unwrap()).collect();
+        assert_eq!((lengths.as_slice(), simulation.units_total), (expected, total), "{search}");
+    };
+    let length = json!({ "batches": 200 });
+    let half = json!({
+        "populationSize": 2, "numRounds": 2, "lengthPerRound": length, "truncateFraction": 0.5,
+    });
+    check(half, &[200, 400, 400], 800);
+    let none = json!({
+        "populationSize": 3, "numRounds": 4, "lengthPerRound": length, "truncateFraction": 0,
+    });
+    check(none, &[800, 800, 800], 2400);
 }

@@ -10,7 +10,9 @@ use stoker_api::trial::CloseCause;
 use super::*;
 use crate::search::book::{TrialEntry, TrialState};
 use crate::search::layout::{self, AdaptiveAsha, Mode};
-use crate::search::methods::{Median, PbtConfig};
+use crate::search::methods::{
+    AsyncHalving, FixedLength, Median, Pbt, PbtConfig, SyncHalving, Tournament,
+};
 use crate::search::rung::Loss;
 use crate::search::samplers::Explore;
 use crate::search::turn::Edit;
@@ -199,6 +201,7 @@ impl Recorded {
                 | Event::Deleted { .. }
                 | Event::LimitReached
                 | Event::Edited(_)
+                | Event::Answered(_)
                 | Event::Reopened => None,
             };
             let is_lost = home.is_some_and(|home| deleted.contains(&home));

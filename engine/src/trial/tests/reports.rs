@@ -20,8 +20,13 @@ fn the_first_result_at_a_length_wins() {
     assert_eq!(send(20, "0.4", Some(9)), ReportEffect::Repeat);
     assert_eq!(send(20, "0.3", Some(9)), ReportEffect::New, "the latest metrics still change");
     assert_eq!(send(10, "0.5", None), ReportEffect::Repeat, "a late report reverts nothing");
-    let expected =
-        Fact::Result(ResultFact { units: 9, metric: "0.4".to_owned(), values: vec![], at: None });
+    let expected = Fact::Result(ResultFact {
+        units: 9,
+        metric: "0.4".to_owned(),
+        values: vec![],
+        checkpoint: None,
+        at: None,
+    });
     assert_eq!(record.status.facts, [expected]);
     assert_eq!((record.status.batches, record.status.metrics["loss"].as_str()), (20, "0.3"));
 }

@@ -45,7 +45,13 @@ fn check(limits: SearchLimits, seconds: Option<u64>, expected: Option<(SearchLim
     let (mut ledger, mut trials) = begun(limits);
     add_attempt(&mut trials[0], 105, Some(110));
     trials.iter_mut().for_each(|trial| add_attempt(trial, 115, None));
-    let result = ResultFact { units: 3, metric: "0.5".to_owned(), values: vec![], at: None };
+    let result = ResultFact {
+        units: 3,
+        metric: "0.5".to_owned(),
+        values: vec![],
+        checkpoint: None,
+        at: None,
+    };
     trials[1].status.facts.push(Fact::Result(result));
     let summary = Summary::new(ledger.config(), &trials);
     let now = Timestamp(120);
@@ -84,7 +90,7 @@ fn limit_stops_all_trials_and_finishes() {
                 assert!(matches!(grant.steps.as_deref(), Some([StepRecord::Stop(_)])));
                 *trial
             }
-            Write::Log(_) => panic!("{write:?}"),
+            Write::Log(_) | Write::Pin { .. } => panic!("{write:?}"),
         })
         .collect();
     assert_eq!(stopped, [0, 1]);

@@ -48,6 +48,7 @@ impl Case {
                         record.spec.grants.push(grant);
                     }
                 }
+                Write::Pin { .. } => panic!("{write:?}"),
             }
         }
         let missing: Vec<_> = self.ledger.missing().cloned().collect();
@@ -98,7 +99,13 @@ impl Case {
     /// Reports the result of a trial at its granted length.
     pub(in crate::experiment::ledger) fn result(&mut self, trial: u32) {
         let units = self.ledger.book().trial(trial).units;
-        let result = ResultFact { units, metric: "0.5".to_owned(), values: vec![], at: None };
+        let result = ResultFact {
+            units,
+            metric: "0.5".to_owned(),
+            values: vec![],
+            checkpoint: None,
+            at: None,
+        };
         let record = self.trials.get_mut(&trial).unwrap();
         record.status.facts.push(Fact::Result(result));
         self.checkpoint(trial);
@@ -157,7 +164,7 @@ impl Case {
     fn turn(&mut self, writes: Vec<Write>) -> Option<Vec<StepRecord>> {
         let steps = writes.first().map(|write| match write {
             Write::Log(entry) => entry.steps.clone(),
-            Write::Grant { .. } => panic!("{write:?}"),
+            Write::Grant { .. } | Write::Pin { .. } => panic!("{write:?}"),
         });
         self.execute(writes);
         steps

@@ -1,0 +1,153 @@
+//! Copies of trials: where their weights come from, and the checkpoints that are kept for them.
+//!
+//! A copy starts from the checkpoint that its source had at its latest result. The creation records
+//! the checkpoint, so a copy needs no record of its source. The checkpoint is *pinned* in the
+//! record of the source before the turn that creates the copy is written. The pin goes when the
+//! copy has saved a checkpoint or has ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use stoker_api::decisions::DeletedTrial;
+use stoker_api::trial::{Fact, Grant, ResultCheckpoint, TrialSource};
+
+use super::{Ledger, Record, Write};
+use crate::experiment::recorded;
+use crate::search::state::Turn;
+use crate::search::turn::{Source, Step};
+use crate::trial::TrialRecord;
+
+/// Known checkpoints and copies.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Sources {
+    /// Checkpoint of each result, by trial and length.
+    checkpoints: BTreeMap<(u32, u64), ResultCheckpoint>,
+    /// Sources by copy.
+    by_copy: BTreeMap<u32, TrialSource>,
+}
+
+impl Sources {
+    /// Records the checkpoint of a result.
+    pub(super) fn note_result(&mut self, trial: u32, units: u64, checkpoint: ResultCheckpoint) {
+        self.checkpoints.insert((trial, units), checkpoint);
+    }
+
+    /// Records the source of a copy.
+    pub(super) fn note_copy(&mut self, copy: u32, source: TrialSource) {
+        self.by_copy.insert(copy, source);
+    }
+
+    /// Records the sources of copies.
+    pub(super) fn note_copies(&mut self, copies: impl IntoIterator<Item = (u32, TrialSource)>) {
+        self.by_copy.extend(copies);
+    }
+
+    /// Forgets deleted trials.
+    pub(super) fn forget(&mut self, trials: &[u32]) {
+        for trial in trials {
+            self.by_copy.remove(trial);
+        }
+        self.checkpoints.retain(|(trial, _), _| !trials.contains(trial));
+    }
+
+    /// Returns the source of a trial; `None` if it is not a copy.
+    pub(super) fn of(&self, copy: u32) -> Option<&TrialSource> {
+        self.by_copy.get(&copy)
+    }
+
+    /// Returns a source with its checkpoint. An earlier copy knows it even if the source was
+    /// deleted.
+    fn resolve(&self, source: Source) -> TrialSource {
+        let Source { trial, units } = source;
+        if let Some(checkpoint) = self.checkpoints.get(&(trial, units)) {
+            let ResultCheckpoint { name, manifest_sha256 } = checkpoint.clone();
+            let (checkpoint, manifest_sha256) = (Some(name), Some(manifest_sha256));
+            return TrialSource { trial, units, checkpoint, manifest_sha256 };
+        }
+        let is_same = |other: &&TrialSource| (other.trial, other.units) == (trial, units);
+        let copied = self.by_copy.values().find(is_same).cloned();
+        copied.unwrap_or(TrialSource { trial, units, ..TrialSource::default() })
+    }
+}
+
+impl Ledger {
+    /// Records the sources of the copies that a turn creates, from index `next` on.
+    pub(super) fn note_copies(&mut self, turn: &Turn, next: u32) {
+        let created = turn.steps.iter().filter_map(|step| match step {
+            Step::Create { source, .. } => Some(*source),
+            _ => None,
+        });
+        for (copy, source) in (next..).zip(created) {
+            if let Some(source) = source {
+                let source = self.sources.resolve(source);
+                self.sources.note_copy(copy, source);
+            }
+        }
+    }
+
+    /// Records the checkpoint of a recorded turn's result.
+    pub(super) fn note_result(&mut self, trial: u32, grant: &Grant, record: Record<'_>) {
+        let facts = record.trials.get(&trial).map(|trial| &trial.status.facts);
+        let fact = facts.and_then(|facts| facts.get(grant.fact? as usize));
+        if let Some(Fact::Result(result)) = fact
+            && let Some(checkpoint) = result.checkpoint.clone()
+        {
+            self.sources.note_result(trial, result.units, checkpoint);
+        }
+    }
+
+    /// Returns the step that created a deleted trial, as far as it is known.
+    pub(super) fn lost_creation(&self, deleted: Option<&DeletedTrial>) -> Step {
+        let group = deleted.map_or(0, |trial| trial.group);
+        let source = deleted.and_then(|trial| trial.source.as_ref());
+        recorded::create(group, self.search.first_units(group), source)
+    }
+
+    /// Returns the pins that must be durable before the turn that creates trials from index `next`
+    /// on.
+    pub(super) fn pins(&self, next: u32) -> impl Iterator<Item = Write> {
+        let mut by_source: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
+        for source in (next..self.book().next_index()).filter_map(|copy| self.sources.of(copy)) {
+            by_source.entry(source.trial).or_default().extend(source.checkpoint.clone());
+        }
+        let pinned = by_source.into_iter().filter(|(_, checkpoints)| !checkpoints.is_empty());
+        pinned.map(|(trial, checkpoints)| Write::Pin {
+            trial,
+            checkpoints: checkpoints.into_iter().collect(),
+        })
+    }
+
+    /// Returns the trials with pins that are not needed any more, each with the pins that stay.
+    /// Facts that the search has not taken in change nothing, so call this after all turns.
+    pub fn unpinned<'a>(
+        &self,
+        trials: impl IntoIterator<Item = &'a TrialRecord>,
+    ) -> Vec<(u32, Vec<String>)> {
+        if self.sources.by_copy.is_empty() {
+            return vec![];
+        }
+        let (mut has_checkpoint, mut pinned) = (BTreeSet::new(), vec![]);
+        for record in trials {
+            if !record.status.checkpoints.is_empty() {
+                has_checkpoint.insert(record.spec.index);
+            }
+            if !record.spec.pins.is_empty() {
+                pinned.push(record);
+            }
+        }
+        let is_needed = |(copy, _): &(&u32, &TrialSource)| {
+            self.state(**copy).is_some_and(|state| state.is_open())
+                && !has_checkpoint.contains(*copy)
+        };
+        let needed = self.sources.by_copy.iter().filter(is_needed);
+        let needed: BTreeSet<(u32, &String)> = needed
+            .filter_map(|(_, source)| Some((source.trial, source.checkpoint.as_ref()?)))
+            .collect();
+        let rest = |record: &TrialRecord| {
+            let index = record.spec.index;
+            let pins = record.spec.pins.iter().filter(|name| needed.contains(&(index, *name)));
+            (index, pins.cloned().collect::<Vec<String>>(), record.spec.pins.len())
+        };
+        let rest = pinned.into_iter().map(rest).filter(|(_, rest, before)| rest.len() < *before);
+        rest.map(|(index, rest, _)| (index, rest)).collect()
+    }
+}

@@ -1,0 +1,291 @@
+//! Questions to external searchers, outside of reconciles: a service may take seconds to answer.
+//!
+//! ```text
+//!   reconcile -> poll: question -> ask_all -> answer, experiment is queued -> reconcile -> poll
+//! ```
+//!
+//! Each experiment has at most one question on its way. The operator reaches only Services of the
+//! experiment's namespace: it connects to `SERVICE.NAMESPACE.svc`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use stoker_api::external::{Answer, Question, SearcherHost, SearcherUrl};
+use stoker_engine::experiment::{Asked, Refusal};
+use stoker_searcher::AskError;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::cache::Key;
+use crate::context::Context;
+
+/// Maximum number of questions on their way, of all experiments.
+const QUESTIONS_MAX: usize = 64;
+
+/// Questions by experiment.
+#[derive(Debug, Default)]
+pub struct Searchers {
+    slots: Mutex<HashMap<Key, Slot>>,
+    changed: Notify,
+}
+
+/// The question of an experiment.
+#[derive(Debug)]
+struct Slot {
+    uid: String,
+    asked: Asked,
+    num_failures: u32,
+    /// Why the question, or the one before it, has no answer yet.
+    refusal: Option<Refusal>,
+    state: SlotState,
+}
+
+#[derive(Debug)]
+enum SlotState {
+    Queued(Box<Request>),
+    Asking,
+    Answered(Answer),
+    Failed {
+        retry_at: Instant,
+    },
+    /// The answer was taken.
+    Idle,
+}
+
+/// A question and its address.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) url: String,
+    pub(crate) namespace: String,
+    pub(crate) question: Question,
+}
+
+/// State of a question.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Progress {
+    /// The experiment is queued when the answer arrives. With the reason if asking has failed.
+    Asking(Option<Refusal>),
+    /// The answer, which is returned once.
+    Answered(Asked, Answer),
+    /// The question is repeated after this delay.
+    Failed(Refusal, Duration),
+}
+
+impl Searchers {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how far a question is. Asks it if it was not asked.
+    pub(crate) fn poll(
+        &self,
+        key: &Key,
+        uid: &str,
+        asked: Asked,
+        request: impl FnOnce() -> Request,
+    ) -> Progress {
+        let mut slots = self.lock();
+        let slot = slots.get_mut(key).filter(|slot| slot.uid == uid);
+        let (num_failures, refusal) = match slot {
+            Some(slot) => {
+                let is_same = slot.asked.call == asked.call;
+                match std::mem::replace(&mut slot.state, SlotState::Idle) {
+                    SlotState::Answered(answer) if is_same => {
+                        return Progress::Answered(slot.asked, answer);
+                    }
+                    SlotState::Failed { retry_at } if is_same && retry_at > Instant::now() => {
+                        slot.state = SlotState::Failed { retry_at };
+                        if let Some(refusal) = slot.refusal.clone() {
+                            let wait = retry_at.duration_since(Instant::now());
+                            return Progress::Failed(refusal, wait);
+                        }
+                    }
+                    // A question on its way is not asked again, even if it is not due any more.
+                    state @ (SlotState::Queued(_) | SlotState::Asking) => {
+                        slot.state = state;
+                        return Progress::Asking(slot.refusal.clone());
+                    }
+                    SlotState::Answered(_) | SlotState::Failed { .. } | SlotState::Idle => {}
+                }
+                (slot.num_failures, slot.refusal.clone())
+            }
+            None => (0, None),
+        };
+        let state = SlotState::Queued(Box::new(request()));
+        let slot = Slot { uid: uid.to_owned(), asked, num_failures, refusal, state };
+        let progress = Progress::Asking(slot.refusal.clone());
+        slots.insert(key.clone(), slot);
+        drop(slots);
+        self.changed.notify_one();
+        progress
+    }
+
+    /// Records that the answer was accepted.
+    pub(crate) fn accept(&self, key: &Key) {
+        if let Some(slot) = self.lock().get_mut(key) {
+            (slot.num_failures, slot.refusal) = (0, None);
+        }
+    }
+
+    /// Records that there is no usable answer. Returns the refusal and the delay of the next try.
+    pub(crate) fn refuse(&self, key: &Key, error: &AskError) -> (Refusal, Duration) {
+        let refusal = Refusal { reason: error.reason().to_owned(), message: error.to_string() };
+        let mut slots = self.lock();
+        let num_failures = slots.get(key).map_or(0, |slot| slot.num_failures) + 1;
+        let wait = stoker_searcher::back_off(num_failures);
+        if let Some(slot) = slots.get_mut(key) {
+            slot.num_failures = num_failures;
+            slot.refusal = Some(refusal.clone());
+            slot.state = SlotState::Failed { retry_at: Instant::now() + wait };
+        }
+        (refusal, wait)
+    }
+
+    /// Forgets the question of an experiment that has ended or was deleted.
+    pub(crate) fn forget(&self, key: &Key) {
+        self.lock().remove(key);
+    }
+
+    /// Forgets all questions. The next leader asks them again.
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    /// Waits for a question to ask.
+    async fn next(&self) -> (Key, String, Request) {
+        loop {
+            let changed = self.changed.notified();
+            let queued = self.take_queued();
+            match queued {
+                Some(queued) => return queued,
+                None => changed.await,
+            }
+        }
+    }
+
+    /// Takes a question that was not asked yet.
+    fn take_queued(&self) -> Option<(Key, String, Request)> {
+        self.lock().iter_mut().find_map(|(key, slot)| {
+            match std::mem::replace(&mut slot.state, SlotState::Asking) {
+                SlotState::Queued(request) => Some((key.clone(), slot.uid.clone(), *request)),
+                state => {
+                    slot.state = state;
+                    None
+                }
+            }
+        })
+    }
+
+    /// Records the end of a question.
+    fn finish(&self, key: &Key, uid: &str, answer: Result<Answer, AskError>) {
+        let is_current = |slot: &&mut Slot| slot.uid == uid;
+        match answer {
+            Ok(answer) => {
+                if let Some(slot) = self.lock().get_mut(key).filter(is_current) {
+                    slot.state = SlotState::Answered(answer);
+                }
+            }
+            Err(error) => {
+                if self.lock().get_mut(key).filter(is_current).is_some() {
+                    self.refuse(key, &error);
+                }
+            }
+        }
+    }
+}
+
+/// Asks the questions of all experiments while this replica leads.
+pub(crate) async fn ask_all(context: Arc<Context>) {
+    let mut questions = JoinSet::new();
+    loop {
+        tokio::select! {
+            (key, uid, request) = context.searchers.next(), if questions.len() < QUESTIONS_MAX => {
+                let context = context.clone();
+                questions.spawn(async move {
+                    let answer = ask(&request).await;
+                    if let Err(error) = &answer {
+                        tracing::warn!(experiment = %key, %error, "no answer of the searcher");
+                    }
+                    context.searchers.finish(&key, &uid, answer);
+                    context.experiment_queue.add(key);
+                });
+            }
+            Some(_) = questions.join_next() => {}
+        }
+    }
+}
+
+async fn ask(request: &Request) -> Result<Answer, AskError> {
+    let Request { url, namespace, question } = request;
+    match SearcherUrl::parse(url) {
+        Ok(url) if matches!(url.host, SearcherHost::Service(_)) => {
+            stoker_searcher::ask(&url.host.name_in(namespace), &url, question).await
+        }
+        // Validation refuses such an experiment.
+        _ => Err(AskError::Unavailable(format!("{url} is not a Service of the namespace"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use stoker_api::external::QuestionSpec;
+
+    use super::*;
+
+    fn request() -> Request {
+        let spec = QuestionSpec { searcher: json!({}), hyperparameters: json!({}) };
+        let experiment = "a-1".to_owned();
+        let question =
+            Question { version: 1, experiment, call: 0, spec, events: vec![], history: None };
+        Request { url: "http://a".to_owned(), namespace: "ns".to_owned(), question }
+    }
+
+    const FIRST: Asked = Asked { call: 0, through: 3 };
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn question_is_asked_once_and_answered_once() {
+        let (searchers, key) = (Searchers::default(), Key::new("ns", "a"));
+        let answer = Answer { call: 0, actions: vec![] };
+        assert_eq!(searchers.poll(&key, "1", FIRST, request), Progress::Asking(None));
+        let (asking, uid, _) = searchers.next().await;
+        assert_eq!((&asking, uid.as_str()), (&key, "1"));
+        // A deletion may change the last event while the question is on its way.
+        let later = Asked { call: 0, through: 5 };
+        let again = || -> Request { panic!("asked twice") };
+        assert_eq!(searchers.poll(&key, "1", later, again), Progress::Asking(None));
+        searchers.finish(&key, "1", Ok(answer.clone()));
+        let answered = Progress::Answered(FIRST, answer.clone());
+        assert_eq!(searchers.poll(&key, "1", later, again), answered);
+        // If the answer could not be recorded, the question is asked again.
+        assert_eq!(searchers.poll(&key, "1", later, request), Progress::Asking(None));
+        searchers.next().await;
+        // An answer to an experiment of the same name that was deleted is dropped.
+        assert_eq!(searchers.poll(&key, "2", FIRST, request), Progress::Asking(None));
+        searchers.finish(&key, "1", Ok(answer));
+        assert_eq!(searchers.poll(&key, "2", FIRST, again), Progress::Asking(None));
+    }
+
+    #[tokio::test]
+    async fn failures_are_retried_and_reported_until_an_answer() {
+        let (searchers, key) = (Searchers::default(), Key::new("ns", "a"));
+        searchers.poll(&key, "1", FIRST, request);
+        searchers.next().await;
+        searchers.finish(&key, "1", Err(AskError::Unavailable("down".to_owned())));
+        let progress = searchers.poll(&key, "1", FIRST, request);
+        let Progress::Failed(refusal, wait) = progress else { panic!("{progress:?}") };
+        assert_eq!(refusal.reason, "SearcherUnavailable");
+        tokio::time::sleep(wait).await;
+        let again = searchers.poll(&key, "1", FIRST, request);
+        assert_eq!(again, Progress::Asking(Some(refusal)));
+        searchers.next().await;
+        let (_, wait) = searchers.refuse(&key, &AskError::BadAnswer("no".to_owned()));
+        assert_eq!(wait.as_secs(), 2);
+        // Another question begins without the failures of this one.
+        searchers.accept(&key);
+        let next = Asked { call: 1, through: 9 };
+        assert_eq!(searchers.poll(&key, "1", next, request), Progress::Asking(None));
+    }
+}

@@ -70,8 +70,8 @@ fn failed_trials_continue_from_their_checkpoints() {
     assert_eq!(best(&fixture), best(&undisturbed));
     check(&fixture.continue_(&["--failed"]), 2, "no trial has failed");
     let mut describe = stoker();
-    describe.args(["experiment", "describe", "scripted", "--root"]).arg(fixture.root());
-    check(&describe.output().unwrap(), 0, "Trial 0 reopened by the user; it may train to 10");
+    describe.args(["trial", "describe", "scripted-0", "--root"]).arg(fixture.root());
+    check(&describe.output().unwrap(), 0, "reopened by the user; it may train to 10 batches");
 }
 
 #[test]

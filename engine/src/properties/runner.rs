@@ -3,7 +3,7 @@
 mod checks;
 mod copies;
 mod explained;
-mod program;
+mod requests;
 mod service;
 mod training;
 
@@ -18,7 +18,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::{DesiredTrialState, Fact};
 use stoker_api::validate::Method;
 
-use self::program::prior;
+use self::requests::prior;
 use self::service::Service;
 use crate::experiment::{Asked, Ledger, Record, Request, Summary, Write, append, desired_states};
 use crate::fixture::config;
@@ -119,6 +119,10 @@ impl Runner {
         let mut settings = self.config.settings();
         edit(&mut settings);
         self.config = self.config.with(&settings);
+    }
+
+    pub(super) fn method(&self) -> &Method {
+        &self.config.method
     }
 
     pub(super) fn settings(&self) -> SearchSettings {
@@ -247,18 +251,8 @@ impl Runner {
                 return;
             }
         }
+        let Some(is_reopened) = self.take_request(&mut ledger, is_over, &mut run) else { return };
         if !is_over && !self.ask(&mut ledger, &mut decided, &mut run) {
-            return;
-        }
-        let current = self.records();
-        let record_of = |index: u32| current.iter().find(|record| record.spec.index == index);
-        let request = self.reopen.filter(|_| !is_over);
-        let writes = ledger.reopen(request, record_of, now);
-        let is_reopened = !writes.is_empty();
-        if !run(self, writes) {
-            return;
-        }
-        if !self.create(&mut ledger, &mut run) {
             return;
         }
         self.want(&ledger);

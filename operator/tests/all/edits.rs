@@ -167,9 +167,13 @@ fn limit_on_units_ends_the_search() {
         let created = status.trials_created;
         let searcher = json!({ "limits": null, "random": { "maxTrials": created } });
         ns.patch("limited", &json!({ "spec": { "searcher": searcher } })).unwrap();
+        let end = Instant::now() + Duration::from_secs(120);
+        while !ns.trials_of("limited").await.iter().any(is_reopened) {
+            assert!(Instant::now() < end, "{}", ns.logs());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         wait_for_end(&ns, "limited", created).await;
         let trials = ns.trials_of("limited").await;
-        assert!(trials.iter().any(is_reopened), "{trials:#?}");
         for trial in &trials {
             let status = trial.status.as_ref().unwrap();
             assert_eq!(status.phase, Phase::Completed, "{status:#?}");

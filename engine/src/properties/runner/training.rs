@@ -3,12 +3,36 @@
 use stoker_api::contract::Directive;
 use stoker_api::trial::AttemptEnd;
 
-use super::program::{Program, program};
 use super::{LIMITS, Runner};
 use crate::fixture::{LOSS, report, validated};
 use crate::trial::{
-    ReportEffect, TargetState, TrialRecord, directive, end_attempt, live_attempt, record_report,
+    ReportEffect, TargetState, TrialRecord, directive, end_attempt, live_attempt, num_reopenings,
+    record_report,
 };
+
+/// Behavior of a trial's program. It depends only on the trial's seed, so it is the same in every
+/// interleaving. A program that was continued after its end trains: its error was removed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Program {
+    Trains,
+    StopsItself,
+    EndsUntrained,
+    RefusesHyperparameters,
+    Fails,
+}
+
+fn program(record: &TrialRecord) -> Program {
+    if num_reopenings(record) > 0 {
+        return Program::Trains;
+    }
+    match record.spec.seed % 16 {
+        0 => Program::StopsItself,
+        1 => Program::RefusesHyperparameters,
+        2 => Program::Fails,
+        3 => Program::EndsUntrained,
+        _ => Program::Trains,
+    }
+}
 
 impl Runner {
     pub(super) fn train(&mut self, record: &mut TrialRecord, target: TargetState, die: u8) {

@@ -1,6 +1,7 @@
 //! The Experiment resource: a search over trials, as users write it.
 
 mod external;
+mod full_length;
 mod length;
 mod limits;
 mod optimizations;
@@ -19,6 +20,7 @@ use serde_json::Value;
 use crate::pod::PodTemplate;
 
 pub use external::ExternalSearch;
+pub use full_length::{SobolSearch, TpeSearch};
 pub use length::{Length, Unit};
 pub use limits::SearchLimits;
 pub use optimizations::{GradientCompression, MixedPrecision, Optimizations};
@@ -28,8 +30,8 @@ pub use resources::Resources;
 pub use samplers::{MedianStopping, Objective, PriorTrials, SamplerSpec, SobolSampler, TpeSampler};
 pub use search::{
     AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, GridSearch,
-    HyperbandSearch, RandomSearch, SEARCH_METHODS, SearchMode, Searcher, SingleSearch, SobolSearch,
-    SyncHalvingSearch, TpeSearch,
+    HyperbandSearch, RandomSearch, SEARCH_METHODS, SearchMode, Searcher, SingleSearch,
+    SyncHalvingSearch,
 };
 pub use status::{BestTrial, ExperimentStatus, ParetoTrial, Phase, StorageRecord};
 

@@ -6,6 +6,7 @@
 //! other trials' facts. A grant also contains the training length that the trial may reach.
 
 mod checkpoint;
+mod reopened;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,6 +17,7 @@ use crate::experiment::{Phase, Unit};
 use crate::time::Timestamp;
 
 pub use checkpoint::{CheckpointRecord, ResultCheckpoint, TrialSource};
+pub use reopened::ReopenedFact;
 
 /// Specification of a trial: one training run with fixed hyperparameters. The sampled values are
 /// immutable; grants are append-only.
@@ -305,21 +307,6 @@ pub struct ClosedFact {
     /// Cause of the end.
     pub cause: CloseCause,
     /// Time at which the end was recorded. Unset in records of earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub at: Option<Timestamp>,
-}
-
-/// The continuation of a trial after its end.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct ReopenedFact {
-    /// Number of times that the search had reopened the trial. More than one of them may be new: a
-    /// limit can stop a trial again before it continues.
-    pub number: u32,
-    /// Number of the next attempt. Failures of earlier attempts no longer count.
-    pub attempt: u32,
-    /// Time at which the continuation was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Timestamp>,
 }

@@ -1,6 +1,7 @@
 //! `stoker experiment|trial|checkpoint`: the same verbs for local runs and for a cluster.
 
-use std::future::Future;
+mod outcome;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use crate::failure::Failure;
 use crate::print::Output;
 use crate::reopen;
 use crate::show;
+
+pub(crate) use outcome::{block_on, done};
 
 /// Shown below the help of all verbs that work both locally and on a cluster.
 const SOURCE_HELP: &str = "\
@@ -125,9 +128,9 @@ pub(crate) enum ExperimentCommand {
     Activate(OnCluster),
     /// Continue trials that have ended, from their checkpoints
     ///
-    /// Without --failed, continues trials whose program ended cleanly before the granted length, and
-    /// trials that a limit has stopped. Their restarts count from zero, and the search counts their
-    /// new results. A trial without a checkpoint trains from scratch. For a local run, run
+    /// Without --failed, continues trials whose program ended cleanly before the granted length,
+    /// and trials that a limit has stopped. Their restarts count from zero, and the search counts
+    /// their new results. A trial without a checkpoint trains from scratch. For a local run, run
     /// `stoker run FILE` again afterwards.
     #[command(after_help = SOURCE_HELP)]
     Continue {
@@ -390,39 +393,5 @@ pub(crate) fn checkpoint(command: &CheckpointCommand, output: Output) -> Result<
                 done(download.await)
             })
         }
-    }
-}
-
-/// Maps success to exit code 0.
-pub(crate) fn done(result: Result<(), Failure>) -> Result<u8, Failure> {
-    result.map(|()| 0)
-}
-
-/// Runs `future` to completion on a single-threaded runtime.
-pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::System(format!("cannot start the async runtime: {error}")))?
-        .block_on(future)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(name: &str, index: Option<u32>, joined: &str, split: Option<(&str, u32)>) {
-        let trial = TrialName { name: name.to_owned(), index };
-        assert_eq!(trial.joined(), joined);
-        assert_eq!(trial.split().ok(), split, "{name} {index:?}");
-    }
-
-    #[test]
-    fn trial_names_are_joined_and_split() {
-        check("mnist-3", None, "mnist-3", Some(("mnist", 3)));
-        check("mnist", Some(3), "mnist-3", Some(("mnist", 3)));
-        check("a-b-12", None, "a-b-12", Some(("a-b", 12)));
-        check("mnist-0b3f9c1e", Some(3), "mnist-0b3f9c1e-3", Some(("mnist-0b3f9c1e", 3)));
-        check("mnist", None, "mnist", None);
     }
 }

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::search::SEARCH_METHODS;
 
-/// CEL rule: no field except `state`, `reopen` and `searcher` has changed. The searcher has its own rules.
+/// CEL rule: no field except `state`, `reopen` and `searcher` has changed. The searcher has its own
+/// rules.
 pub(crate) const UNCHANGED_RULE: &str = "self.entrypoint == oldSelf.entrypoint && \
     self.resources == oldSelf.resources && \
     self.checkpointStorage == oldSelf.checkpointStorage && \

@@ -6,6 +6,7 @@
 
 mod answers;
 mod attempts;
+mod changes;
 mod checkpoints;
 mod queue;
 mod reports;
@@ -207,25 +208,6 @@ impl State {
                 return self.save_status();
             }
         }
-    }
-
-    /// Takes in an edit. Returns whether it must wait until trials have ended.
-    fn edit(&mut self) -> Result<bool, Failure> {
-        let trials = &self.trials;
-        let edited =
-            self.ledger.edit(&self.config, &self.summary, |index| trials.get(&index), now());
-        let waits = edited.is_none();
-        self.execute(edited.unwrap_or_default())?;
-        Ok(waits)
-    }
-
-    /// Takes in a request to reopen trials. Returns whether there was one.
-    fn reopen(&mut self) -> Result<bool, Failure> {
-        let (trials, request) = (&self.trials, self.experiment.spec.reopen);
-        let writes = self.ledger.reopen(request, |index| trials.get(&index), now());
-        let is_new = !writes.is_empty();
-        self.execute(writes)?;
-        Ok(is_new)
     }
 
     /// Takes in changed trials. While an edit `waits`, nothing is decided about them.

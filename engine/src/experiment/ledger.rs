@@ -10,6 +10,7 @@
 //! turn. So after a crash, the record has all decisions from which anything can have followed.
 
 mod answers;
+mod deletions;
 mod edits;
 mod explained;
 mod history;
@@ -25,8 +26,7 @@ pub use answers::{Asked, append};
 pub use edits::{EDIT_REFUSED, is_edited, is_requested, refused_edit};
 
 use stoker_api::decisions::{
-    BeganEvent, DeletedEvent, DeletedTrial, LimitReachedEvent, LogEntry, LogEvent, PriorTrial,
-    StepRecord,
+    BeganEvent, LimitReachedEvent, LogEntry, LogEvent, PriorTrial, StepRecord,
 };
 use stoker_api::number;
 use stoker_api::time::Timestamp;
@@ -231,44 +231,6 @@ impl Ledger {
         };
         let home = std::iter::once(Write::Grant { trial, grant });
         self.pins(next).chain(home).chain(effects(&turn, Some(trial))).collect()
-    }
-
-    /// Returns the trials that were created and have no record any more.
-    pub fn deleted(&self, trials: &BTreeMap<u32, &TrialRecord>) -> Vec<u32> {
-        let is_deleted = |index: &u32| {
-            !trials.contains_key(index)
-                && !self.missing.contains_key(index)
-                && self.book().trial(*index).state != TrialState::Deleted
-        };
-        (0..self.book().next_index()).filter(is_deleted).collect()
-    }
-
-    /// Takes in the deletion of trials.
-    pub fn delete(&mut self, trials: Vec<u32>, now: Timestamp) -> Vec<Write> {
-        let events = trials.iter().map(|trial| Event::Deleted { trial: *trial }).collect();
-        let Some(turn) = self.search.advance_all(events) else { return vec![] };
-        let deleted = |index: &u32| DeletedTrial {
-            index: *index,
-            group: self.book().trial(*index).group,
-            random_words: self.random_words[*index as usize],
-            source: self.sources.of(*index).cloned(),
-        };
-        let event =
-            LogEvent::Deleted(DeletedEvent { trials: trials.iter().map(deleted).collect() });
-        self.forget(&trials);
-        self.log(turn, event, now)
-    }
-
-    /// Forgets what is known of deleted trials from their records.
-    fn forget(&mut self, trials: &[u32]) {
-        for trial in trials {
-            self.num_placed[*trial as usize] = 0;
-            self.granted_in[*trial as usize] = 0;
-            if let Some(reopening) = self.reopenings.get_mut(trial) {
-                reopening.num_facts = 0;
-            }
-        }
-        self.sources.forget(trials);
     }
 
     fn log(&mut self, turn: Turn, event: LogEvent, at: Timestamp) -> Vec<Write> {

@@ -1,13 +1,16 @@
 //! Rebuilds the search of an experiment from its record.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod homes;
+
+use std::collections::BTreeMap;
 
 use stoker_api::decisions::{
     DeletedEvent, DeletedTrial, LogEntry, LogEvent, PriorTrial, StepRecord,
 };
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{Fact, Grant, TrialSource, TrialSpec};
+use stoker_api::trial::{Grant, TrialSource, TrialSpec};
 
+use self::homes::{Home, homes, unreadable};
 use super::answers;
 use super::edits::settings;
 use super::sources::Sources;
@@ -16,32 +19,6 @@ use crate::experiment::recorded;
 use crate::search::SearchConfig;
 use crate::search::state::{self as search, RecordedDraw, SearchState};
 use crate::search::turn::{Event, Step};
-
-/// Where a turn is recorded.
-enum Home<'a> {
-    Log(&'a LogEntry),
-    Grant(u32, &'a Grant),
-    /// The home was deleted. Its effects are left.
-    Deleted,
-}
-
-impl Home<'_> {
-    /// Returns the time of the turn's event, if it is recorded.
-    fn time(&self, record: Record<'_>) -> Option<Timestamp> {
-        match self {
-            Self::Log(entry) => Some(entry.at),
-            Self::Grant(trial, grant) => {
-                let facts = &record.trials.get(trial)?.status.facts;
-                match facts.get(grant.fact? as usize)? {
-                    Fact::Result(result) => result.at,
-                    Fact::Closed(closed) => closed.at,
-                    Fact::Reopened(reopened) => reopened.at,
-                }
-            }
-            Self::Deleted => None,
-        }
-    }
-}
 
 /// Observer of replayed turns: gets the search after the turn, the turn and its time.
 pub(super) type Watch<'a> = &'a mut dyn FnMut(&SearchState, &search::Turn, Option<Timestamp>);
@@ -374,43 +351,4 @@ fn deleted_trial<'a>(index: u32, record: Record<'a>) -> Option<&'a DeletedTrial>
 fn first_unused(record: Record<'_>) -> u32 {
     let last = record.trials.keys().next_back().map_or(0, |index| index.saturating_add(1));
     last.max(record.trials_created)
-}
-
-/// Returns where each turn is recorded, by its position.
-fn homes(record: Record<'_>) -> Result<BTreeMap<u64, Home<'_>>, Unreadable> {
-    let mut homes = BTreeMap::new();
-    let mut others = BTreeSet::new();
-    for entry in record.log {
-        if homes.insert(entry.order, Home::Log(entry)).is_some() {
-            return Err(unreadable(&Home::Log(entry), entry.order, "is there twice"));
-        }
-    }
-    for (trial, of_trial) in record.trials {
-        others.extend(of_trial.spec.order);
-        for grant in &of_trial.spec.grants {
-            if grant.fact.is_none() {
-                others.insert(grant.order);
-                continue;
-            }
-            let home = Home::Grant(*trial, grant);
-            if homes.contains_key(&grant.order) {
-                return Err(unreadable(&home, grant.order, "is there twice"));
-            }
-            homes.insert(grant.order, home);
-        }
-    }
-    for order in others {
-        homes.entry(order).or_insert(Home::Deleted);
-    }
-    Ok(homes)
-}
-
-fn unreadable(home: &Home<'_>, order: u64, reason: &str) -> Unreadable {
-    let (object, field) = match home {
-        Home::Log(_) => ("the experiment".to_owned(), "status.log"),
-        Home::Grant(trial, _) => (format!("trial {trial}"), "spec.grants"),
-        Home::Deleted => ("the trials".to_owned(), "spec.grants"),
-    };
-    let field = format!("{field}, order {order}");
-    Unreadable { object, field, reason: reason.to_owned() }
 }

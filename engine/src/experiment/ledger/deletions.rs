@@ -1,0 +1,51 @@
+//! Trials that the user has deleted.
+
+use std::collections::BTreeMap;
+
+use stoker_api::decisions::{DeletedEvent, DeletedTrial, LogEvent};
+use stoker_api::time::Timestamp;
+
+use super::{Ledger, Write};
+use crate::search::book::TrialState;
+use crate::search::turn::Event;
+use crate::trial::TrialRecord;
+
+impl Ledger {
+    /// Returns the trials that were created and have no record any more.
+    pub fn deleted(&self, trials: &BTreeMap<u32, &TrialRecord>) -> Vec<u32> {
+        let is_deleted = |index: &u32| {
+            !trials.contains_key(index)
+                && !self.missing.contains_key(index)
+                && self.book().trial(*index).state != TrialState::Deleted
+        };
+        (0..self.book().next_index()).filter(is_deleted).collect()
+    }
+
+    /// Takes in the deletion of trials.
+    pub fn delete(&mut self, trials: Vec<u32>, now: Timestamp) -> Vec<Write> {
+        let events = trials.iter().map(|trial| Event::Deleted { trial: *trial }).collect();
+        let Some(turn) = self.search.advance_all(events) else { return vec![] };
+        let deleted = |index: &u32| DeletedTrial {
+            index: *index,
+            group: self.book().trial(*index).group,
+            random_words: self.random_words[*index as usize],
+            source: self.sources.of(*index).cloned(),
+        };
+        let event =
+            LogEvent::Deleted(DeletedEvent { trials: trials.iter().map(deleted).collect() });
+        self.forget(&trials);
+        self.log(turn, event, now)
+    }
+
+    /// Forgets what is known of deleted trials from their records.
+    pub(super) fn forget(&mut self, trials: &[u32]) {
+        for trial in trials {
+            self.num_placed[*trial as usize] = 0;
+            self.granted_in[*trial as usize] = 0;
+            if let Some(reopening) = self.reopenings.get_mut(trial) {
+                reopening.num_facts = 0;
+            }
+        }
+        self.sources.forget(trials);
+    }
+}

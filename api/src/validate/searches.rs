@@ -41,11 +41,7 @@ pub(super) fn check_own_name(name: &str, searcher: &Searcher, errors: &mut Vec<F
 /// Checks the method that is set. Errors name its fields below `spec.searcher`.
 pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<Method> {
     let mut checker = Checker { searcher, errors };
-    checker.check_sampler();
-    checker.check_prior_trials();
-    checker.check_limits();
-    checker.check_median_stopping();
-    checker.check_objectives();
+    checker.check_parts();
     if searcher.single.is_some() {
         return Some(Method::Single);
     }
@@ -121,6 +117,15 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
+    /// Checks the parts that fit any method.
+    fn check_parts(&mut self) {
+        self.check_sampler();
+        self.check_prior_trials();
+        self.check_limits();
+        self.check_median_stopping();
+        self.check_objectives();
+    }
+
     fn push(&mut self, path: &str, value: &serde_json::Value, rule: &str) {
         self.errors.push(FieldError::new(&format!("spec.searcher.{path}"), value, rule));
     }

@@ -45,9 +45,9 @@ pub struct DesiredStates {
 ///
 /// The desired state only ever becomes graver, except that a pause may end. A trial that the search
 /// has reopened counts as open, even if its runner has not recorded that yet. At most as many
-/// trials as the search has places run at a time. Those that have trained resume before others start, in
-/// the order in which the search continued or created them. A trial with nothing to train releases
-/// its GPUs at once if another one waits for room, otherwise after `release_seconds`.
+/// trials as the search has places run at a time. Those that have trained resume before others
+/// start, in the order in which the search continued or created them. A trial with nothing to train
+/// releases its GPUs at once if another one waits for room, otherwise after `release_seconds`.
 pub fn desired_states<R: Borrow<TrialRecord>>(
     ledger: &Ledger,
     trials: &[R],

@@ -223,10 +223,7 @@ impl Runner {
             true => Some(vec![]),
             false => ledger.edit(&config, &spending, record_of, now),
         };
-        let Some(writes) = edited else {
-            self.want(&ledger);
-            return;
-        };
+        let Some(writes) = edited else { return self.want(&ledger) };
         if !run(self, writes) {
             return;
         }
@@ -261,15 +258,8 @@ impl Runner {
         if !is_over && !is_reopened {
             assert_ne!(ledger.seconds_to_limit(&spending, now), Some(0));
         }
-        let (rebuilt, missing) = self.rebuilt();
-        assert_eq!(missing, []);
-        self.check_service(&ledger);
+        self.check_rebuilt(&ledger, is_over);
         self.check_decided(decided);
-        // The deletion of a trial after the end of the search is not recorded.
-        let is_finished = ledger.book().is_finished() && !ledger.deleted(&trials).is_empty();
-        if !is_over && !is_finished {
-            assert!(rebuilt == ledger, "{rebuilt:?}\n\n{ledger:?}");
-        }
         self.live = Some(ledger);
     }
 

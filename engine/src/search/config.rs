@@ -1,6 +1,6 @@
 //! Creates the search of an experiment.
 
-use stoker_api::experiment::{SamplerSpec, SearchMode, SobolSearch, TpeSearch};
+use stoker_api::experiment::{AdaptiveAshaSearch, SamplerSpec, SearchMode, SobolSearch, TpeSearch};
 use stoker_api::validate::Method;
 
 use super::SearchConfig;
@@ -63,6 +63,20 @@ fn rungs(bracket_rungs: &[u32], search_mode: SearchMode, max_rungs: u32, log: u3
     rungs
 }
 
+fn adaptive_asha(search: &AdaptiveAshaSearch, units: u64) -> AnyMethod {
+    let search = AdaptiveAsha {
+        units,
+        max_trials: search.max_trials,
+        mode: mode(search.mode),
+        divisor: search.divisor,
+        max_rungs: search.max_rungs,
+        bracket_rungs: search.bracket_rungs.clone(),
+        concurrency: search.max_concurrent_trials,
+        stop_once: search.stop_once,
+    };
+    AnyMethod::Tournament(Tournament::new(search.brackets()))
+}
+
 fn method(config: &SearchConfig, num_points: u32) -> AnyMethod {
     let units = config.units_max;
     let sync =
@@ -85,19 +99,7 @@ fn method(config: &SearchConfig, num_points: u32) -> AnyMethod {
                 search.stop_once,
             )))
         }
-        Method::AdaptiveAsha(search) => {
-            let search = AdaptiveAsha {
-                units,
-                max_trials: search.max_trials,
-                mode: mode(search.mode),
-                divisor: search.divisor,
-                max_rungs: search.max_rungs,
-                bracket_rungs: search.bracket_rungs.clone(),
-                concurrency: search.max_concurrent_trials,
-                stop_once: search.stop_once,
-            };
-            AnyMethod::Tournament(Tournament::new(search.brackets()))
-        }
+        Method::AdaptiveAsha(search) => adaptive_asha(search, units),
         Method::SyncHalving { search, budget } => {
             let bracket = layout::sync_halving(units, search.divisor, search.num_rungs, *budget);
             sync(vec![bracket], search.max_concurrent_trials)

@@ -64,17 +64,8 @@ pub(super) async fn decide(
             Err(refused) => refusal = Some(refused),
             Ok(prior) => {
                 let output = (&mut creation, &mut decisions);
-                let ledger = &mut ledger;
                 let input = Input { config, reopen: valid.spec.reopen, prior, missing, request };
-                let taken = take_turns(writer, ledger, input, output).await;
-                let answered = match taken {
-                    Ok(()) if creation.is_none() && request.state == DesiredState::Active => {
-                        let output = (&mut creation, &mut decisions);
-                        take_answers(writer, ledger, valid, request, output).await
-                    }
-                    other => other.map(|()| Waiting::default()),
-                };
-                match answered {
+                match take_all(writer, &mut ledger, valid, input, output).await {
                     Ok(waiting) => {
                         refusal = waiting.refusal.or(refusal);
                         ask_wait = waiting.wait;
@@ -105,6 +96,22 @@ pub(super) async fn decide(
     let wake = desired.wake_seconds.into_iter().chain(limit).map(Duration::from_secs);
     let wake = wake.chain(ask_wait).min();
     Ok(Decided { ledger, wake, creation, decisions, refusal })
+}
+
+/// Writes all turns that follow from the record, and from the answers of an external searcher.
+async fn take_all(
+    writer: &mut Writer<'_>,
+    ledger: &mut Ledger,
+    valid: &ValidExperiment,
+    input: Input<'_>,
+    (creation, decisions): (&mut Option<Error>, &mut Vec<Decision>),
+) -> Result<Waiting, Error> {
+    let request = input.request;
+    take_turns(writer, ledger, input, (&mut *creation, &mut *decisions)).await?;
+    if creation.is_some() || request.state != DesiredState::Active {
+        return Ok(Waiting::default());
+    }
+    take_answers(writer, ledger, valid, request, (creation, decisions)).await
 }
 
 /// What the user wants, and what is missing in the record.

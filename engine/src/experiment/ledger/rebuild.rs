@@ -196,20 +196,7 @@ impl Ledger {
             self.note_result(*trial, grant, record);
         }
         self.place(home, order)?;
-        let home_trial = match home {
-            Home::Grant(trial, _) => Some(*trial),
-            Home::Log(_) => None,
-            Home::Deleted => return Ok(()),
-        };
-        let has_effect = |write: &Write| match write {
-            Write::Log(_) => true,
-            Write::Grant { trial, grant } => record.trials.get(trial).is_none_or(|trial| {
-                trial.spec.grants.iter().any(|recorded| recorded.order == grant.order)
-            }),
-            // Pins are durable before the home.
-            Write::Pin { .. } => true,
-        };
-        writes.extend(effects(&turn, home_trial).filter(|write| !has_effect(write)));
+        writes.extend(missing_effects(&turn, home, record));
         Ok(())
     }
 
@@ -327,6 +314,24 @@ impl Ledger {
             self.admit(order, self.search.random_words());
         }
     }
+}
+
+/// Returns the effects of a turn that the record lacks. Those of a deleted home are complete.
+fn missing_effects(turn: &search::Turn, home: &Home<'_>, record: Record<'_>) -> Vec<Write> {
+    let home_trial = match home {
+        Home::Grant(trial, _) => Some(*trial),
+        Home::Log(_) => None,
+        Home::Deleted => return vec![],
+    };
+    let has_effect = |write: &Write| match write {
+        Write::Log(_) => true,
+        Write::Grant { trial, grant } => record.trials.get(trial).is_none_or(|trial| {
+            trial.spec.grants.iter().any(|recorded| recorded.order == grant.order)
+        }),
+        // Pins are durable before the home.
+        Write::Pin { .. } => true,
+    };
+    effects(turn, home_trial).filter(|write| !has_effect(write)).collect()
 }
 
 /// Returns the step that created a trial.

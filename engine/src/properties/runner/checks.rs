@@ -4,10 +4,25 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::Fact;
 
 use super::{RELEASE_SECONDS, Runner};
+use crate::experiment::Ledger;
 use crate::search::book::TrialState;
 use crate::trial::live_attempt;
 
 impl Runner {
+    /// Checks that the search equals the one rebuilt from the record, unless it `is_over`.
+    pub(super) fn check_rebuilt(&self, ledger: &Ledger, is_over: bool) {
+        let (rebuilt, missing) = self.rebuilt();
+        assert_eq!(missing, []);
+        self.check_service(ledger);
+        // The deletion of a trial after the end of the search is not recorded.
+        let records = self.records();
+        let trials = records.iter().map(|record| (record.spec.index, record)).collect();
+        let is_finished = ledger.book().is_finished() && !ledger.deleted(&trials).is_empty();
+        if !is_over && !is_finished {
+            assert!(rebuilt == *ledger, "{rebuilt:?}\n\n{ledger:?}");
+        }
+    }
+
     fn num_live(&self) -> u32 {
         self.records().iter().filter(|record| live_attempt(record).is_some()).count() as u32
     }

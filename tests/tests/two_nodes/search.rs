@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 use stoker_api::experiment::{Experiment, ExperimentSpec};
-use stoker_api::trial::{Trial, TrialStatus};
+use stoker_api::trial::Trial;
 use stoker_api::validate::validate;
 use stoker_engine::experiment::{Ledger, Record};
 use stoker_engine::search::SearchConfig;
@@ -88,10 +88,8 @@ fn check_record(cluster: &Cluster, name: &str) {
     let experiment: Experiment = serde_json::from_value(get(cluster, "experiment", name)).unwrap();
     let spec: &ExperimentSpec = &experiment.spec;
     let (valid, status) = (validate(name, spec).unwrap(), experiment.status.unwrap());
-    let record = |trial: Trial| TrialRecord {
-        spec: trial.spec,
-        status: trial.status.unwrap_or_else(TrialStatus::default),
-    };
+    let record =
+        |trial: Trial| TrialRecord { spec: trial.spec, status: trial.status.unwrap_or_default() };
     let trials: BTreeMap<u32, TrialRecord> =
         trials(cluster, name).into_iter().map(|(index, trial)| (index, record(trial))).collect();
     let by_index = trials.iter().map(|(index, trial)| (*index, trial)).collect();

@@ -209,9 +209,13 @@ impl SearchState {
 
     fn commit(&mut self, step: &Step, changes: &mut Vec<Change>) {
         if *step == Step::StopAll {
+            // An external searcher also ends a search by this step, and its trials stay ended.
+            let is_external = matches!(self.method, AnyMethod::External(_));
             for trial in self.book.open() {
                 self.commit(&Step::Stop { trial }, changes);
-                self.book.cut(trial);
+                if !is_external {
+                    self.book.cut(trial);
+                }
             }
             return;
         }

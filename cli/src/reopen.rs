@@ -115,7 +115,7 @@ fn plan(
     Ok(Plan { name, request, trials: reopened, from_scratch })
 }
 
-/// Returns why an experiment cannot continue, whatever its trials are.
+/// Returns the reason why an experiment cannot continue, if its own state prevents it.
 fn check(experiment: &Experiment) -> Result<(), String> {
     let state = experiment.spec.state;
     if matches!(state, DesiredState::Cancelled | DesiredState::Killed) {

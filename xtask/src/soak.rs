@@ -13,7 +13,7 @@ pub(crate) struct Options {
     /// Seed of the faults' kinds, order and durations; random if unset. The test prints it
     #[arg(long)]
     seed: Option<u64>,
-    /// Run the test of a search on four fake GPUs instead, without and with faults; about 40
+    /// Run the test of a search on four fake GPUs instead, without and with faults; about 25
     /// minutes
     #[arg(long, conflicts_with_all = ["minutes", "seed"])]
     search: bool,

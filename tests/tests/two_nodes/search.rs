@@ -152,7 +152,7 @@ fn disturb(cluster: &Cluster, name: &str) {
 }
 
 #[test]
-#[ignore = "takes 40 minutes; run `cargo xtask soak --search`"]
+#[ignore = "takes 25 minutes; run `cargo xtask soak --search`"]
 fn promotion_keeps_gpus_busy_and_survives_faults() {
     let (cluster, _turn) = cluster();
     (1..=2).for_each(|node| cluster.gpus(node, GPUS_PER_NODE).unwrap());

@@ -201,7 +201,7 @@ fn choice_space() -> Value {
 }
 
 /// The rate of one group varies the loss where the group is active: half of its variance is the
-/// share, whatever the other group does.
+/// share; the values of the other group do not matter.
 #[test]
 fn conditional_hyperparameters_count_where_they_are_active() {
     let config = config(&choice_space());

@@ -18,7 +18,7 @@ const SAMPLES_MAX: usize = 1000;
 /// values of a choice count as an axis.
 const CELLS_MAX: usize = 20_000;
 
-/// Number of results in the sample of a tree, whatever the space.
+/// Number of results in the sample of a tree, for any number of hyperparameters.
 const SAMPLES_MIN: usize = 100;
 
 /// Source of trees for some results.

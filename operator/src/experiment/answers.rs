@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use kube::ResourceExt as _;
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::experiment::explain::Decision;
 use stoker_engine::experiment::{Ledger, Refusal, Request};
 
 use super::apply::Writer;
@@ -21,14 +20,14 @@ pub(super) struct Waiting {
     pub(super) wait: Option<Duration>,
 }
 
-/// Takes in the answer that has arrived, if any, and asks the next question. Adds the recorded
-/// decisions, and the error of a creation.
+/// Takes in the answer that has arrived, if any, and asks the next question. Sets the error of a
+/// creation.
 pub(super) async fn take_answers(
     writer: &mut Writer<'_>,
     ledger: &mut Ledger,
     valid: &ValidExperiment,
     request: Request,
-    (creation, decisions): (&mut Option<Error>, &mut Vec<Decision>),
+    creation: &mut Option<Error>,
 ) -> Result<Waiting, Error> {
     let searchers = &writer.context.searchers;
     let key = Key::of(&writer.experiment);
@@ -60,8 +59,7 @@ pub(super) async fn take_answers(
         };
         searchers.accept(&key);
         let decided = ledger.decisions(None, &writes);
-        writer.turn(writes).await?;
-        decisions.extend(decided);
+        writer.turn(writes, decided).await?;
         if let Err(error) = writer.create(ledger, request).await {
             *creation = Some(error);
             break;

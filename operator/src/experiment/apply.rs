@@ -15,6 +15,7 @@ use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
 use stoker_api::validate::ValidExperiment;
+use stoker_engine::experiment::explain::Decision;
 use stoker_engine::experiment::{
     Ledger, Record, Refusal, Request, Summary, Unreadable, Write, append, desired_states,
 };
@@ -54,6 +55,8 @@ pub(super) struct Writer<'a> {
     /// which a write would undo.
     trials: BTreeMap<u32, Arc<CachedTrial>>,
     pub(super) errors: Vec<Error>,
+    /// Decisions that were recorded in this pass.
+    pub(super) decisions: Vec<Decision>,
 }
 
 impl<'a> Writer<'a> {
@@ -63,7 +66,7 @@ impl<'a> Writer<'a> {
         trials: &[Arc<CachedTrial>],
     ) -> Self {
         let trials = trials.iter().map(|trial| (trial.record.spec.index, trial.clone())).collect();
-        Self { context, experiment: experiment.clone(), trials, errors: vec![] }
+        Self { context, experiment: experiment.clone(), trials, errors: vec![], decisions: vec![] }
     }
 
     /// Returns the records of the trials, by index.
@@ -156,8 +159,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes a turn: pins, then its home, then its effects on other trials. Pins and effects are
-    /// written several at a time.
-    pub(super) async fn turn(&mut self, writes: Vec<Write>) -> Result<(), Error> {
+    /// written several at a time. The decisions count as recorded even if an effect fails: the next
+    /// pass writes the effect, but does not decide again.
+    pub(super) async fn turn(
+        &mut self,
+        writes: Vec<Write>,
+        decisions: Vec<Decision>,
+    ) -> Result<(), Error> {
         let (pins, writes): (Vec<_>, Vec<_>) =
             writes.into_iter().partition(|write| matches!(write, Write::Pin { .. }));
         let pins = pins.into_iter().filter_map(|write| match write {
@@ -179,6 +187,7 @@ impl<'a> Writer<'a> {
             }
             Some(Write::Grant { trial, grant }) => self.effects(vec![(trial, grant)]).await?,
         }
+        self.decisions.extend(decisions);
         let effects = writes.filter_map(|write| match write {
             Write::Grant { trial, grant } => Some((trial, grant)),
             Write::Log(_) | Write::Pin { .. } => None,

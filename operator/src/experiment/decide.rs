@@ -5,7 +5,6 @@ use std::time::Duration;
 use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::{DesiredState, ReopenRequest};
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::experiment::explain::Decision;
 use stoker_engine::experiment::{
     Ledger, Refusal, Request, Unreadable, Write, desired_states, refused_edit,
 };
@@ -23,8 +22,6 @@ pub(super) struct Decided {
     pub(super) wake: Option<Duration>,
     /// Error of a trial's creation.
     pub(super) creation: Option<Error>,
-    /// Decisions that were recorded in this pass.
-    pub(super) decisions: Vec<Decision>,
     /// Why the search cannot begin yet, or waits for its external searcher.
     pub(super) refusal: Option<Refusal>,
 }
@@ -41,7 +38,6 @@ pub(super) async fn decide(
     let (mut ledger, missing) = writer.rebuild(config)?;
     let is_over = matches!(request.state, DesiredState::Cancelled | DesiredState::Killed);
     let mut creation = None;
-    let mut decisions = vec![];
     let mut is_recorded = true;
     let mut ask_wait = None;
     let status = writer.status();
@@ -63,9 +59,8 @@ pub(super) async fn decide(
         match prior {
             Err(refused) => refusal = Some(refused),
             Ok(prior) => {
-                let output = (&mut creation, &mut decisions);
                 let input = Input { config, reopen: valid.spec.reopen, prior, missing, request };
-                match take_all(writer, &mut ledger, valid, input, output).await {
+                match take_all(writer, &mut ledger, valid, input, &mut creation).await {
                     Ok(waiting) => {
                         refusal = waiting.refusal.or(refusal);
                         ask_wait = waiting.wait;
@@ -95,7 +90,7 @@ pub(super) async fn decide(
     };
     let wake = desired.wake_seconds.into_iter().chain(limit).map(Duration::from_secs);
     let wake = wake.chain(ask_wait).min();
-    Ok(Decided { ledger, wake, creation, decisions, refusal })
+    Ok(Decided { ledger, wake, creation, refusal })
 }
 
 /// Writes all turns that follow from the record, and from the answers of an external searcher.
@@ -104,14 +99,14 @@ async fn take_all(
     ledger: &mut Ledger,
     valid: &ValidExperiment,
     input: Input<'_>,
-    (creation, decisions): (&mut Option<Error>, &mut Vec<Decision>),
+    creation: &mut Option<Error>,
 ) -> Result<Waiting, Error> {
     let request = input.request;
-    take_turns(writer, ledger, input, (&mut *creation, &mut *decisions)).await?;
+    take_turns(writer, ledger, input, creation).await?;
     if creation.is_some() || request.state != DesiredState::Active {
         return Ok(Waiting::default());
     }
-    take_answers(writer, ledger, valid, request, (creation, decisions)).await
+    take_answers(writer, ledger, valid, request, creation).await
 }
 
 /// What the user wants, and what is missing in the record.
@@ -125,13 +120,13 @@ struct Input<'a> {
     request: Request,
 }
 
-/// Writes all turns that follow from the record. Each turn is complete before the next one. Adds
-/// the recorded decisions, and the error of a creation.
+/// Writes all turns that follow from the record. Each turn is complete before the next one. Sets
+/// the error of a creation.
 async fn take_turns(
     writer: &mut Writer<'_>,
     ledger: &mut Ledger,
     Input { config, reopen, prior, missing, request }: Input<'_>,
-    (creation, decisions): (&mut Option<Error>, &mut Vec<Decision>),
+    creation: &mut Option<Error>,
 ) -> Result<(), Error> {
     let missing = missing.into_iter().filter_map(|write| match write {
         Write::Grant { trial, grant } => Some((trial, grant)),
@@ -141,25 +136,22 @@ async fn take_turns(
         writer.effects(vec![effect]).await?;
     }
     let writes = ledger.begin(env!("CARGO_PKG_VERSION"), prior, request.now);
-    writer.turn(writes).await?;
+    writer.turn(writes, vec![]).await?;
     let spending = writer.spending(config);
     let edited = ledger.edit(config, &spending, |index| writer.record(index), request.now);
     // Trials that the edit continues have not ended yet. Their ends lead to the next pass.
     let Some(writes) = edited else { return Ok(()) };
     let decided = ledger.decisions(None, &writes);
-    writer.turn(writes).await?;
-    decisions.extend(decided);
+    writer.turn(writes, decided).await?;
     let deleted = writer.deleted(ledger).await?;
     if !deleted.is_empty() {
         let writes = ledger.delete(deleted, request.now);
         let decided = ledger.decisions(None, &writes);
-        writer.turn(writes).await?;
-        decisions.extend(decided);
+        writer.turn(writes, decided).await?;
     }
     let writes = ledger.reach_limit(&writer.spending(ledger.config()), request.now);
     let decided = ledger.decisions(None, &writes);
-    writer.turn(writes).await?;
-    decisions.extend(decided);
+    writer.turn(writes, decided).await?;
     if let Err(error) = writer.create(ledger, request).await {
         *creation = Some(error);
         return Ok(());
@@ -167,8 +159,7 @@ async fn take_turns(
     for fact in ledger.pending(writer.records()) {
         let writes = ledger.advance(&fact);
         let decided = ledger.decisions(Some(&fact), &writes);
-        writer.turn(writes).await?;
-        decisions.extend(decided);
+        writer.turn(writes, decided).await?;
         if let Err(error) = writer.create(ledger, request).await {
             *creation = Some(error);
             return Ok(());
@@ -176,8 +167,7 @@ async fn take_turns(
     }
     let writes = ledger.reopen(reopen, |index| writer.record(index), request.now);
     let decided = ledger.decisions(None, &writes);
-    writer.turn(writes).await?;
-    decisions.extend(decided);
+    writer.turn(writes, decided).await?;
     if let Err(error) = writer.create(ledger, request).await {
         *creation = Some(error);
     }

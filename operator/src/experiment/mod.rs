@@ -110,8 +110,8 @@ async fn run(
             return most_severe(writer.errors).map_or(reported, Err);
         }
     };
-    let Decided { ledger, wake, creation, decisions, refusal } = decided;
-    events::emit_decisions(context, &writer, &decisions).await;
+    let Decided { ledger, wake, creation, refusal } = decided;
+    events::emit_decisions(context, &writer, &writer.decisions).await;
     let mut planned = status_of(&writer.records(), &ledger, state);
     let (mut refusals, mut errors) = split_refusals(writer.errors, creation);
     refusals.extend(refusal);

@@ -11,6 +11,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::names::{COMPONENT_CLEANUP, LABEL_COMPONENT};
+use tokio::sync::watch;
 
 use crate::trainer::train;
 use crate::worker::{Outputs, Work, work};
@@ -21,6 +22,8 @@ pub(crate) enum Script {
     /// Trains for `unit_ms` milliseconds per unit, with a metric that depends on the
     /// hyperparameters.
     Train { unit_ms: u64 },
+    /// Trains as above after the value is `true`. Until then, its container runs.
+    TrainAfter { gate: watch::Receiver<bool>, unit_ms: u64 },
     /// Sets this status and does nothing else.
     Status(Value),
     /// Runs until the pod is deleted, then exits with code 137.
@@ -224,6 +227,17 @@ async fn run_pod(
             set_status(running).await;
             tokio::select! {
                 code = train(&client, &namespace, &pod, unit_ms, &record.units) => code,
+                () = wait_deleted(&pods, &pod) => 143,
+            }
+        }
+        Script::TrainAfter { mut gate, unit_ms } => {
+            set_status(running).await;
+            let training = async {
+                gate.wait_for(|is_open| *is_open).await.unwrap();
+                train(&client, &namespace, &pod, unit_ms, &record.units).await
+            };
+            tokio::select! {
+                code = training => code,
                 () = wait_deleted(&pods, &pod) => 143,
             }
         }

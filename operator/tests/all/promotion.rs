@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use stoker_api::condition::find;
 use stoker_api::experiment::{Experiment, Phase};
@@ -11,6 +12,7 @@ use stoker_api::validate::validate;
 use stoker_engine::experiment::{Ledger, Record};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
+use tokio::sync::watch;
 
 use crate::events::events_of;
 use crate::kubelet::{Kubelet, Script};
@@ -103,7 +105,14 @@ fn promotion_survives_the_death_of_the_operator() {
         let ports = free_ports();
         let mut operator = ns.operator("a", ports);
         operator.wait_ready(&ns);
-        let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 20 });
+        // Resumed trials wait for the second operator, so that the first one cannot end the search.
+        let (open, gate) = watch::channel(false);
+        let kubelet = Kubelet::start(&ns.client, &ns.namespace, move |pod| {
+            match pod.name_any().ends_with("-a0-r0") {
+                true => Script::Train { unit_ms: 20 },
+                false => Script::TrainAfter { gate: gate.clone(), unit_ms: 20 },
+            }
+        });
         ns.apply("asha", asha(9, 3));
         // One trial has been promoted when the operator dies.
         let has_resumed =
@@ -112,6 +121,7 @@ fn promotion_survives_the_death_of_the_operator() {
         operator.kill();
         let mut operator = ns.operator("b", ports);
         operator.wait_ready(&ns);
+        open.send(true).unwrap();
         let ended = ns.wait_for("asha", &[Phase::Completed, Phase::Failed], 120).await;
         let status = ended.status.unwrap();
         assert_eq!((status.phase, status.trials_created), (Phase::Completed, 9), "{}", ns.logs());

@@ -165,7 +165,8 @@ async fn take_turns(
             return Ok(());
         }
     }
-    let writes = ledger.reopen(reopen, |index| writer.record(index), request.now);
+    let spending = writer.spending(ledger.config());
+    let writes = ledger.reopen(reopen, &spending, |index| writer.record(index), request.now);
     let decided = ledger.decisions(None, &writes);
     writer.turn(writes, decided).await?;
     if let Err(error) = writer.create(ledger, request).await {

@@ -18,7 +18,7 @@ impl State {
     /// Takes in a request to reopen trials. Returns whether there was one.
     pub(super) fn reopen(&mut self) -> Result<bool, Failure> {
         let (trials, request) = (&self.trials, self.experiment.spec.reopen);
-        let writes = self.ledger.reopen(request, |index| trials.get(&index), now());
+        let writes = self.ledger.reopen(request, &self.summary, |index| trials.get(&index), now());
         let is_new = !writes.is_empty();
         self.execute(writes)?;
         Ok(is_new)

@@ -16,7 +16,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::{CloseCause, Fact, REOPENINGS_MAX};
 
 use super::{Ledger, Record, Write};
-use crate::experiment::recorded;
+use crate::experiment::{Summary, recorded};
 use crate::search::book::{TrialEntry, TrialState};
 use crate::search::turn::{Event, Step};
 use crate::trial::{TrialRecord, closed, is_fresh_copy, num_reopenings};
@@ -62,16 +62,21 @@ impl Ledger {
         meant.map(|(index, _)| index).collect()
     }
 
-    /// Takes in a request of the user. Returns nothing if it was taken in before.
+    /// Takes in a request of the user. It continues no trial if a limit is reached. Returns nothing
+    /// if it was taken in before.
     pub fn reopen<'a>(
         &mut self,
         request: Option<ReopenRequest>,
+        summary: &Summary,
         record_of: impl Fn(u32) -> Option<&'a TrialRecord> + Copy,
         now: Timestamp,
     ) -> Vec<Write> {
         let new = request.filter(|request| self.has_begun && request.number > self.last_request);
         let Some(request) = new else { return vec![] };
-        let trials = self.reopenable(request.trials, record_of);
+        let trials = match self.crossed(summary, now) {
+            Some(_) => vec![],
+            None => self.reopenable(request.trials, record_of),
+        };
         self.place_facts(&trials, record_of);
         let turn = self.search.reopen(Event::Reopened, trials);
         turn.map(|turn| self.log(turn, LogEvent::Reopened(request), now)).unwrap_or_default()

@@ -6,7 +6,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::validate::Method;
 
 use super::Runner;
-use crate::experiment::{Ledger, Write};
+use crate::experiment::{Ledger, Summary, Write};
 
 /// Returns trials of an earlier experiment, best first. A grid and an external search have none.
 pub(super) fn prior(method: &Method) -> Vec<PriorTrial> {
@@ -30,7 +30,8 @@ impl Runner {
         let records = self.records();
         let record_of = |index: u32| records.iter().find(|record| record.spec.index == index);
         let request = self.reopen.filter(|_| !is_over);
-        let writes = ledger.reopen(request, record_of, Timestamp(self.now));
+        let spending = Summary::new(&self.config, &records);
+        let writes = ledger.reopen(request, &spending, record_of, Timestamp(self.now));
         let is_reopened = !writes.is_empty();
         (run(self, writes) && self.create(ledger, run)).then_some(is_reopened)
     }

@@ -130,9 +130,12 @@ impl SearchMethod for Median {
                 let units = book.trial(*trial).units;
                 let goal = self.goal_of(*trial, units, book);
                 if goal > units {
-                    // The inner method still counts the trial as active.
+                    // The inner method counts the trial as active, unless a limit stops it after it
+                    // was reopened and before it has continued.
+                    let is_paused = book.trial(*trial).state == TrialState::Paused;
+                    let state = if is_paused { TrialState::Paused } else { TrialState::Active };
                     let event = Event::Closed { trial: *trial, cause: CloseCause::StoppedEarly };
-                    let before = Before { state: TrialState::Active, units: goal };
+                    let before = Before { state, units: goal };
                     return self.inner.as_dyn_mut().observe(&event, Some(before), book);
                 }
                 step.clone()
@@ -199,6 +202,10 @@ impl SearchMethod for Median {
 
     fn edit(&mut self, edit: &Edit) {
         self.inner.as_dyn_mut().edit(edit);
+    }
+
+    fn bracket_trials(&self) -> Vec<u32> {
+        self.inner().bracket_trials()
     }
 
     fn rule(&self) -> Rule {

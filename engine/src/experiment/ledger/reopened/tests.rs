@@ -2,13 +2,15 @@
 
 use stoker_api::decisions::StepRecord;
 use stoker_api::experiment::{
-    AsyncHalvingSearch, HyperbandSearch, Length, SearchLimits, SyncHalvingSearch, Unit,
+    AsyncHalvingSearch, HyperbandSearch, Length, MedianStopping, SearchLimits, SyncHalvingSearch,
+    Unit,
 };
 use stoker_api::validate::Method;
 
 use super::super::tests::case::{Case, random, reopened};
 use super::*;
-use crate::experiment::Summary;
+use crate::fixture::config;
+use crate::search::SearchConfig;
 use crate::trial::{NextStep, TargetState, is_reopening_due, next};
 use ReopenedTrials::{Failed, Stopped};
 
@@ -148,6 +150,44 @@ fn edit_waits_for_trials_that_are_ending() {
 }
 
 #[test]
+fn request_reopens_nothing_after_a_limit() {
+    let mut case = ended(random(3), CloseCause::Failed);
+    // The search had ended before the limit was reached.
+    case.edit(|settings| {
+        settings.limits = SearchLimits { seconds: Some(55), ..SearchLimits::default() };
+    });
+    assert!(reopened(&case.request(Failed)).is_empty());
+    case.edit(|settings| settings.limits = SearchLimits::default());
+    assert_eq!(reopened(&case.request(Failed)), [0]);
+}
+
+/// Median stopping hides the lengths between from the search inside it.
+#[test]
+fn limit_stops_trials_that_wait_to_continue() {
+    let rule = MedianStopping { start_units: 100, every_units: 3, min_trials: 1 };
+    let method = Method::Random { max_trials: 2, max_concurrent: 1 };
+    let mut case = Case::of(SearchConfig { median_stopping: Some(rule), ..config(method) });
+    (0..3).for_each(|_| case.result(0));
+    case.edit(|settings| settings.max_length = 20);
+    let state = |case: &Case, trial| case.ledger.state(trial).unwrap();
+    assert_eq!(
+        (state(&case, 0), state(&case, 1)),
+        (TrialState::Paused, TrialState::Active),
+        "trial 0 has no place"
+    );
+    case.edit(|settings| {
+        settings.limits = SearchLimits { seconds: Some(50), ..SearchLimits::default() };
+    });
+    case.reach_limit();
+    case.edit(|settings| settings.limits = SearchLimits::default());
+    while let Some(trial) = active(&case) {
+        assert!(state(&case, 1 - trial) != TrialState::Active, "one place");
+        case.result(trial);
+    }
+    assert_eq!(case.lengths(), [20, 20]);
+}
+
+#[test]
 fn raised_limit_continues_what_it_stopped() {
     let limited = |checkpoint: bool, has_result: bool| {
         let mut case = Case::new(asha(false));
@@ -162,9 +202,7 @@ fn raised_limit_continues_what_it_stopped() {
             true => case.checkpoint(0),
             false => case.trials.get_mut(&0).unwrap().status.checkpoints.clear(),
         }
-        let summary = Summary::new(&case.config, case.trials.values());
-        let writes = case.ledger.reach_limit(&summary, Timestamp(50));
-        case.execute(writes);
+        case.reach_limit();
         assert!(case.trials.values().all(|record| closed(record).is_some()));
         // Nothing is reopened while the limit is reached.
         assert!(reopened(&case.request(Stopped)).is_empty());

@@ -27,7 +27,10 @@ pub(in crate::experiment::ledger) struct Case {
 
 impl Case {
     pub(in crate::experiment::ledger) fn new(method: Method) -> Self {
-        let config = config(method);
+        Self::of(config(method))
+    }
+
+    pub(in crate::experiment::ledger) fn of(config: SearchConfig) -> Self {
         let trials = BTreeMap::new();
         let record = Record { log: &[], trials: &trials, trials_created: 0 };
         let mut ledger = Ledger::rebuild(&config, record).unwrap().0;
@@ -119,6 +122,21 @@ impl Case {
         self.trials.get_mut(&trial).unwrap().status.checkpoints = vec![checkpoint];
     }
 
+    /// Deletes a trial.
+    pub(in crate::experiment::ledger) fn delete(&mut self, trial: u32) {
+        self.trials.remove(&trial);
+        let writes = self.ledger.delete(vec![trial], Timestamp(40));
+        self.execute(writes);
+    }
+
+    /// Ends the search by a limit.
+    pub(in crate::experiment::ledger) fn reach_limit(&mut self) {
+        let summary = Summary::new(&self.config, self.trials.values());
+        let writes = self.ledger.reach_limit(&summary, Timestamp(50));
+        self.execute(writes);
+        assert!(self.ledger.limit_reached().is_some());
+    }
+
     /// Ends a trial by itself.
     pub(in crate::experiment::ledger) fn end(&mut self, trial: u32, cause: CloseCause) {
         close(self.trials.get_mut(&trial).unwrap(), cause, None);
@@ -147,13 +165,16 @@ impl Case {
     ) -> Vec<StepRecord> {
         self.num_requests += 1;
         let request = Some(ReopenRequest { number: self.num_requests, trials });
-        let trials = &self.trials;
-        let writes = self.ledger.reopen(request, |index| trials.get(&index), Timestamp(60));
+        let writes = self.reopen(request, Timestamp(60));
         let steps = self.turn(writes).unwrap();
-        let trials = &self.trials;
-        let again = self.ledger.reopen(request, |index| trials.get(&index), Timestamp(61));
-        assert_eq!(again, []);
+        assert_eq!(self.reopen(request, Timestamp(61)), []);
         steps
+    }
+
+    fn reopen(&mut self, request: Option<ReopenRequest>, now: Timestamp) -> Vec<Write> {
+        let (trials, ledger) = (&self.trials, &mut self.ledger);
+        let summary = Summary::new(ledger.config(), trials.values());
+        ledger.reopen(request, &summary, |index| trials.get(&index), now)
     }
 
     fn turn(&mut self, writes: Vec<Write>) -> Option<Vec<StepRecord>> {

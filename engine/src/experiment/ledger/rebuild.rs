@@ -179,9 +179,8 @@ impl Ledger {
         let replayed = self.search.replay(order, &events, &steps, drawn);
         let turn = replayed.map_err(|error| unreadable(home, order, error.reason))?;
         turn.random_words.iter().for_each(|words| self.admit(order, *words));
-        // Deleted copies are forgotten by a later turn, or their deletion is not recorded yet.
-        let exists = |copy: u32| record.trials.contains_key(&copy) || copy >= end;
-        self.sources.note_copies(sources.into_iter().filter(|(copy, _)| exists(*copy)));
+        // The turn that deletes a copy records and forgets its source.
+        self.sources.note_copies(sources);
         self.forget(&deleted.iter().map(|trial| trial.index).collect::<Vec<_>>());
         self.place_facts_again(&steps, record);
         self.note(order, &turn.changes);

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stoker_api::decisions::DeletedTrial;
 use stoker_api::trial::{Fact, Grant, ResultCheckpoint, TrialSource};
+use stoker_api::validate::Method;
 
 use super::{Ledger, Record, Write};
 use crate::experiment::recorded;
@@ -122,7 +123,7 @@ impl Ledger {
         &self,
         trials: impl IntoIterator<Item = &'a TrialRecord>,
     ) -> Vec<(u32, Vec<String>)> {
-        if self.sources.by_copy.is_empty() {
+        if !matches!(self.config.method, Method::Pbt { .. }) {
             return vec![];
         }
         let (mut has_checkpoint, mut pinned) = (BTreeSet::new(), vec![]);
@@ -149,5 +150,31 @@ impl Ledger {
         };
         let rest = pinned.into_iter().map(rest).filter(|(_, rest, before)| rest.len() < *before);
         rest.map(|(index, rest, _)| (index, rest)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stoker_api::experiment::{Length, PbtSearch, Unit};
+
+    use super::super::tests::case::Case;
+    use super::*;
+
+    #[test]
+    fn pins_are_removed_after_the_deletion_of_the_only_copy() {
+        let mut case = Case::new(Method::Pbt {
+            search: PbtSearch {
+                population_size: 2,
+                length_per_round: Length::new(Unit::Epochs, 3),
+                num_rounds: 3,
+                truncate_fraction: 0.5,
+                resample_probability: 0.0,
+                perturb_factor: 0.2,
+            },
+            units_per_round: 3,
+        });
+        // The copy has left no trace in the search.
+        case.trials.get_mut(&0).unwrap().spec.pins = vec!["000000000003-0".to_owned()];
+        assert_eq!(case.ledger.unpinned(case.trials.values()), [(0, vec![])]);
     }
 }

@@ -73,8 +73,10 @@ impl Runner {
         let entries = rebuilt.book().trials();
         assert_eq!(explanation.trials.len(), entries.len());
         for (trial, entry) in explanation.trials.iter().zip(entries) {
-            // A trial that was complete before an edit stays complete.
-            let was_complete = entry.trained() >= self.units_min;
+            // A trial that was complete before an edit stays complete. The results of a trial
+            // without a record are not known.
+            let is_known = trials.contains_key(&trial.trial);
+            let was_complete = entry.trained() >= self.units_min || !is_known;
             let is_complete = entry.trained() == self.config.units_max
                 || was_complete && trial.state == State::Completed;
             assert_eq!(trial.state, explained(entry.state, is_complete), "{trial:?}");
@@ -83,7 +85,6 @@ impl Runner {
             assert!(trial.end.is_none() || closed.is_some(), "{trial:?}");
             assert!(closed.is_none() || trial.state() >= State::Stopped, "{trial:?}");
             // The turns of a trial without a record may have been deleted with it.
-            let is_known = trials.contains_key(&trial.trial);
             assert!(trial.why.is_some() || !is_known, "{trial:?}");
             for decision in &trial.decisions {
                 let sentence = decision.sentence();

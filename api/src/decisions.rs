@@ -181,7 +181,7 @@ pub struct PriorTrial {
 }
 
 /// An edit by the user.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct EditedEvent {
@@ -190,6 +190,11 @@ pub struct EditedEvent {
     /// Whether a limit that was reached still ends the search.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_limited: bool,
+    /// Number of trials that each bracket had then, without those with invalid hyperparameters.
+    /// Unset if the method has no brackets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub bracket_trials: Vec<u32>,
 }
 
 /// Fields of `spec.searcher` that may be edited while the experiment runs or after its end.

@@ -45,6 +45,7 @@ impl From<&EditedEvent> for Edit {
             max_concurrent: event.settings.max_concurrent_trials,
             units_max: event.settings.max_length,
             is_limited: event.is_limited,
+            bracket_trials: event.bracket_trials.clone(),
         }
     }
 }

@@ -166,6 +166,12 @@ impl SearchState {
         self.advance_with(vec![event], given)
     }
 
+    /// Returns the number of trials of each bracket, without those with invalid hyperparameters;
+    /// empty if no edit depends on it.
+    pub fn bracket_trials(&self) -> Vec<u32> {
+        self.method.as_dyn().bracket_trials()
+    }
+
     /// Returns whether the method has use for a trial that continues after its end.
     pub fn may_reopen(&self, trial: u32) -> bool {
         self.method.as_dyn().may_reopen(trial, &self.book)

@@ -45,7 +45,7 @@ pub enum Event {
 }
 
 /// New numbers of a search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
     /// Total number of trials, if the method has one.
     pub max_trials: Option<u32>,
@@ -55,6 +55,9 @@ pub struct Edit {
     pub units_max: u64,
     /// Whether a limit that was reached still ends the search.
     pub is_limited: bool,
+    /// Number of trials of each bracket, without those with invalid hyperparameters. They are
+    /// recorded because some of them may be deleted later. Empty in records of earlier versions.
+    pub bracket_trials: Vec<u32>,
 }
 
 impl Event {

@@ -53,7 +53,8 @@ impl Ledger {
             return None;
         }
         self.place_facts(&continued.trials, record_of);
-        let event = EditedEvent { settings, is_limited };
+        let event =
+            EditedEvent { settings, is_limited, bracket_trials: self.search.bracket_trials() };
         let edit = Event::Edited((&event).into());
         let turn = self.search.reopen(edit, continued.trials);
         Some(turn.map(|turn| self.log(turn, LogEvent::Edited(event), now)).unwrap_or_default())

@@ -179,7 +179,8 @@ fn continued_experiment_has_not_ended() {
         (found.status == ConditionStatus::True, found.reason.clone())
     };
     assert_eq!(completed(&ended), (true, "LimitReached".to_owned()));
-    let edited = EditedEvent { settings: SearchSettings::default(), is_limited: false };
+    let settings = SearchSettings::default();
+    let edited = EditedEvent { settings, is_limited: false, bracket_trials: vec![] };
     ended.log.push(entry(2, LogEvent::Edited(edited)));
     ended.cleaned_up = true;
     let running = conditions(&ended, status(Phase::Running), 2, Timestamp(6));

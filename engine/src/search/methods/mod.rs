@@ -51,6 +51,12 @@ pub trait SearchMethod: Debug + Send {
     /// Takes in new numbers. Trials that were created stay.
     fn edit(&mut self, edit: &Edit);
 
+    /// Returns the number of trials of each bracket, without those with invalid hyperparameters;
+    /// empty if no edit depends on it.
+    fn bracket_trials(&self) -> Vec<u32> {
+        vec![]
+    }
+
     /// Returns the maximum number of active trials; `None` means no limit.
     fn places(&self) -> Option<u32>;
 

@@ -65,7 +65,8 @@ impl SearchMethod for Tournament {
         let divisor = self.brackets[0].config().divisor;
         let trials = match edit.max_trials {
             Some(max_trials) => {
-                let made: Vec<u32> = self.brackets.iter().map(AsyncHalving::num_made).collect();
+                let recorded = Some(&edit.bracket_trials).filter(|trials| !trials.is_empty());
+                let made = recorded.map_or_else(|| self.bracket_trials(), Clone::clone);
                 layout::split_trials_above(max_trials, divisor, &rungs, &made)
             }
             None => self.brackets.iter().map(|bracket| bracket.config().max_trials).collect(),
@@ -79,6 +80,10 @@ impl SearchMethod for Tournament {
         {
             bracket.set_size(max_trials, concurrency);
         }
+    }
+
+    fn bracket_trials(&self) -> Vec<u32> {
+        self.brackets.iter().map(AsyncHalving::num_made).collect()
     }
 
     fn places(&self) -> Option<u32> {

@@ -182,6 +182,7 @@ impl Recorded {
                     max_concurrent: None,
                     units_max: 0,
                     is_limited: false,
+                    bracket_trials: vec![],
                 };
                 self.reopen(Event::Edited(edit), |entry| entry.is_cut);
             }

@@ -2,6 +2,7 @@
 
 use stoker_api::decisions::StepRecord;
 use stoker_api::experiment::{AdaptiveAshaSearch, AsyncHalvingSearch, SearchLimits, SearchMode};
+use stoker_api::trial::CloseCause;
 use stoker_api::validate::Method;
 
 use super::super::tests::case::{Case, random, reopened};
@@ -80,14 +81,31 @@ fn brackets_share_the_new_total() {
     assert_eq!(total(&case), 3);
 }
 
+/// The record of the deleted trial, with the replacement of its invalid hyperparameters, is gone.
+#[test]
+fn totals_of_brackets_survive_the_deletion_of_an_invalid_trial() {
+    let mut case = Case::new(Method::AdaptiveAsha(AdaptiveAshaSearch {
+        max_trials: 4,
+        mode: SearchMode::Conservative,
+        max_rungs: 3,
+        bracket_rungs: vec![],
+        divisor: 2,
+        max_concurrent_trials: 0,
+        stop_once: false,
+    }));
+    case.end(2, CloseCause::InvalidHyperparameters);
+    assert_eq!(case.trials.len(), 5);
+    // Any edit shares the total again.
+    case.edit(|settings| settings.release_seconds = 30);
+    case.delete(2);
+}
+
 #[test]
 fn limit_that_is_still_reached_ends_the_search() {
     let mut case = Case::new(random(2));
     let limit = |seconds| SearchLimits { seconds, ..SearchLimits::default() };
     case.edit(|settings| settings.limits = limit(Some(50)));
-    let summary = Summary::new(&case.config, case.trials.values());
-    let writes = case.ledger.reach_limit(&summary, Timestamp(50));
-    case.execute(writes);
+    case.reach_limit();
     assert!(case.ledger.book().is_finished());
     let steps = case.edit(|settings| settings.max_trials = Some(9)).unwrap();
     assert!(matches!(steps[..], [StepRecord::Finish(_)]), "{steps:?}");

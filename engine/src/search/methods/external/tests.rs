@@ -172,7 +172,13 @@ fn search_ends_without_open_trials_or_questions() {
 fn finish_waits_for_an_edit_that_it_does_not_know() {
     let mut search = running();
     let through = search.question().unwrap().through;
-    let edit = Edit { max_trials: Some(9), max_concurrent: None, units_max: 9, is_limited: false };
+    let edit = Edit {
+        max_trials: Some(9),
+        max_concurrent: None,
+        units_max: 9,
+        is_limited: false,
+        bracket_trials: vec![],
+    };
     search.advance(Event::Edited(edit)).unwrap();
     let actions = serde_json::from_value(json!([{ "finish": {} }])).unwrap();
     let turn = search.answer(AnsweredEvent { call: 2, through, actions }).unwrap().unwrap();

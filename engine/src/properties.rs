@@ -143,6 +143,13 @@ fn runner() -> impl Strategy<Value = Runner> {
     )
 }
 
+/// Few cases for the continuous checks. `PROPTEST_CASES` sets more, see docs/testing.md.
+fn cases() -> ProptestConfig {
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    let is_set = std::env::var_os("PROPTEST_CASES").is_some();
+    ProptestConfig { cases: if is_set { config.cases } else { 96 }, ..config }
+}
+
 type Steps = Vec<(u8, usize, u8)>;
 
 fn steps() -> impl Strategy<Value = Steps> {
@@ -150,11 +157,7 @@ fn steps() -> impl Strategy<Value = Steps> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 96,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(cases())]
 
     #[test]
     fn plain_searches_give_the_same_trials_in_any_interleaving(
@@ -300,8 +303,6 @@ proptest! {
         mut runner in runner(),
         steps in steps(),
     ) {
-        // After a limit is removed, the service may answer about trials that the limit has stopped.
-        prop_assume!(!runner.is_external());
         for (kind, pick, die) in steps {
             match kind {
                 0 => edit(&mut runner, pick, die),

@@ -5,6 +5,7 @@ use stoker_api::decisions::LogEvent;
 use stoker_api::experiment::ExternalSearch;
 use stoker_api::validate::Method;
 
+use super::cases;
 use super::runner::Runner;
 
 fn runner() -> impl Strategy<Value = Runner> {
@@ -18,11 +19,7 @@ fn runner() -> impl Strategy<Value = Runner> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 128,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(cases())]
 
     /// The runner dies between any two writes, answers are lost, and trials are deleted while it
     /// lives or is dead. The searcher checks that it gets each event once.

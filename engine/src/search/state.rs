@@ -216,10 +216,10 @@ impl SearchState {
     fn commit(&mut self, step: &Step, changes: &mut Vec<Change>) {
         if *step == Step::StopAll {
             // An external searcher also ends a search by this step, and its trials stay ended.
-            let is_external = matches!(self.method, AnyMethod::External(_));
+            let is_cut = self.book.is_limited();
             for trial in self.book.open() {
                 self.commit(&Step::Stop { trial }, changes);
-                if !is_external {
+                if is_cut {
                     self.book.cut(trial);
                 }
             }

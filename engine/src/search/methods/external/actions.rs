@@ -141,6 +141,8 @@ impl Plan<'_> {
                      after its result"
                 ));
             }
+            // The service has not heard of the limit yet.
+            TrialState::Stopped if self.book.trial(trial).is_cut => return Ok(None),
             TrialState::Stopped => {
                 return Err(format!("trial: {trial}: it was stopped, and cannot continue"));
             }

@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<(), SoakError> {
     build.args(["build", "--workspace", "--bins"]);
     step("cargo build", build)?;
     let mut test = Command::new(env!("CARGO"));
-    test.args(["test", "--quiet", "--workspace", "--test=all", "--"]);
+    test.args(["test", "--quiet", "--workspace", "--test=system", "--"]);
     let name = if options.search { SEARCH_TEST } else { TEST };
     test.args(["--exact", name, "--ignored", "--nocapture"]);
     test.env("STOKER_TEST_SOAK_MINUTES", options.minutes.to_string());

@@ -1,4 +1,4 @@
-//! Checks that the tests named in docs/scenarios.md exist.
+//! Checks that the tests named in docs/scenarios.md and in the README exist.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -120,6 +120,25 @@ fn tests_named_by_scenarios_exist() {
             assert!(tests.contains(test), "{test} is not a test:\n{row}");
         }
     }
+}
+
+/// The README proves each reason by tests: `name` ([file](path)).
+#[test]
+fn tests_named_by_the_readme_are_in_their_files() {
+    let page = std::fs::read_to_string(repository().join("README.md")).unwrap();
+    let proofs = page.lines().filter_map(|line| line.trim().strip_prefix("Proof: "));
+    let named = proofs.flat_map(|proofs| proofs.split("), "));
+    let mut num_named = 0;
+    for proof in named {
+        let name = proof.split('`').nth(1).unwrap();
+        let path = proof.split("](").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
+        let text = std::fs::read_to_string(repository().join(path)).unwrap();
+        // Tests of properties have no attribute that a line shows.
+        let is_there = tests_of(&text).contains(&name) || text.contains(&format!("fn {name}("));
+        assert!(is_there, "README.md: {path} has no test {name}");
+        num_named += 1;
+    }
+    assert!(num_named >= 6, "{num_named} proofs");
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn killed_example_ends_with_the_same_loss() {
     let mut command = stoker(["run", "--root"]);
     command.arg(&killed).arg(example("resume").join("experiment.yaml"));
     let mut runner = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + stoker_test_cluster::PATIENCE;
     while checkpoints(&killed).is_empty() {
         assert!(Instant::now() < deadline, "no checkpoint within a minute");
         std::thread::sleep(Duration::from_millis(5));

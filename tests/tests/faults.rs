@@ -67,7 +67,7 @@ fn full_disks_are_reported_and_outlived() {
         .stderr(file)
         .spawn()
         .unwrap();
-    let reported = wait_until("the full disk is reported", 120, || {
+    let reported = wait_until("the full disk is reported", || {
         let text = std::fs::read_to_string(&log).unwrap();
         if text.contains("is full") { Ok(text) } else { Err(text) }
     });

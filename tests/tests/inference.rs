@@ -40,7 +40,7 @@ fn kills_neither_lose_nor_duplicate_rows() {
     let mut rng = SeededRng(seed);
     let mut runner = fixture.start();
     let mut killed = (0, 0);
-    let end = Instant::now() + Duration::from_secs(300);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     let status = loop {
         let due = fixture.commits() + 1 + rng.below(COMMITS_PER_KILL) as usize;
         while fixture.commits() < due && runner.try_wait().unwrap().is_none() {

@@ -124,7 +124,7 @@ impl SeededRng {
 /// Waits until no trainer under `root` is left after its runner has died.
 #[track_caller]
 pub(crate) fn wait_until_no_trainers(root: &Path, context: &str) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + stoker_test_cluster::PATIENCE;
     while !trainers(root).is_empty() {
         assert!(Instant::now() < deadline, "{context}: trainers outlive their runner");
         std::thread::sleep(Duration::from_millis(20));
@@ -143,7 +143,7 @@ fn checkpointed_batches(root: &Path) -> u64 {
 
 /// Waits until the trials' checkpoints have `more` batches than `before`, or `runner` has ended.
 fn wait_for_batches(root: &Path, runner: &mut Child, before: u64, more: u64, context: &str) {
-    let deadline = Instant::now() + Duration::from_secs(300);
+    let deadline = Instant::now() + stoker_test_cluster::PATIENCE;
     while checkpointed_batches(root) < before + more && runner.try_wait().unwrap().is_none() {
         assert!(Instant::now() < deadline, "{context}: no {more} batches since {before}");
         std::thread::sleep(Duration::from_millis(10));

@@ -189,7 +189,7 @@ fn run_with_kills(folder: &Path, slots: u32, after: [u64; 2]) -> Output {
     };
     let (root, mut runner) = (folder.join("root"), start());
     for (kill, batches) in after.into_iter().enumerate() {
-        let deadline = Instant::now() + Duration::from_secs(120);
+        let deadline = Instant::now() + stoker_test_cluster::PATIENCE;
         while checkpoints(&root).last().is_none_or(|(saved, _)| *saved < batches) {
             assert!(runner.try_wait().unwrap().is_none(), "the run ended before batch {batches}");
             assert!(Instant::now() < deadline, "no checkpoint of batch {batches}");

@@ -84,7 +84,7 @@ fn killed_runner_continues_with_the_same_decisions() {
 
     for num in [3, 8, 13] {
         let mut runner = start(&file, &rough);
-        let end = Instant::now() + Duration::from_secs(120);
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
         while num_facts(&rough) < num && runner.try_wait().unwrap().is_none() {
             assert!(Instant::now() < end, "no {num} facts");
             std::thread::sleep(Duration::from_millis(5));
@@ -117,7 +117,7 @@ fn unwritable_record_delays_decisions_and_stops_no_trial() {
     let mut command = stoker(["run", "--output", "json", "--root"]);
     command.arg(&rough).arg(&file).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut runner = command.spawn().unwrap();
-    let end = Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while num_facts(&rough) < 3 {
         assert!(Instant::now() < end, "no facts");
         std::thread::sleep(Duration::from_millis(5));

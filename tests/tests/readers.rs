@@ -119,7 +119,7 @@ pub(crate) fn s3_server(folder: &Path) -> S3Server {
         .spawn()
         .unwrap();
     let server = S3Server { process, port: s3 };
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let create = Command::new(tool("weed"))
             .args(["shell", &format!("-master=127.0.0.1:{master}.{master_grpc}")])

@@ -113,8 +113,8 @@ fn get(cluster: &Cluster, kind: &str, name: &str) -> Value {
 }
 
 /// Waits until an experiment has ended, and returns it.
-fn ended(cluster: &Cluster, name: &str, seconds: u64) -> Value {
-    let waited = wait_until(&format!("{name} ends"), seconds, || {
+fn ended(cluster: &Cluster, name: &str) -> Value {
+    let waited = wait_until(&format!("{name} ends"), || {
         let experiment = get(cluster, "experiment", name);
         match experiment["status"]["phase"].as_str() {
             Some("Completed" | "Failed" | "Cancelled") => Ok(experiment),

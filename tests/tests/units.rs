@@ -155,7 +155,7 @@ fn rungs_are_in_units_and_survive_a_pause() {
     let mut command = stoker(["run", "--output", "json", "--root"]);
     command.arg(&paused).arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
     let mut runner = command.spawn().unwrap();
-    let end = Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while promoted_batches(&paused).is_none_or(|batches| batches <= 20) {
         assert!(Instant::now() < end, "no promoted trial trains");
         std::thread::sleep(Duration::from_millis(2));

@@ -166,7 +166,7 @@ impl RunFixture {
 /// Waits at most a minute for a condition.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while !condition() {
         assert!(Instant::now() < end, "not within a minute: {what}");
         std::thread::sleep(Duration::from_millis(10));

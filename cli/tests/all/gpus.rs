@@ -42,7 +42,7 @@ fn failed_start_frees_its_gpus() {
     let run = runs.iter().find(|path| path.is_dir()).unwrap();
     std::fs::remove_dir(run.join("record/attempts/0-1/trial.json.new")).unwrap();
     // A trial that waits for its own GPU never ends.
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while runner.try_wait().unwrap().is_none() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
     }

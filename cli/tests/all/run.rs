@@ -69,7 +69,7 @@ fn infrastructure_failures_are_retried_with_growing_waits() {
     let fault = fixture.folder.path().join("fault");
     std::fs::write(&fault, "").unwrap();
     let child = fixture.start();
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     let ended = |trial: &Value, attempt: usize| trial["status"]["attempts"][attempt]["end"].clone();
     while !fixture.trials().iter().any(|trial| ended(trial, 2) == "Infrastructure") {
         assert!(Instant::now() < end, "no third attempt within a minute");

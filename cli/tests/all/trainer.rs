@@ -148,7 +148,7 @@ impl Trainer {
         let file = std::fs::File::create_new(folder.join(&visible));
         file.unwrap_or_else(|error| panic!("{visible:?} is in use: {error}"));
         let wanted = self.config.data["trainers"].as_u64().unwrap();
-        let end = std::time::Instant::now() + Duration::from_secs(60);
+        let end = std::time::Instant::now() + stoker_test_cluster::PATIENCE;
         while (std::fs::read_dir(&folder).unwrap().count() as u64) < wanted {
             assert!(std::time::Instant::now() < end, "the other trainers claimed no GPU");
             std::thread::sleep(Duration::from_millis(10));

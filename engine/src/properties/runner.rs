@@ -258,11 +258,7 @@ impl Runner {
         if !is_over && !is_reopened {
             assert_ne!(ledger.seconds_to_limit(&spending, now), Some(0));
         }
-        // The deletion of a trial after the end of the search is not recorded.
-        let records = self.records();
-        let trials = records.iter().map(|record| (record.spec.index, record)).collect();
-        let is_finished = ledger.book().is_finished() && !ledger.deleted(&trials).is_empty();
-        self.check_rebuilt(&ledger, is_over || is_finished);
+        self.check_rebuilt(&ledger, is_over);
         self.check_decided(decided);
         self.live = Some(ledger);
     }

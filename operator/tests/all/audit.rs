@@ -102,8 +102,8 @@ fn each_granted_verb_is_used_or_explained() {
         });
         ns.apply("grid", grid(2, 2, 2));
         apply_job(&ns, "job", job(2));
-        ns.wait_for("grid", &[Phase::Completed], 60).await;
-        wait_for_job(&ns, "job", &[Phase::Completed], 60).await;
+        ns.wait_for("grid", &[Phase::Completed]).await;
+        wait_for_job(&ns, "job", &[Phase::Completed]).await;
         occupy_names(&ns);
         ns.apply("trial", grid(1, 2, 1));
         ns.apply("service", grid(1, 2, 2));
@@ -118,7 +118,7 @@ fn each_granted_verb_is_used_or_explained() {
             ("paused", Phase::Paused),
         ] {
             ns.patch("pause", &json!({ "spec": { "state": state } })).unwrap();
-            ns.wait_for("pause", &[phase], 60).await;
+            ns.wait_for("pause", &[phase]).await;
         }
         wait_for_event(&ns, "node-0", "NodeLost").await;
         wait_for_event(&ns, "trial", "NameTaken").await;

@@ -47,7 +47,7 @@ fn experiment_needs_few_writes_and_none_while_waiting() {
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "counts", |_| Script::Train { unit_ms: 500 });
         ns.apply("grid", grid(4, 2, 2));
-        ns.wait_for("grid", &[Phase::Completed], 60).await;
+        ns.wait_for("grid", &[Phase::Completed]).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
         let counts = writes(&ns);
         let count = |name: &str| counts.get(name).copied().unwrap_or(0) as f64;
@@ -64,7 +64,7 @@ fn experiment_needs_few_writes_and_none_while_waiting() {
         drop(kubelet);
         let _kubelet = Kubelet::start(&ns.client, "counts", |_| Script::Hang);
         ns.apply("quiet", grid(2, 2, 2));
-        ns.wait_for("quiet", &[Phase::Running], 20).await;
+        ns.wait_for("quiet", &[Phase::Running]).await;
         tokio::time::sleep(Duration::from_secs(6)).await;
         let before = writes(&ns);
         tokio::time::sleep(Duration::from_secs(30)).await;
@@ -152,7 +152,7 @@ fn times() {
             (cpu_seconds(pid), metric(&operator, "stoker_reconcile_seconds_count"));
         let alone = metric(&operator, CPU);
         ns.apply("many", wide(40, 2));
-        ns.wait_for("many", &[Phase::Completed], 120).await;
+        ns.wait_for("many", &[Phase::Completed]).await;
         tokio::time::sleep(Duration::from_secs(4)).await;
         let cpu = cpu_seconds(pid) - cpu;
         let reconciles = metric(&operator, "stoker_reconcile_seconds_count") - reconciles;
@@ -172,7 +172,7 @@ fn times() {
         println!("| pods run | {} |", kubelet.started().len());
 
         ns.apply("door", wide(TRIALS, 1_000_000));
-        ns.wait_for("door", &[Phase::Running], 20).await;
+        ns.wait_for("door", &[Phase::Running]).await;
         tokio::time::sleep(Duration::from_secs(3)).await;
         let cpu = cpu_seconds(pid);
         let time = Duration::from_secs(20);

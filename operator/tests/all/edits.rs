@@ -26,7 +26,7 @@ fn random(searcher: &Value) -> Value {
 
 /// Waits at most two minutes until an experiment has completed with this number of trials.
 async fn wait_for_end(ns: &TestNamespace, name: &str, trials: u32) -> Experiment {
-    let end = Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let experiment = ns.experiment(name).await;
         let status = experiment.status.as_ref();
@@ -43,7 +43,7 @@ async fn wait_for_end(ns: &TestNamespace, name: &str, trials: u32) -> Experiment
 
 /// Waits at most a minute until the condition `Refused` is this. Returns its reason and the phase.
 async fn wait_for_refusal(ns: &TestNamespace, name: &str, holds: bool) -> (String, Phase) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let status = ns.experiment(name).await.status.unwrap();
         if let Some(refused) = condition::find(&status.conditions, "Refused")
@@ -153,7 +153,7 @@ fn limit_on_units_ends_the_search() {
             "limits": { "units": 12 },
         });
         ns.apply("limited", random(&searcher));
-        let ended = ns.wait_for("limited", &[Phase::Completed, Phase::Failed], 120).await;
+        let ended = ns.wait_for("limited", &[Phase::Completed, Phase::Failed]).await;
         let status = ended.status.unwrap();
         assert_eq!(status.phase, Phase::Completed, "{status:#?}");
         // Three trials have four units each. Few others had begun.
@@ -167,7 +167,7 @@ fn limit_on_units_ends_the_search() {
         let created = status.trials_created;
         let searcher = json!({ "limits": null, "random": { "maxTrials": created } });
         ns.patch("limited", &json!({ "spec": { "searcher": searcher } })).unwrap();
-        let end = Instant::now() + Duration::from_secs(120);
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
         while !ns.trials_of("limited").await.iter().any(is_reopened) {
             assert!(Instant::now() < end, "{}", ns.logs());
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -202,7 +202,7 @@ fn failed_trials_continue_by_a_request() {
         let mut spec = random(&json!({ "random": { "maxTrials": 2 } }));
         spec["maxRestarts"] = json!(0);
         ns.apply("failing", spec);
-        ns.wait_for("failing", &[Phase::Failed], 120).await;
+        ns.wait_for("failing", &[Phase::Failed]).await;
         is_broken.store(false, Ordering::Relaxed);
         let request = |reopen: Value| ns.patch("failing", &json!({ "spec": { "reopen": reopen } }));
         request(json!({ "number": 2, "trials": "failed" })).unwrap();
@@ -234,7 +234,7 @@ fn failed_trials_continue_by_a_request() {
         let mut second = ns.operator("b", free_ports());
         second.wait_ready(&ns);
         request(json!({ "number": 3, "trials": "failed" })).unwrap();
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
         while ns.experiment("failing").await.status.unwrap().log.len() < log.len() + 1 {
             assert!(Instant::now() < end, "{}", ns.logs());
             tokio::time::sleep(Duration::from_millis(50)).await;

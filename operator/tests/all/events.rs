@@ -46,7 +46,7 @@ async fn check_events(
     uid: &str,
     expected: &[Expected<'_>],
 ) {
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     let events = loop {
         let events = events_of(ns, kind, name).await;
         let all = events.len() == expected.len();
@@ -120,7 +120,7 @@ fn experiment_events_follow_its_phases() {
         let _kubelet =
             Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 100 });
         ns.apply("grid", grid(3, 80, 1));
-        let ended = ns.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
+        let ended = ns.wait_for("grid", &[Phase::Completed, Phase::Failed]).await;
         let uid = ended.uid().unwrap();
         let expected: [Expected<'_>; 3] = [
             ("Normal", "Accepted", &["0 of 3 trials ended"]),
@@ -153,11 +153,11 @@ fn pause_and_cancel_write_events() {
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 50 });
         ns.apply("long", grid(2, 1000, 1));
-        ns.wait_for("long", &[Phase::Running], 20).await;
+        ns.wait_for("long", &[Phase::Running]).await;
         ns.patch("long", &json!({"spec": {"state": "paused"}})).unwrap();
-        ns.wait_for("long", &[Phase::Paused], 20).await;
+        ns.wait_for("long", &[Phase::Paused]).await;
         ns.patch("long", &json!({"spec": {"state": "cancelled"}})).unwrap();
-        let ended = ns.wait_for("long", &[Phase::Cancelled], 20).await;
+        let ended = ns.wait_for("long", &[Phase::Cancelled]).await;
         let expected: [Expected<'_>; 4] = [
             ("Normal", "Accepted", &["0 of 2 trials ended"]),
             ("Normal", "Running", &["0 of 2 trials ended"]),
@@ -190,7 +190,7 @@ fn each_failed_attempt_writes_a_warning() {
         let mut spec = grid(1, 2, 1);
         spec["maxRestarts"] = json!(1);
         ns.apply("grid", spec);
-        let ended = ns.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
+        let ended = ns.wait_for("grid", &[Phase::Completed, Phase::Failed]).await;
         let trial = ns.trials_of("grid").await.pop().unwrap();
         let expected: [Expected<'_>; 3] = [
             ("Warning", "AttemptEnded", &["attempt 0: UserError", "exit code 41"]),
@@ -233,7 +233,7 @@ fn invalid_experiment_writes_one_warning() {
         let mut spec = grid(2, 2, 1);
         spec["hyperparameters"] = json!({ "x": { "int": { "min": 5, "max": 1 } } });
         ns.apply("bad", spec);
-        let ended = ns.wait_for("bad", &[Phase::Failed], 20).await;
+        let ended = ns.wait_for("bad", &[Phase::Failed]).await;
         let expected: [Expected<'_>; 1] = [("Warning", "Invalid", &["spec.hyperparameters.x"])];
         check_events(&ns, "Experiment", "bad", &ended.uid().unwrap(), &expected).await;
         let status = ended.status.unwrap();
@@ -265,8 +265,8 @@ fn job_events_follow_its_phases() {
         });
         apply_job(&ns, "good", job(1));
         apply_job(&ns, "bad", job(1));
-        let good = wait_for_job(&ns, "good", &[Phase::Completed, Phase::Failed], 60).await;
-        let bad = wait_for_job(&ns, "bad", &[Phase::Completed, Phase::Failed], 60).await;
+        let good = wait_for_job(&ns, "good", &[Phase::Completed, Phase::Failed]).await;
+        let bad = wait_for_job(&ns, "bad", &[Phase::Completed, Phase::Failed]).await;
         let uid = |name: &str| {
             let arguments = ["inferencejob", name, "-n", "events-job"];
             let object = tokio::task::block_in_place(|| ns.plane.get(&arguments)).unwrap();

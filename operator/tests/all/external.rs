@@ -112,7 +112,7 @@ fn external(external: Value) -> Value {
 
 /// Waits at most a minute until the experiment is refused with these words.
 async fn wait_for_refusal(ns: &TestNamespace, reason: &str, words: &str) -> Experiment {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let experiment = ns.experiment("external").await;
         let conditions = experiment.status.clone().unwrap_or_default().conditions;
@@ -156,7 +156,7 @@ fn service_of_the_namespace_decides_the_search() {
 
         // The operator dies after the service has answered, and before the answer arrives.
         service.lock().unwrap().mode = Mode::Hang;
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
         while service.lock().unwrap().answers.is_empty() {
             assert!(Instant::now() < end, "{}", ns.logs());
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -170,7 +170,7 @@ fn service_of_the_namespace_decides_the_search() {
         let mut operator = ns.operator_with_hosts("b", ports, hosts);
         operator.wait_ready(&ns);
         wait_for_refusal(&ns, "SearcherUnavailable", "`out of memory`").await;
-        let ended = ns.wait_for("external", &[Phase::Completed, Phase::Failed], 120).await;
+        let ended = ns.wait_for("external", &[Phase::Completed, Phase::Failed]).await;
         let status = ended.status.unwrap();
         assert_eq!((status.phase, status.trials_created), (Phase::Completed, 3), "{}", ns.logs());
         let refused = condition::find(&status.conditions, "Refused").unwrap();

@@ -256,7 +256,7 @@ fn foreign_trial_is_reported_and_never_adopted() {
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "foreign", |_| Script::Train { unit_ms: 10 });
         ns.apply("grid", grid(3, 2, 1));
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
         loop {
             let status = ns.experiment("grid").await.status.unwrap_or_default();
             let running = stoker_api::condition::find(&status.conditions, "Running");
@@ -268,7 +268,7 @@ fn foreign_trial_is_reported_and_never_adopted() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         ns.plane.kubectl(&["delete", "trial", "grid-1", "-n", "foreign"]).unwrap();
-        ns.wait_for("grid", &[Phase::Completed], 30).await;
+        ns.wait_for("grid", &[Phase::Completed]).await;
         assert_eq!(kubelet.started().len(), 3);
     });
 }
@@ -287,7 +287,7 @@ fn gangs_that_need_all_slots_take_turns() {
         let watcher = TrialWatcher::start(&ns);
         ns.apply("one", grid(1, 30, 4));
         ns.apply("two", grid(1, 30, 4));
-        let end = Instant::now() + Duration::from_secs(180);
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
         loop {
             let trials = watcher.trials();
             let is_over = |trial: &Trial| {
@@ -322,7 +322,7 @@ fn gangs_that_need_all_slots_take_turns() {
 /// Performs the actions of all cases, and waits until all trials have ended.
 async fn run(ns: &TestNamespace, cases: &[Case], watcher: &TrialWatcher) -> ObservedConditions {
     let mut to_do: Vec<&Case> = cases.iter().collect();
-    let end = Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let trials = watcher.trials();
         let conditions = watcher.conditions();

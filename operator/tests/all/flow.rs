@@ -36,7 +36,7 @@ fn experiment_completes_and_reports_its_best_trial() {
         let kubelet =
             Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 30 });
         ns.apply("grid", grid(4, 3, 2));
-        let ended = ns.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
+        let ended = ns.wait_for("grid", &[Phase::Completed, Phase::Failed]).await;
         let status = ended.status.unwrap();
         assert_eq!(status.phase, Phase::Completed, "{status:#?}");
         let best = status.best.as_ref().unwrap();
@@ -86,7 +86,7 @@ fn experiment_can_be_paused_resumed_and_cancelled() {
         let has_trained = |status: &TrialStatus| !status.checkpoints.is_empty();
         ns.wait_for_trials("long", 2, has_trained).await;
         ns.patch("long", &json!({"spec": {"state": "paused"}})).unwrap();
-        ns.wait_for("long", &[Phase::Paused], 20).await;
+        ns.wait_for("long", &[Phase::Paused]).await;
         for trial in ns.trials_of("long").await {
             let attempts = trial.status.unwrap().attempts;
             assert_eq!(attempts[0].end, Some(AttemptEnd::Preempted), "{attempts:?}");
@@ -100,7 +100,7 @@ fn experiment_can_be_paused_resumed_and_cancelled() {
             assert!(kubelet.started().contains(&pod.to_owned()), "{:?}", kubelet.started());
         }
         ns.patch("long", &json!({"spec": {"state": "cancelled"}})).unwrap();
-        let ended = ns.wait_for("long", &[Phase::Cancelled, Phase::Completed], 20).await;
+        let ended = ns.wait_for("long", &[Phase::Cancelled, Phase::Completed]).await;
         assert_eq!(ended.status.unwrap().phase, Phase::Cancelled);
         let refused = ns.patch("long", &json!({"spec": {"state": "active"}})).unwrap_err();
         assert!(refused.contains("stays cancelled"), "{refused}");
@@ -118,11 +118,11 @@ fn killed_experiment_ends_at_once() {
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
         ns.apply("deaf", grid(2, 1000, 1));
-        ns.wait_for("deaf", &[Phase::Running], 20).await;
+        ns.wait_for("deaf", &[Phase::Running]).await;
         ns.patch("deaf", &json!({"spec": {"state": "killed"}})).unwrap();
-        ns.wait_for("deaf", &[Phase::Cancelled], 20).await;
+        ns.wait_for("deaf", &[Phase::Cancelled]).await;
         let list = || ns.plane.kubectl(&["get", "pods", "-n", "killed", "-o", "name"]);
-        stoker_test_cluster::wait_until("its pods are deleted", 20, || match list() {
+        stoker_test_cluster::wait_until("its pods are deleted", || match list() {
             Ok(text) if text.trim().is_empty() => Ok(()),
             other => Err(format!("{other:?}")),
         })
@@ -145,13 +145,13 @@ fn invalid_experiment_reports_errors_and_stops_no_other() {
             json!({ "x": { "int": { "min": 5, "max": 1 } }, "y": { "log": {} } });
         ns.apply("bad", spec);
         ns.apply("good", grid(2, 2, 1));
-        let bad = ns.wait_for("bad", &[Phase::Failed], 20).await.status.unwrap();
+        let bad = ns.wait_for("bad", &[Phase::Failed]).await.status.unwrap();
         let valid = find(&bad.conditions, "Valid").unwrap();
         assert_eq!((valid.status, valid.reason.as_str()), (ConditionStatus::False, "Invalid"));
         for field in ["spec.hyperparameters.x", "spec.hyperparameters.y"] {
             assert!(valid.message.contains(field), "{}", valid.message);
         }
-        ns.wait_for("good", &[Phase::Completed], 30).await;
+        ns.wait_for("good", &[Phase::Completed]).await;
     });
 }
 
@@ -174,7 +174,7 @@ fn deleted_trial_is_closed_and_index_not_reused() {
         ns.apply("grid", grid(3, 8, 1));
         ns.wait_for_trials("grid", 3, |status| !status.attempts.is_empty()).await;
         ns.plane.kubectl(&["delete", "trial", "grid-1", "-n", "deleted", "--wait=false"]).unwrap();
-        let ended = ns.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        let ended = ns.wait_for("grid", &[Phase::Completed]).await.status.unwrap();
         assert_eq!((ended.trials_created, ended.trials_closed), (3, 3));
         assert_ne!(ended.best.unwrap().index, 1);
         let names: Vec<u32> =
@@ -206,7 +206,7 @@ fn unparsable_object_is_reported_and_stops_no_other() {
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let mut newer = grid(2, 2, 1);
         newer["maxRestarts"] = json!("five");
-        let made = stoker_test_cluster::wait_until("the relaxed schema applies", 20, || {
+        let made = stoker_test_cluster::wait_until("the relaxed schema applies", || {
             let object = json!({
                 "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
                 "metadata": { "name": "newer", "namespace": "unreadable" }, "spec": newer,
@@ -215,8 +215,8 @@ fn unparsable_object_is_reported_and_stops_no_other() {
         });
         made.unwrap();
         ns.apply("good", grid(2, 2, 1));
-        ns.wait_for("good", &[Phase::Completed], 30).await;
-        let valid = stoker_test_cluster::wait_until("the error is reported", 20, || {
+        ns.wait_for("good", &[Phase::Completed]).await;
+        let valid = stoker_test_cluster::wait_until("the error is reported", || {
             let object = ns.plane.get(&["experiment", "newer", "-n", "unreadable"]);
             let object = object.map_err(|error| error.to_string())?;
             let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();

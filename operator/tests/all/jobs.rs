@@ -53,10 +53,9 @@ async fn wait_for_status(
     ns: &TestNamespace,
     name: &str,
     what: &str,
-    seconds: u64,
     is_expected: impl Fn(&InferenceStatus) -> bool,
 ) -> InferenceStatus {
-    let end = Instant::now() + Duration::from_secs(seconds);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let current = status(ns, name).await;
         if is_expected(&current) {
@@ -72,10 +71,9 @@ pub(crate) async fn wait_for_job(
     ns: &TestNamespace,
     name: &str,
     phases: &[Phase],
-    seconds: u64,
 ) -> InferenceStatus {
     let is_expected = |status: &InferenceStatus| phases.contains(&status.phase);
-    wait_for_status(ns, name, &format!("{phases:?}"), seconds, is_expected).await
+    wait_for_status(ns, name, &format!("{phases:?}"), is_expected).await
 }
 
 fn set_state(ns: &TestNamespace, name: &str, state: &str) -> Result<String, String> {
@@ -104,7 +102,7 @@ fn job_is_planned_worked_and_finished() {
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| QUICK);
         apply_job(&ns, "species", job(3));
-        let ended = wait_for_job(&ns, "species", &[Phase::Completed, Phase::Failed], 60).await;
+        let ended = wait_for_job(&ns, "species", &[Phase::Completed, Phase::Failed]).await;
         assert_eq!(ended.phase, Phase::Completed, "{ended:#?}");
         assert_eq!((ended.rows, ended.rows_total, ended.rejected), (60, 60, 0), "{ended:#?}");
         assert_eq!((ended.attempts, ended.restarts, ended.progress_percent), (5, 0, 100));
@@ -130,7 +128,7 @@ fn job_is_planned_worked_and_finished() {
         assert!(metrics.contains("stoker_attempts_ended_total{kind=\"completed\"} 5"));
         // The job's pods are deleted with it.
         ns.plane.kubectl(&["delete", "inferencejob", "species", "-n", "jobs"]).unwrap();
-        stoker_test_cluster::wait_until("the job's pods are deleted", 30, || {
+        stoker_test_cluster::wait_until("the job's pods are deleted", || {
             match ns.plane.kubectl(&["get", "pods", "-n", "jobs", "-o", "name"]) {
                 Ok(text) if text.trim().is_empty() => Ok(()),
                 other => Err(format!("{other:?}")),
@@ -156,7 +154,7 @@ fn invalid_job_reports_all_errors_and_is_immutable() {
             &json!({ "output": { "url": "predictions" }, "checkpoint": { "trial": "iris" } }),
         );
         apply_job(&ns, "bad", bad);
-        let failed = wait_for_job(&ns, "bad", &[Phase::Failed], 20).await;
+        let failed = wait_for_job(&ns, "bad", &[Phase::Failed]).await;
         let valid = find(&failed.conditions, "Valid").unwrap();
         assert_eq!((valid.status, valid.reason.as_str()), (ConditionStatus::False, "Invalid"));
         for field in ["spec.checkpoint.trial", "spec.output.url"] {
@@ -186,29 +184,29 @@ fn job_can_be_paused_resumed_cancelled_and_killed() {
             }
         });
         apply_job(&ns, "long", job(2));
-        wait_for_status(&ns, "long", "making progress", 30, |status| status.rows > 0).await;
+        wait_for_status(&ns, "long", "making progress", |status| status.rows > 0).await;
         set_state(&ns, "long", "paused").unwrap();
-        let paused = wait_for_job(&ns, "long", &[Phase::Paused], 20).await;
+        let paused = wait_for_job(&ns, "long", &[Phase::Paused]).await;
         assert!(paused.workers.iter().all(|worker| worker.attempt.is_none()), "{paused:#?}");
         assert_eq!((paused.restarts, paused.running), (0, 0), "{paused:#?}");
         let done = kubelet.outputs().num_done();
         set_state(&ns, "long", "active").unwrap();
-        let completed = wait_for_job(&ns, "long", &[Phase::Completed], 40).await;
+        let completed = wait_for_job(&ns, "long", &[Phase::Completed]).await;
         assert_eq!((completed.rows, completed.restarts), (400, 0), "{completed:#?}");
         assert!(done > 0 && kubelet.outputs().num_done() <= 42, "{done}");
 
         apply_job(&ns, "ends", job(2));
-        wait_for_status(&ns, "ends", "making progress", 30, |status| status.rows > 0).await;
+        wait_for_status(&ns, "ends", "making progress", |status| status.rows > 0).await;
         set_state(&ns, "ends", "cancelled").unwrap();
-        let ended = wait_for_job(&ns, "ends", &[Phase::Cancelled, Phase::Completed], 20).await;
+        let ended = wait_for_job(&ns, "ends", &[Phase::Cancelled, Phase::Completed]).await;
         assert_eq!((ended.phase, ended.rows < 400), (Phase::Cancelled, true), "{ended:#?}");
         let refused = set_state(&ns, "ends", "active").unwrap_err();
         assert!(refused.contains("stays cancelled"), "{refused}");
 
         apply_job(&ns, "deaf", job(2));
-        wait_for_status(&ns, "deaf", "running", 20, |status| status.running > 0).await;
+        wait_for_status(&ns, "deaf", "running", |status| status.running > 0).await;
         set_state(&ns, "deaf", "killed").unwrap();
-        wait_for_job(&ns, "deaf", &[Phase::Cancelled], 20).await;
+        wait_for_job(&ns, "deaf", &[Phase::Cancelled]).await;
     });
 }
 
@@ -245,7 +243,7 @@ impl ProxiedOperator {
         apply_job(&self.ns, &name, job(2));
         let triggered_by = tokio::select! {
             triggered_by = &mut death => Some(triggered_by.unwrap()),
-            _ = wait_for_job(&self.ns, &name, &[Phase::Completed, Phase::Failed], 60) => None,
+            _ = wait_for_job(&self.ns, &name, &[Phase::Completed, Phase::Failed]) => None,
         };
         let is_late = !self.proxy.disarm() && triggered_by.is_none();
         let triggered_by = if is_late { death.await.ok() } else { triggered_by };
@@ -254,7 +252,7 @@ impl ProxiedOperator {
             self.begin();
         }
         let ends = [Phase::Completed, Phase::Failed];
-        let ended = wait_for_job(&self.ns, &name, &ends, 60).await;
+        let ended = wait_for_job(&self.ns, &name, &ends).await;
         let what = format!("killed {when:?} write {n}, {triggered_by:?}: {ended:#?}");
         assert_eq!((ended.phase, ended.rows, ended.attempts), (Phase::Completed, 60, 4), "{what}");
         let mut started = kubelet.started();
@@ -299,8 +297,8 @@ fn job_report_is_accepted_for_own_attempt_only() {
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
         apply_job(&ns, "one", job(1));
         apply_job(&ns, "other", job(1));
-        wait_for_status(&ns, "one", "running", 20, |status| status.running > 0).await;
-        wait_for_status(&ns, "other", "running", 20, |status| status.running > 0).await;
+        wait_for_status(&ns, "one", "running", |status| status.running > 0).await;
+        wait_for_status(&ns, "other", "running", |status| status.running > 0).await;
         let pods: Api<Pod> = Api::namespaced(ns.client.clone(), &ns.namespace);
         let pod = pods.get("one-a0-plan").await.unwrap();
         let config = config_of(&pod);

@@ -22,7 +22,7 @@ pub(crate) enum Script {
     /// Trains for `unit_ms` milliseconds per unit, with a metric that depends on the
     /// hyperparameters.
     Train { unit_ms: u64 },
-    /// Trains as above after the value is `true`. Until then, its container runs.
+    /// Trains as above once the gate is `true`. Until then, its container runs.
     TrainAfter { gate: watch::Receiver<bool>, unit_ms: u64 },
     /// Sets this status and does nothing else.
     Status(Value),
@@ -174,6 +174,25 @@ pub(crate) fn unschedulable() -> Value {
     })
 }
 
+/// Binds a pod to a node.
+async fn bind(pods: &Api<Pod>, name: &str, node: &str) {
+    let binding = json!({
+        "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },
+        "target": { "apiVersion": "v1", "kind": "Node", "name": node },
+    });
+    let parameters = PostParams::default();
+    let bound: kube::Result<Value> =
+        pods.create_subresource("binding", name, &parameters, &binding).await;
+    bound.unwrap();
+}
+
+/// Returns the status of a running pod.
+fn running() -> Value {
+    let scheduled =
+        json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": now() });
+    json!({ "phase": "Running", "conditions": [scheduled] })
+}
+
 /// Runs a pod's script until the pod has ended or was deleted.
 async fn run_pod(
     client: Client,
@@ -196,42 +215,31 @@ async fn run_pod(
             }
         }
     };
-    let running = json!({
-        "phase": "Running",
-        "conditions": [{ "type": "PodScheduled", "status": "True", "lastTransitionTime": now() }],
-    });
     let code = match script {
         Script::Status(status) => return set_status(status).await,
         Script::OnNode(node) => {
-            let binding = json!({
-                "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },
-                "target": { "apiVersion": "v1", "kind": "Node", "name": node },
-            });
-            let parameters = PostParams::default();
-            let bound: kube::Result<Value> =
-                pods.create_subresource("binding", &name, &parameters, &binding).await;
-            bound.unwrap();
-            return set_status(running).await;
+            bind(&pods, &name, &node).await;
+            return set_status(running()).await;
         }
         Script::Hang => {
-            set_status(running).await;
+            set_status(running()).await;
             wait_deleted(&pods, &pod).await;
             137
         }
         Script::Exit { after_ms, code } => {
-            set_status(running).await;
+            set_status(running()).await;
             tokio::time::sleep(Duration::from_millis(after_ms)).await;
             code
         }
         Script::Train { unit_ms } => {
-            set_status(running).await;
+            set_status(running()).await;
             tokio::select! {
                 code = train(&client, &namespace, &pod, unit_ms, &record.units) => code,
                 () = wait_deleted(&pods, &pod) => 143,
             }
         }
         Script::TrainAfter { mut gate, unit_ms } => {
-            set_status(running).await;
+            set_status(running()).await;
             let training = async {
                 gate.wait_for(|is_open| *is_open).await.unwrap();
                 train(&client, &namespace, &pod, unit_ms, &record.units).await
@@ -242,7 +250,7 @@ async fn run_pod(
             }
         }
         Script::Work(script) => {
-            set_status(running).await;
+            set_status(running()).await;
             tokio::select! {
                 code = work(&client, &pod, script, &record.outputs) => code,
                 () = wait_deleted(&pods, &pod) => 79,

@@ -27,7 +27,7 @@ impl Operator {
         // Other tasks of this runtime may proxy the operator's requests, so they must not be
         // blocked.
         let ready = block_in_place(|| {
-            wait_until("the operator is ready", 30, || match self.readiness() {
+            wait_until("the operator is ready", || match self.readiness() {
                 Ok(text) if text.starts_with(READY) => Ok(()),
                 other => Err(format!("{other:?}")),
             })

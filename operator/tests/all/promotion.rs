@@ -67,7 +67,7 @@ fn check_resumes(trial: &Trial) {
 
 /// Waits at most two minutes until a trial meets a condition.
 async fn wait_for_trial(ns: &TestNamespace, condition: impl Fn(&Trial) -> bool) {
-    let end = Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while !ns.trials_of("asha").await.iter().any(&condition) {
         assert!(Instant::now() < end, "{}", ns.logs());
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -122,7 +122,7 @@ fn promotion_survives_the_death_of_the_operator() {
         let mut operator = ns.operator("b", ports);
         operator.wait_ready(&ns);
         open.send(true).unwrap();
-        let ended = ns.wait_for("asha", &[Phase::Completed, Phase::Failed], 120).await;
+        let ended = ns.wait_for("asha", &[Phase::Completed, Phase::Failed]).await;
         let status = ended.status.unwrap();
         assert_eq!((status.phase, status.trials_created), (Phase::Completed, 9), "{}", ns.logs());
         let trials = ns.trials_of("asha").await;
@@ -169,7 +169,7 @@ fn deleted_trial_leaves_every_comparison() {
         ns.plane
             .kubectl(&["delete", "trial", "asha-0", "-n", &ns.namespace, "--wait=false"])
             .unwrap();
-        let ended = ns.wait_for("asha", &[Phase::Completed, Phase::Failed], 120).await;
+        let ended = ns.wait_for("asha", &[Phase::Completed, Phase::Failed]).await;
         let status = ended.status.unwrap();
         assert_eq!((status.phase, status.trials_created), (Phase::Completed, 7), "{}", ns.logs());
         let events: Vec<Value> = status.log.iter().map(|entry| json!(entry.event)).collect();
@@ -200,7 +200,7 @@ fn experiment_with_unreadable_search_can_be_cancelled() {
             find(conditions, "Valid").is_some_and(|valid| valid.reason == "Unreadable")
         };
         let mut experiment = ns.experiment("long").await;
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
         while !is_reported(&experiment) {
             assert!(Instant::now() < end, "{:#?}", experiment.status);
             let log = &experiment.status.as_ref().unwrap().log;

@@ -202,7 +202,7 @@ impl Proxy {
     }
 
     async fn wait(&self, count: &AtomicUsize, num: usize, what: &str) {
-        let end = std::time::Instant::now() + Duration::from_secs(60);
+        let end = std::time::Instant::now() + stoker_test_cluster::PATIENCE;
         while count.load(Ordering::Relaxed) < num {
             assert!(std::time::Instant::now() < end, "{num} writes were not {what}");
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -22,7 +22,7 @@ async fn wait_status(
     name: &str,
     is_wanted: impl Fn(&ExperimentStatus) -> bool,
 ) -> ExperimentStatus {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let status = ns.experiment(name).await.status.unwrap_or_default();
         if is_wanted(&status) {
@@ -43,7 +43,7 @@ fn refused(status: &ExperimentStatus) -> Option<(&str, &str)> {
 /// Waits for an event on an experiment with this reason and text.
 async fn wait_event(ns: &TestNamespace, name: &str, reason: &str, words: &str) {
     let events: Api<Event> = Api::namespaced(ns.client.clone(), &ns.namespace);
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let all = events.list(&Default::default()).await.unwrap().items;
         let of_experiment = all.iter().filter(|event| {
@@ -64,7 +64,7 @@ async fn wait_event(ns: &TestNamespace, name: &str, reason: &str, words: &str) {
 
 /// Waits until this many pods were started.
 async fn wait_started(ns: &TestNamespace, kubelet: &Kubelet, num: usize) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while kubelet.started().len() < num {
         assert!(Instant::now() < end, "{}", ns.logs());
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -79,7 +79,7 @@ fn quota(ns: &TestNamespace, name: &str, resource: &str, hard: &str) {
     });
     ns.plane.apply(&quota.to_string()).unwrap();
     let get = ["get", "resourcequota", name, "-n", &ns.namespace, "-o", "json"];
-    stoker_test_cluster::wait_until("the quota is counted", 60, || {
+    stoker_test_cluster::wait_until("the quota is counted", || {
         let text = ns.plane.kubectl(&get).map_err(|error| error.to_string())?;
         let quota: serde_json::Value = serde_json::from_str(&text).unwrap();
         let is_counted = quota["status"]["hard"][resource] == hard;
@@ -113,7 +113,7 @@ fn refused_pod_is_reported_on_its_experiment() {
         assert_eq!(status.message.as_deref(), Some(message));
         wait_event(&ns, "grid", "QuotaExceeded", "exceeded quota: slots").await;
         delete_quota(&ns, "slots");
-        let status = ns.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        let status = ns.wait_for("grid", &[Phase::Completed]).await.status.unwrap();
         assert_eq!(refused(&status), None, "{status:#?}");
     });
 }
@@ -131,7 +131,7 @@ fn search_waits_for_the_experiment_with_prior_trials() {
         let mut spec = grid(3, 1, 1);
         spec["state"] = json!("paused");
         ns.apply("first", spec.clone());
-        ns.wait_for("first", &[Phase::Paused], 60).await;
+        ns.wait_for("first", &[Phase::Paused]).await;
         spec["state"] = json!("active");
         spec["searcher"]["grid"] = json!(null);
         spec["searcher"]["random"] = json!({ "maxTrials": 4 });
@@ -148,8 +148,8 @@ fn search_waits_for_the_experiment_with_prior_trials() {
         }
 
         ns.patch("first", &json!({ "spec": { "state": "active" } })).unwrap();
-        let first = ns.wait_for("first", &[Phase::Completed], 60).await;
-        let second = ns.wait_for("second", &[Phase::Completed], 60).await.status.unwrap();
+        let first = ns.wait_for("first", &[Phase::Completed]).await;
+        let second = ns.wait_for("second", &[Phase::Completed]).await.status.unwrap();
         assert_eq!((second.trials_created, refused(&second)), (4, None));
         let LogEvent::Began(began) = &second.log[0].event else { panic!("{second:#?}") };
         let best = first.status.unwrap().best.unwrap();
@@ -187,7 +187,7 @@ fn refused_trial_is_reported_on_its_experiment() {
         assert_eq!((status.trials_created, status.phase), (0, Phase::Pending));
         wait_event(&ns, "grid", "QuotaExceeded", WORDS).await;
         proxy.clear_rule();
-        let status = ns.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        let status = ns.wait_for("grid", &[Phase::Completed]).await.status.unwrap();
         assert_eq!((status.trials_created, refused(&status)), (2, None));
     });
 }
@@ -209,7 +209,7 @@ fn malformed_pod_fails_its_experiment_at_once() {
         };
         ns.apply("odd", overrides(json!({ "spec": { "dnsPolicy": "Sometimes" } })));
         ns.apply("typo", overrides(json!({ "spec": { "hostNetwrok": true } })));
-        let odd: Experiment = ns.wait_for("odd", &[Phase::Failed], 60).await;
+        let odd: Experiment = ns.wait_for("odd", &[Phase::Failed]).await;
         let status = odd.status.unwrap();
         let message = status.message.clone().unwrap();
         assert!(message.contains("spec.dnsPolicy"), "{message}");
@@ -221,7 +221,7 @@ fn malformed_pod_fails_its_experiment_at_once() {
             let status = trial.status.unwrap();
             assert!(status.phase.is_terminal() && status.attempts.len() <= 1, "{status:#?}");
         }
-        let typo = ns.wait_for("typo", &[Phase::Failed], 60).await.status.unwrap();
+        let typo = ns.wait_for("typo", &[Phase::Failed]).await.status.unwrap();
         let message = typo.message.unwrap();
         assert!(message.contains("spec.podOverrides.spec.hostNetwrok"), "{message}");
         assert!(ns.trials_of("typo").await.is_empty());
@@ -285,7 +285,7 @@ fn kill_reaches_trials_beside_a_failing_one() {
         let first = &ns.trials_of("grid").await[0];
         assert!(first.status.as_ref().is_some_and(|status| !status.phase.is_terminal()));
         proxy.clear_rule();
-        ns.wait_for("grid", &[Phase::Cancelled], 60).await;
+        ns.wait_for("grid", &[Phase::Cancelled]).await;
     });
 }
 
@@ -322,7 +322,7 @@ fn no_trial_follows_from_an_unrecorded_fact() {
         assert_eq!((status.trials_created, status.phase), (1, Phase::Pending));
         assert_eq!(ns.trials_of("grid").await.len(), 1);
         proxy.clear_rule();
-        let status = ns.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        let status = ns.wait_for("grid", &[Phase::Completed]).await.status.unwrap();
         assert_eq!(status.trials_created, 2);
         for trial in ns.trials_of("grid").await {
             assert!(writes::has_placed_results(&trial), "{trial:?}");

@@ -91,7 +91,7 @@ fn reports_need_rank_0_of_the_live_attempt() {
         });
         ns.apply("gang", grid(1, 100, 2));
         ns.apply("ends", grid(1, 100, 1));
-        ns.wait_for("gang", &[Phase::Running], 20).await;
+        ns.wait_for("gang", &[Phase::Running]).await;
         let rank_0 = Caller::new(&ns, "gang-0-a0-r0").await;
         let rank_1 = Caller::new(&ns, "gang-0-a0-r1").await;
         let new = Caller::new(&ns, "ends-0-a1-r0").await;

@@ -213,8 +213,8 @@ impl TestNamespace {
     }
 
     /// Waits until an experiment is in one of these phases, and returns it.
-    pub(crate) async fn wait_for(&self, name: &str, phases: &[Phase], seconds: u64) -> Experiment {
-        let end = std::time::Instant::now() + Duration::from_secs(seconds);
+    pub(crate) async fn wait_for(&self, name: &str, phases: &[Phase]) -> Experiment {
+        let end = std::time::Instant::now() + stoker_test_cluster::PATIENCE;
         loop {
             let experiment = self.experiments().get(name).await;
             if let Ok(experiment) = &experiment
@@ -224,7 +224,7 @@ impl TestNamespace {
             }
             assert!(
                 std::time::Instant::now() < end,
-                "{name} is not {phases:?} after {seconds} s: {:#?}\n{}",
+                "{name} is not {phases:?}: {:#?}\n{}",
                 experiment.map(|experiment| experiment.status),
                 self.logs()
             );
@@ -248,7 +248,7 @@ impl TestNamespace {
         num: usize,
         is_expected: impl Fn(&TrialStatus) -> bool,
     ) -> Vec<Trial> {
-        let end = std::time::Instant::now() + Duration::from_secs(30);
+        let end = std::time::Instant::now() + stoker_test_cluster::PATIENCE;
         loop {
             let trials = self.trials_of(name).await;
             let are_expected =

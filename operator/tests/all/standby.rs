@@ -80,7 +80,7 @@ pub(crate) async fn poll_until<T>(
     what: &str,
     mut probe: impl AsyncFnMut() -> Result<T, String>,
 ) -> T {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         match probe().await {
             Ok(value) => return value,

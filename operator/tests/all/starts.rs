@@ -26,7 +26,7 @@ async fn wait_for_trial(
     what: &str,
     is_wanted: impl Fn(&TrialStatus) -> bool,
 ) -> TrialStatus {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let trial = ns.trials().get_opt(name).await.unwrap();
         let status = trial.and_then(|trial| trial.status).unwrap_or_default();
@@ -44,7 +44,7 @@ fn is_pending(status: &TrialStatus, reason: &str) -> bool {
 
 /// Waits until an experiment is pending for this reason.
 async fn wait_for_pending(ns: &TestNamespace, name: &str, reason: &str) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let status = ns.experiment(name).await.status.unwrap_or_default();
         if status.phase == Phase::Pending && status.reason.as_deref() == Some(reason) {
@@ -105,8 +105,8 @@ fn gated_pods_are_never_recreated() {
         // Gated pods do not block others.
         ns.apply("free-gang", grid(1, 2, 2));
         ns.apply("free-one", grid(1, 2, 1));
-        ns.wait_for("free-gang", &[Phase::Completed], 60).await;
-        ns.wait_for("free-one", &[Phase::Completed], 60).await;
+        ns.wait_for("free-gang", &[Phase::Completed]).await;
+        ns.wait_for("free-one", &[Phase::Completed]).await;
         while stoker_operator::context::now() < since.plus(4 * DEADLINE) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -122,7 +122,7 @@ fn gated_pods_are_never_recreated() {
             ns.plane.kubectl(&patch).unwrap();
         }
         for name in ["gang", "one"] {
-            ns.wait_for(name, &[Phase::Completed], 60).await;
+            ns.wait_for(name, &[Phase::Completed]).await;
             let status = ns.trials_of(name).await[0].status.clone().unwrap();
             assert_eq!(status.attempts.len(), 1, "{status:#?}");
         }
@@ -153,7 +153,7 @@ fn unschedulable_gangs_let_others_start() {
             ns.apply(big, grid(1, 2, slots));
             wait_for_pending(&ns, big, "Unschedulable").await;
             ns.apply(small, grid(2, 2, slots));
-            ns.wait_for(small, &[Phase::Completed], 60).await;
+            ns.wait_for(small, &[Phase::Completed]).await;
             let status = ns.trials_of(big).await[0].status.clone().unwrap();
             assert!(is_pending(&status, "Unschedulable"), "{status:#?}");
             assert_eq!(status.attempts.len(), 1, "{status:#?}");
@@ -176,7 +176,7 @@ fn waiting_trials_are_not_polled() {
         ns.apply("many", spec);
         let waits = |status: &TrialStatus| is_pending(status, "WaitingForAdmission");
         wait_for_trial(&ns, "many-19", "waiting", waits).await;
-        let end = Instant::now() + Duration::from_secs(120);
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
         loop {
             let before = metric(&operator, "stoker_reconcile_seconds_count");
             // A poll every second would be counted here.
@@ -243,7 +243,7 @@ fn every_end_of_a_start_wakes_another_trial() {
                     pods.patch_status(&name, &Default::default(), &patch).await.unwrap();
                 }
             }
-            ns.wait_for(&next, &[Phase::Completed], 60).await;
+            ns.wait_for(&next, &[Phase::Completed]).await;
         }
     });
 }
@@ -277,7 +277,7 @@ fn refused_trials_are_pending_with_a_reason() {
         let columns = ns.plane.kubectl(&["get", "experiments,trials", "-n", "refused"]).unwrap();
         assert!(columns.contains("QuotaExceeded") && columns.contains("BackOff"), "{columns}");
         ns.plane.kubectl(&["delete", "resourcequota", "slots", "-n", "refused"]).unwrap();
-        let runs = ns.wait_for("quota", &[Phase::Running], 60).await.status.unwrap();
+        let runs = ns.wait_for("quota", &[Phase::Running]).await.status.unwrap();
         assert_eq!((runs.trials_running, runs.reason, runs.message), (1, None, None));
         let status = ns.trials_of("quota").await[0].status.clone().unwrap();
         assert_eq!((status.phase, status.reason, status.message), (Phase::Running, None, None));

@@ -42,7 +42,7 @@ fn old() -> (String, String) {
 
 /// Waits until a kubelet has observed a pod, and returns the pod's storage.
 async fn storage_of(ns: &TestNamespace, kubelet: &Kubelet, name: &str) -> (String, String) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         if let Some(pod) = kubelet.pod(name) {
             return used(&pod);
@@ -54,7 +54,7 @@ async fn storage_of(ns: &TestNamespace, kubelet: &Kubelet, name: &str) -> (Strin
 
 /// Waits until an experiment's storage is fixed, and returns it.
 async fn fixed(ns: &TestNamespace, name: &str) -> StorageRecord {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
         let storage = ns.experiment(name).await.status.unwrap_or_default().storage;
         if let Some(storage) = storage.filter(StorageRecord::is_fixed) {
@@ -89,7 +89,7 @@ fn changed_settings_do_not_move_running_experiments() {
         operator.wait_ready(&ns);
         delete_pod(&ns, "grid-0-a0-r0");
         assert_eq!(storage_of(&ns, &kubelet, "grid-0-a1-r0").await, old());
-        ns.wait_for("grid", &[Phase::Completed], 60).await;
+        ns.wait_for("grid", &[Phase::Completed]).await;
         assert_eq!(storage_of(&ns, &kubelet, "grid-cleanup-0").await, old());
         assert_eq!(fixed(&ns, "grid").await, first);
         // An experiment that starts now uses the new settings.
@@ -160,7 +160,7 @@ fn pods_are_created_after_their_storage_record() {
         ns.apply("grid", grid(1, 3, 1));
         proxy.wait_faults(1).await;
         // The trial starts its attempt and waits for the record.
-        let end = Instant::now() + Duration::from_secs(30);
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
         loop {
             let trials = ns.trials_of("grid").await;
             let status = trials.first().and_then(|trial| trial.status.clone()).unwrap_or_default();
@@ -179,7 +179,7 @@ fn pods_are_created_after_their_storage_record() {
         let record = fixed(&ns, "grid").await;
         proxy.clear_rule();
         proxy.wait_released(1).await;
-        let ended = ns.wait_for("grid", &[Phase::Completed], 60).await;
+        let ended = ns.wait_for("grid", &[Phase::Completed]).await;
         assert_eq!(ended.status.unwrap().storage, Some(record));
     });
 }

@@ -211,8 +211,8 @@ fn two_versions_keep_each_others_fields() {
         });
         ns.apply("grid", grid(3, 4, 1));
         apply_job(&ns, "job", job(2));
-        ns.wait_for("grid", &[Phase::Completed], 60).await;
-        wait_for_job(&ns, "job", &[Phase::Completed], 60).await;
+        ns.wait_for("grid", &[Phase::Completed]).await;
+        wait_for_job(&ns, "job", &[Phase::Completed]).await;
         is_over.store(true, Ordering::Relaxed);
         let [trials, experiments, jobs] = newer.await.unwrap();
         for version in [&trials, &experiments, &jobs] {

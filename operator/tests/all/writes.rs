@@ -125,7 +125,7 @@ impl ProxiedOperator {
         let ends = [Phase::Completed, Phase::Failed, Phase::Cancelled];
         let mut triggered_by = tokio::select! {
             triggered_by = &mut is_dead => Some(triggered_by.unwrap()),
-            _ = self.ns.wait_for(&name, &ends, 60) => None,
+            _ = self.ns.wait_for(&name, &ends) => None,
         };
         let is_of_kind = matches!(death, Some(Death { write: Write::OfKind(..), .. }));
         if triggered_by.is_none() && is_of_kind {
@@ -141,7 +141,7 @@ impl ProxiedOperator {
             self.begin();
         }
         let what = format!("{death:?}, {triggered_by:?}");
-        let ended = self.ns.wait_for(&name, &ends, 60).await.status.unwrap();
+        let ended = self.ns.wait_for(&name, &ends).await.status.unwrap();
         assert_eq!(ended.phase, Phase::Completed, "{what}: {ended:#?}");
         assert_eq!((ended.trials_created, ended.trials_closed), (3, 3), "{what}: {ended:#?}");
         (check(&self.ns, &self.kubelet, &name, &what).await, triggered_by)
@@ -278,7 +278,7 @@ fn api_server_outage_changes_nothing() {
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "away", |_| Script::Train { unit_ms: 200 });
         ns.apply("grid", grid(TRIALS as u32, 30, PODS as u32));
-        ns.wait_for("grid", &[Phase::Running], 20).await;
+        ns.wait_for("grid", &[Phase::Running]).await;
         wait_for_units(&kubelet, 10).await;
         plane.stop_api();
         let before = kubelet.units();
@@ -286,7 +286,7 @@ fn api_server_outage_changes_nothing() {
         assert!(kubelet.units() >= before + 30, "trainers did not continue");
         assert!(operator.is_alive());
         plane.start_api().unwrap();
-        ns.wait_for("grid", &[Phase::Completed], 90).await;
+        ns.wait_for("grid", &[Phase::Completed]).await;
         check(&ns, &kubelet, "grid", "API server unavailable").await;
     });
 }
@@ -316,7 +316,7 @@ fn training_continues_without_the_report_server() {
         let is_open = |trial: &Trial| trial.status.as_ref().unwrap().facts.is_empty();
         assert!(trials.iter().any(is_open), "all results were recorded without a report server");
         let _operator = ns.operator("a", port);
-        ns.wait_for("grid", &[Phase::Completed], 30).await;
+        ns.wait_for("grid", &[Phase::Completed]).await;
         check(&ns, &kubelet, "grid", "report server unavailable").await;
         for trial in ns.trials_of("grid").await {
             // Units trained during the outage are recorded, one by one.
@@ -326,7 +326,7 @@ fn training_continues_without_the_report_server() {
 }
 
 pub(crate) async fn wait_for_units(kubelet: &Kubelet, units: u64) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while kubelet.units() < units {
         assert!(Instant::now() < end, "{} of {units} units", kubelet.units());
         tokio::time::sleep(Duration::from_millis(50)).await;

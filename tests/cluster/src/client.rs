@@ -10,6 +10,10 @@ use serde_json::Value;
 use crate::error::{Error, WithPath, stdout_of};
 use crate::programs;
 
+/// Time after which a test that waits for an event fails. Tests run beside others on busy machines,
+/// so it is far longer than any event takes.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+
 /// Poll interval.
 const PERIOD: Duration = Duration::from_millis(100);
 
@@ -17,18 +21,14 @@ const PERIOD: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 ///
-/// [`Error::Timeout`] if it takes longer than `seconds`.
-pub fn wait_until<T>(
-    what: &str,
-    seconds: u64,
-    mut probe: impl FnMut() -> Result<T, String>,
-) -> Result<T, Error> {
-    let deadline = Instant::now() + Duration::from_secs(seconds);
+/// [`Error::Timeout`] if it takes longer than [`PATIENCE`].
+pub fn wait_until<T>(what: &str, mut probe: impl FnMut() -> Result<T, String>) -> Result<T, Error> {
+    let deadline = Instant::now() + PATIENCE;
     loop {
         match probe() {
             Ok(value) => return Ok(value),
             Err(seen) if Instant::now() >= deadline => {
-                return Err(Error::Timeout { what: what.to_string(), seconds, seen });
+                return Err(Error::Timeout { what: what.to_string(), seen });
             }
             Err(_) => std::thread::sleep(PERIOD),
         }

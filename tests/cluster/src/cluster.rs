@@ -189,7 +189,7 @@ impl Cluster {
     }
 
     fn wait_gpus(&self, node: &Node, healthy: usize) -> Result<(), Error> {
-        wait_until(&format!("{} has {healthy} healthy GPUs", node.name()), SOON_SECONDS, || {
+        wait_until(&format!("{} has {healthy} healthy GPUs", node.name()), || {
             let node = self.get(&["node", &node.name()]).map_err(|error| error.to_string())?;
             let allocatable = &node["status"]["allocatable"][GPU];
             let count = allocatable.as_str().and_then(|count| count.parse().ok());
@@ -330,7 +330,7 @@ impl Cluster {
     ) -> Result<(), Error> {
         self.plane.servers().start(&format!("{name}-far"), far)?;
         self.plane.servers().start(&format!("{name}-near"), near)?;
-        wait_until(&format!("the forwarder {name} is ready"), SOON_SECONDS, || {
+        wait_until(&format!("the forwarder {name} is ready"), || {
             let near = self.plane.servers().check(&format!("{name}-near"));
             near.map_err(|error| error.to_string())?;
             if socket.exists() { Ok(()) } else { Err("no socket".to_string()) }
@@ -354,7 +354,7 @@ impl Cluster {
         self.plane.servers().start("coredns", command)?;
         let ask = "exec 3<>/dev/tcp/$0/8053 && printf 'GET /ready HTTP/1.0\\r\\n\\r\\n' >&3 && \
                    grep -q OK <&3";
-        wait_until("CoreDNS is ready", SOON_SECONDS, || {
+        wait_until("CoreDNS is ready", || {
             self.plane.servers().check("coredns").map_err(|error| error.to_string())?;
             let mut request = programs::inside(Some(PLANE), "bash");
             request.args(["-c", ask, PLANE_ADDRESS]);

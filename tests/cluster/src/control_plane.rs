@@ -131,7 +131,7 @@ impl ControlPlane {
             return self.create_service_account("default");
         }
         // Wait for the controllers to create it: without it, no pod is admitted.
-        wait_until("namespace default has a service account", READY_SECONDS, || {
+        wait_until("namespace default has a service account", || {
             self.servers().check("kube-controller-manager").map_err(|error| error.to_string())?;
             self.kubectl(&["get", "serviceaccount", "default"]).map_err(|error| error.to_string())
         })
@@ -159,7 +159,7 @@ impl ControlPlane {
         if !self.servers().has("kube-controller-manager") {
             return self.create_service_account(name);
         }
-        wait_until("the namespace has a service account", READY_SECONDS, || {
+        wait_until("the namespace has a service account", || {
             self.kubectl(&["get", "serviceaccount", "default", "-n", name])
                 .map_err(|error| error.to_string())
         })
@@ -207,7 +207,7 @@ impl ControlPlane {
     pub fn start_api(&self) -> Result<(), Error> {
         let command = self.api_server()?;
         self.servers().start("kube-apiserver", command)?;
-        wait_until("the API server is ready", READY_SECONDS, || {
+        wait_until("the API server is ready", || {
             for name in ["etcd", "kube-apiserver"] {
                 self.servers().check(name).map_err(|error| error.to_string())?;
             }

@@ -61,12 +61,10 @@ pub enum Error {
     },
 
     /// A condition was not met in time.
-    #[error("timed out after {seconds} s waiting until {what}; last observed: {seen}")]
+    #[error("timed out waiting until {what}; last observed: {seen}")]
     Timeout {
         /// Awaited condition.
         what: String,
-        /// Timeout in seconds.
-        seconds: u64,
         /// Result of the last poll.
         seen: String,
     },

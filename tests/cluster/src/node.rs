@@ -141,7 +141,7 @@ impl Node {
         let mut containerd = self.inside("containerd");
         containerd.arg("--config").arg(self.folder.join("containerd.toml"));
         plane.servers().start(&self.server("containerd"), containerd)?;
-        wait_until("containerd answers", READY_SECONDS, || {
+        wait_until("containerd answers", || {
             let check = plane.servers().check(&self.server("containerd"));
             check.map_err(|error| error.to_string())?;
             run(self.ctr().arg("version")).map_err(|error| error.to_string())
@@ -180,7 +180,7 @@ impl Node {
 
     /// Waits until the API server reports the node as ready.
     pub(crate) fn wait_ready(&self, plane: &ControlPlane) -> Result<(), Error> {
-        wait_until(&format!("{} is ready", self.name()), READY_SECONDS, || {
+        wait_until(&format!("{} is ready", self.name()), || {
             for name in ["containerd", "kube-proxy"] {
                 let check = plane.servers().check(&self.server(name));
                 check.map_err(|error| error.to_string())?;

@@ -55,7 +55,7 @@ impl S3 {
         weed.arg(format!("-dir={}", folder.display()));
         weed.arg(format!("-s3.config={}", config.display()));
         plane.servers().start(SERVER, weed)?;
-        wait_until("the S3 server has its bucket", READY_SECONDS, || {
+        wait_until("the S3 server has its bucket", || {
             plane.servers().check(SERVER).map_err(|error| error.to_string())?;
             self.make_bucket(&folder)?;
             self.answers()

@@ -94,7 +94,7 @@ fn control_plane_ends_when_its_process_is_killed() {
     assert!(processes.iter().all(|process| process.exists()), "{processes:?}");
     owner.kill().unwrap();
     owner.wait().unwrap();
-    wait_until("directory and processes are gone", 30, || {
+    wait_until("directory and processes are gone", || {
         // A zombie process has no command line.
         let is_running = |process: &&PathBuf| {
             std::fs::read(process.join("cmdline")).is_ok_and(|command| !command.is_empty())
@@ -118,7 +118,7 @@ fn controllers_and_scheduler_work() {
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: two}, \
                spec: {containers: [{name: c, image: x}]}}";
     plane.apply(pod).unwrap();
-    wait_until("the scheduler finds no node", 30, || {
+    wait_until("the scheduler finds no node", || {
         let pod = plane.get(&["pod", "p", "-n", "two"]).map_err(|error| error.to_string())?;
         let reason = &pod["status"]["conditions"][0]["reason"];
         if reason == "Unschedulable" { Ok(()) } else { Err(pod["status"].to_string()) }

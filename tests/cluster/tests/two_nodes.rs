@@ -46,7 +46,7 @@ fn pod(name: &str, node: &str, script: &str) -> Value {
 }
 
 fn wait_for_phase(cluster: &Cluster, name: &str, phase: &str) {
-    wait_until(&format!("{name} is {phase}"), 60, || {
+    wait_until(&format!("{name} is {phase}"), || {
         let pod = cluster.get(&["pod", name]).map_err(|error| error.to_string())?;
         let seen = pod["status"]["phase"].as_str().unwrap_or_default();
         assert!(seen == phase || seen != "Failed", "{name} failed: {}", logs(cluster, name));
@@ -188,7 +188,7 @@ fn gpus_are_allocated(cluster: &Cluster) {
     };
     assert_eq!(run(cluster, &gpu_pod("two-gpus", 2)), "gpu-1,gpu-3\n");
     cluster.apply(&gpu_pod("three-gpus", 3).to_string()).unwrap();
-    wait_until("the pod for three GPUs is unschedulable", 30, || {
+    wait_until("the pod for three GPUs is unschedulable", || {
         let pod = cluster.get(&["pod", "three-gpus"]).map_err(|error| error.to_string())?;
         let seen = pod["status"]["conditions"].to_string();
         if seen.contains("Insufficient nvidia.com/gpu") { Ok(()) } else { Err(seen) }
@@ -205,14 +205,14 @@ fn killed_node_restarts(cluster: &Cluster) {
     let start = Instant::now();
     cluster.kill_node(2).unwrap();
     println!("killed the node in {:?}", start.elapsed());
-    wait_until("the node is Unknown", 60, || {
+    wait_until("the node is Unknown", || {
         let node = cluster.get(&["node", "node-2"]).map_err(|error| error.to_string())?;
         let seen = node["status"]["conditions"].to_string();
         if seen.contains(r#""status":"Unknown""#) { Ok(()) } else { Err(seen) }
     })
     .unwrap();
     println!("the control plane detected it after {:?}", start.elapsed());
-    wait_until("the pod is being evicted", 60, || {
+    wait_until("the pod is being evicted", || {
         let pod = cluster.get(&["pod", "victim"]).map_err(|error| error.to_string())?;
         let deleted = pod["metadata"]["deletionTimestamp"].is_string();
         if deleted { Ok(()) } else { Err(pod["status"].to_string()) }
@@ -223,7 +223,7 @@ fn killed_node_restarts(cluster: &Cluster) {
     let start = Instant::now();
     cluster.restart_node(2).unwrap();
     println!("the node was back after {:?}", start.elapsed());
-    wait_until("the evicted pod is gone", 60, || match cluster.get(&["pod", "victim"]) {
+    wait_until("the evicted pod is gone", || match cluster.get(&["pod", "victim"]) {
         Ok(pod) => Err(pod["status"].to_string()),
         Err(error) if error.to_string().contains("NotFound") => Ok(()),
         Err(error) => Err(error.to_string()),

@@ -145,7 +145,7 @@ impl JobFixture {
     }
 
     pub(super) fn wait_for_commits(&self, num: usize) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
         while self.commits() < num {
             assert!(Instant::now() < end, "no {num} commits within a minute");
             std::thread::sleep(Duration::from_millis(10));

@@ -42,7 +42,7 @@ impl Azurite {
             .spawn()
             .unwrap();
         let azurite = Self { process, port };
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + stoker_test_cluster::PATIENCE;
         loop {
             let create =
                 Command::new("node").args(["-e", CREATE, &port.to_string(), container]).output();

@@ -35,14 +35,14 @@ fn a_grid_completes_during_an_upgrade() {
     }
     let (cluster, _turn) = cluster();
     cluster.apply(&mnist("grid", &grid()).to_string()).unwrap();
-    wait_until("pods run", 60, || match pods(cluster).len() {
+    wait_until("pods run", || match pods(cluster).len() {
         0 => Err("none".to_owned()),
         _ => Ok(()),
     })
     .unwrap();
     let before = pods(cluster);
     helm_install(cluster, "upgrade", &["--set", "log.level=debug"]).unwrap();
-    let experiment = ended(cluster, "grid", 300);
+    let experiment = ended(cluster, "grid");
     let status = &experiment["status"];
     assert_eq!(status["phase"], "Completed", "{}", state(cluster));
     assert_eq!((&status["trialsCreated"], &status["trialsClosed"]), (&json!(4), &json!(4)));
@@ -64,7 +64,7 @@ fn a_grid_completes_during_an_upgrade() {
     assert!(listed.contains("000000000469-0"), "{listed}");
     let logs = stoker_on(cluster, &["trial", "logs", "grid-0", "--storage-endpoint", &endpoint]);
     assert!(logs.contains("validation batches=469"), "{logs}");
-    wait_until("superfluous checkpoints are deleted", 90, || {
+    wait_until("superfluous checkpoints are deleted", || {
         let status = get(cluster, "experiment", "grid")["status"].clone();
         if status["cleanedUp"] == json!(true) { Ok(()) } else { Err(status.to_string()) }
     })
@@ -104,7 +104,7 @@ fn sent_programs_run_in_the_stock_image() {
     let (path, program) = (path.display().to_string(), program.display().to_string());
     let create = ["experiment", "create", &path, &program];
     stoker_on(cluster, &[&create[..], &["--storage-endpoint", &s3.local_endpoint]].concat());
-    let experiment = ended(cluster, "sent", 180);
+    let experiment = ended(cluster, "sent");
     assert_eq!(experiment["status"]["phase"], "Completed", "{}", state(cluster));
 }
 
@@ -163,5 +163,5 @@ fn uninstall_keeps_definitions_and_experiments() {
     let patch = r#"{"spec":{"state":"cancelled"}}"#;
     let arguments = ["-n", NAMESPACE, "patch", "experiment", "kept", "--type=merge", "-p", patch];
     cluster.kubectl(&arguments).unwrap();
-    ended(cluster, "kept", 60);
+    ended(cluster, "kept");
 }

@@ -47,11 +47,11 @@ fn gangs_survive_node_loss_bit_identical() {
     }
     let (cluster, _turn) = cluster();
     cluster.apply(&gang("calm").to_string()).unwrap();
-    let calm = ended(cluster, "calm", 300);
+    let calm = ended(cluster, "calm");
     assert_eq!(calm["status"]["phase"], "Completed", "{}", state(cluster));
     assert_eq!(nodes_of(cluster, "calm").len(), 2);
     cluster.apply(&gang("hit").to_string()).unwrap();
-    wait_until("a checkpoint exists", 120, || {
+    wait_until("a checkpoint exists", || {
         let trial =
             cluster.get(&["-n", NAMESPACE, "trial", "hit-0"]).map_err(|error| error.to_string())?;
         match trial["status"]["checkpoints"].as_array().map_or(0, Vec::len) {
@@ -61,7 +61,7 @@ fn gangs_survive_node_loss_bit_identical() {
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
     cluster.kill_node(2).unwrap();
-    let hit = ended(cluster, "hit", 300);
+    let hit = ended(cluster, "hit");
     cluster.restart_node(2).unwrap();
     assert_eq!(hit["status"]["phase"], "Completed", "{}", state(cluster));
     let trial = get(cluster, "trial", "hit-0");
@@ -105,7 +105,7 @@ fn gangs_match_one_rank_and_survive_deleted_pods() {
     cluster.apply(&short("quad", &four)).unwrap();
     cluster.apply(&plain("four", &four).to_string()).unwrap();
     for name in ["one", "quad", "four"] {
-        let end = ended(cluster, name, 300);
+        let end = ended(cluster, name);
         assert_eq!(end["status"]["phase"], "Completed", "{}", state(cluster));
     }
     let (one, quad) = (outcome(cluster, "one-0").0, outcome(cluster, "quad-0").0);
@@ -116,7 +116,7 @@ fn gangs_match_one_rank_and_survive_deleted_pods() {
         assert!(difference < tolerance, "{metric}: {one} {quad}");
     }
     cluster.apply(&plain("less", &four).to_string()).unwrap();
-    wait_until("a checkpoint exists", 120, || {
+    wait_until("a checkpoint exists", || {
         let trial = cluster
             .get(&["-n", NAMESPACE, "trial", "less-0"])
             .map_err(|error| error.to_string())?;
@@ -128,7 +128,7 @@ fn gangs_match_one_rank_and_survive_deleted_pods() {
     .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
     let delete = ["-n", NAMESPACE, "delete", "pod", "less-0-a0-r2", "--force", "--grace-period=0"];
     cluster.kubectl(&delete).unwrap();
-    let end = ended(cluster, "less", 300);
+    let end = ended(cluster, "less");
     assert_eq!(end["status"]["phase"], "Completed", "{}", state(cluster));
     let trial = get(cluster, "trial", "less-0");
     assert_eq!(trial["status"]["restarts"], 0, "{trial}");
@@ -166,7 +166,7 @@ fn trials_survive_a_store_outage_of_a_minute() {
         },
     });
     cluster.apply(&mnist("dry", &long).to_string()).unwrap();
-    wait_until("a checkpoint exists", 120, || {
+    wait_until("a checkpoint exists", || {
         let trial =
             cluster.get(&["-n", NAMESPACE, "trial", "dry-0"]).map_err(|error| error.to_string())?;
         match trial["status"]["checkpoints"].as_array().map_or(0, Vec::len) {
@@ -178,7 +178,7 @@ fn trials_survive_a_store_outage_of_a_minute() {
     cluster.stop_s3();
     std::thread::sleep(STORAGE_OUTAGE);
     cluster.start_s3().unwrap();
-    let dry = ended(cluster, "dry", 600);
+    let dry = ended(cluster, "dry");
     assert_eq!(dry["status"]["phase"], "Completed", "{}", state(cluster));
     let trial = get(cluster, "trial", "dry-0");
     assert_eq!(trial["status"]["restarts"], 0, "{trial}");

@@ -56,7 +56,7 @@ fn job(cluster: &Cluster, name: &str) -> Value {
 }
 
 fn wait_for_rows(cluster: &Cluster, name: &str, rows: u64) {
-    let waited = wait_until(&format!("{rows} rows are done"), 120, || {
+    let waited = wait_until(&format!("{rows} rows are done"), || {
         let status = job(cluster, name);
         match status["rows"].as_u64().is_some_and(|done| done >= rows) {
             true => Ok(()),
@@ -97,7 +97,7 @@ fn kills_neither_lose_nor_duplicate_cluster_rows() {
     let path = |name: &str| iris.join(name).display().to_string();
     let local = cluster.s3().local_endpoint.clone();
     stoker_on(cluster, &["experiment", "create", &path("const.yaml")]);
-    assert_eq!(ended(cluster, "iris", 180)["status"]["phase"], "Completed", "{}", state(cluster));
+    assert_eq!(ended(cluster, "iris")["status"]["phase"], "Completed", "{}", state(cluster));
     // The input repeats the six flowers. It is sent with the job.
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("input"), folder.path().join("output"));

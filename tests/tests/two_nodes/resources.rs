@@ -77,9 +77,9 @@ fn data_and_checkpoints_can_use_a_claimed_volume() {
         },
     });
     cluster.apply(&mnist("claimed", &change).to_string()).unwrap();
-    let experiment = ended(cluster, "claimed", 180);
+    let experiment = ended(cluster, "claimed");
     assert_eq!(experiment["status"]["phase"], "Completed", "{}", state(cluster));
-    wait_until("superfluous checkpoints are deleted", 90, || {
+    wait_until("superfluous checkpoints are deleted", || {
         let status = get(cluster, "experiment", "claimed")["status"].clone();
         if status["cleanedUp"] == json!(true) { Ok(()) } else { Err(status.to_string()) }
     })
@@ -108,7 +108,7 @@ fn trials_wait_for_healthy_gpus() {
         },
     });
     cluster.apply(&mnist("sick", &change).to_string()).unwrap();
-    wait_until("the condition names the GPUs", 60, || {
+    wait_until("the condition names the GPUs", || {
         let trial = cluster
             .get(&["-n", NAMESPACE, "trial", "sick-0"])
             .map_err(|error| error.to_string())?;
@@ -120,7 +120,7 @@ fn trials_wait_for_healthy_gpus() {
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
     cluster.set_unhealthy_gpus(1, &[]).unwrap();
-    let experiment = ended(cluster, "sick", 180);
+    let experiment = ended(cluster, "sick");
     assert_eq!(experiment["status"]["phase"], "Completed", "{}", state(cluster));
     let pods = cluster.get(&["-n", NAMESPACE, "pods", "-l", "stoker.dev/experiment=sick"]).unwrap();
     let pod = pods["items"].as_array().and_then(|pods| pods.first()).cloned();

@@ -69,7 +69,7 @@ fn trials(cluster: &Cluster, name: &str) -> BTreeMap<u32, Trial> {
 
 /// Waits until the experiment has completed.
 fn wait_for_end(cluster: &Cluster, name: &str) {
-    let ended = wait_until(&format!("{name} ends"), SEARCH_SECONDS, || {
+    let ended = wait_until(&format!("{name} ends"), || {
         std::thread::sleep(std::time::Duration::from_secs(1));
         let read = cluster.get(&["-n", NAMESPACE, "experiment", name]);
         let experiment = read.map_err(|error| error.to_string())?;
@@ -116,7 +116,7 @@ fn attempt_seconds(trials: &BTreeMap<u32, Trial>) -> u64 {
 
 /// Waits until a number of trials have ended their first leg.
 fn wait_for_results(cluster: &Cluster, name: &str, num: usize) {
-    let waited = wait_until(&format!("{num} trials have results"), SEARCH_SECONDS, || {
+    let waited = wait_until(&format!("{num} trials have results"), || {
         std::thread::sleep(std::time::Duration::from_secs(1));
         let has_result =
             |trial: &&Trial| trial.status.as_ref().is_some_and(|status| !status.facts.is_empty());

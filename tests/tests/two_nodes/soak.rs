@@ -181,7 +181,7 @@ fn names(round: &str) -> [String; 2] {
 fn apply(cluster: &Cluster, round: &str) -> Result<(), String> {
     for experiment in experiments(round) {
         let experiment = experiment.to_string();
-        let applied = wait_until("an experiment is applied", API_SECONDS, || {
+        let applied = wait_until("an experiment is applied", || {
             cluster.apply(&experiment).map_err(|error| error.to_string())
         });
         applied.map_err(|error| error.to_string())?;
@@ -192,7 +192,7 @@ fn apply(cluster: &Cluster, round: &str) -> Result<(), String> {
 /// Waits until a round's experiments have completed. Fails at once if one ends in another way.
 fn wait_for_end(cluster: &Cluster, round: &str) -> Result<(), String> {
     let end = |name: &str| {
-        wait_until(&format!("{name} ends"), ROUND_SECONDS, || {
+        wait_until(&format!("{name} ends"), || {
             let experiment = read(cluster, "experiment", name)?;
             match experiment["status"]["phase"].as_str() {
                 Some("Completed" | "Failed" | "Cancelled") => Ok(experiment),
@@ -211,7 +211,7 @@ fn wait_for_end(cluster: &Cluster, round: &str) -> Result<(), String> {
 
 fn wait_for_clean_up(cluster: &Cluster, round: &str) {
     for name in names(round) {
-        let cleaned = wait_until(&format!("{name} is cleaned up"), CLEAN_UP_SECONDS, || {
+        let cleaned = wait_until(&format!("{name} is cleaned up"), || {
             let experiment = read(cluster, "experiment", &name)?;
             let is_clean = experiment["status"]["cleanedUp"] == json!(true);
             if is_clean { Ok(()) } else { Err(experiment["status"].to_string()) }

@@ -107,7 +107,7 @@ fn process_failures_are_classified_and_reported() {
         }
         for case in cases() {
             let what = format!("{:?} after its failure", case.phase);
-            let failed = wait_for_status(&ns, case.name, &what, 60, |status| {
+            let failed = wait_for_status(&ns, case.name, &what, |status| {
                 let is_settled = status.phase == Phase::Running || status.ended_at.is_some();
                 status.phase == case.phase && !status.ends.is_empty() && is_settled
             });

@@ -22,8 +22,21 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// # Errors
 ///
 /// [`Error::Timeout`] if it takes longer than [`PATIENCE`].
-pub fn wait_until<T>(what: &str, mut probe: impl FnMut() -> Result<T, String>) -> Result<T, Error> {
-    let deadline = Instant::now() + PATIENCE;
+pub fn wait_until<T>(what: &str, probe: impl FnMut() -> Result<T, String>) -> Result<T, Error> {
+    wait_within(PATIENCE, what, probe)
+}
+
+/// Same as [`wait_until`], with another limit.
+///
+/// # Errors
+///
+/// [`Error::Timeout`].
+pub fn wait_within<T>(
+    limit: Duration,
+    what: &str,
+    mut probe: impl FnMut() -> Result<T, String>,
+) -> Result<T, Error> {
+    let deadline = Instant::now() + limit;
     loop {
         match probe() {
             Ok(value) => return Ok(value),

@@ -20,9 +20,6 @@ const NODES: [usize; 2] = [1, 2];
 /// First port of [`Cluster::expose`].
 const EXPOSED_PORTS: u16 = 20000;
 
-/// Time limit for CoreDNS to start, for a kubelet to discover devices, and similar.
-const SOON_SECONDS: u64 = 60;
-
 /// Resource of the fake GPUs that [`Cluster::gpus`] adds to a node.
 const GPU: &str = "nvidia.com/gpu";
 

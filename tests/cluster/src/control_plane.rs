@@ -12,9 +12,6 @@ use crate::ports::free_ports;
 use crate::servers::Servers;
 use crate::{Client, Request, programs, wait_until};
 
-/// Startup limit of a server. The longest observed startup on two busy cores took a third of it.
-const READY_SECONDS: u64 = 180;
-
 /// CIDR of Services, and the API server's address in it.
 const SERVICES: &str = "10.96.0.0/16";
 const API_SERVICE: &str = "10.96.0.1";

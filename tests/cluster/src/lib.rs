@@ -31,7 +31,7 @@ mod servers;
 mod skipped;
 
 pub use audit::Request;
-pub use client::{Client, PATIENCE, wait_until};
+pub use client::{Client, PATIENCE, wait_until, wait_within};
 pub use cluster::Cluster;
 pub use control_plane::{ControlPlane, Options};
 pub use error::Error;

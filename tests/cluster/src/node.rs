@@ -13,8 +13,6 @@ use crate::error::{Error, WithPath, run};
 use crate::network::{PODS, node_address, node_namespace};
 use crate::{ControlPlane, programs, wait_until};
 
-const READY_SECONDS: u64 = 180;
-
 /// Directories of the node, and the paths at which the node sees them. These are fixed paths
 /// (device plugins), and paths where two kubelets would interfere (each removes logs of unknown
 /// pods).

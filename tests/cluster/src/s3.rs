@@ -12,9 +12,6 @@ use crate::{ControlPlane, programs, wait_until};
 pub(crate) const PORT: u16 = 8333;
 const SERVER: &str = "s3";
 
-/// Timeout for the start. On an idle machine, the server starts in a sixth of this time.
-const READY_SECONDS: u64 = 180;
-
 /// An S3 server: endpoints for pods and for tests, and credentials.
 #[derive(Clone, Debug)]
 pub struct S3 {

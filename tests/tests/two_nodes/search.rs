@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
+use std::time::Duration;
+
 use stoker_api::experiment::{Experiment, ExperimentSpec};
 use stoker_api::trial::Trial;
 use stoker_api::validate::validate;
 use stoker_engine::experiment::{Ledger, Record};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
-use stoker_test_cluster::{Cluster, wait_until};
+use stoker_test_cluster::{Cluster, wait_within};
 
 use super::{NAMESPACE, cluster, get, mnist, state};
 use occupancy::Occupancy;
@@ -27,8 +29,8 @@ const NUM_TRIALS: u32 = 12;
 /// Trials after the edit.
 const NUM_TRIALS_EDITED: u32 = 15;
 const SEED: u32 = 7;
-/// Timeout of a search.
-const SEARCH_SECONDS: u64 = 3600;
+/// Limit for a search.
+const SEARCH: Duration = Duration::from_secs(3600);
 /// Greatest share of the GPU time without a gang while trials wait.
 const IDLE_SHARE_MAX: f64 = 0.05;
 
@@ -69,8 +71,8 @@ fn trials(cluster: &Cluster, name: &str) -> BTreeMap<u32, Trial> {
 
 /// Waits until the experiment has completed.
 fn wait_for_end(cluster: &Cluster, name: &str) {
-    let ended = wait_until(&format!("{name} ends"), || {
-        std::thread::sleep(std::time::Duration::from_secs(1));
+    let ended = wait_within(SEARCH, &format!("{name} ends"), || {
+        std::thread::sleep(Duration::from_secs(1));
         let read = cluster.get(&["-n", NAMESPACE, "experiment", name]);
         let experiment = read.map_err(|error| error.to_string())?;
         match experiment["status"]["phase"].as_str() {
@@ -116,8 +118,8 @@ fn attempt_seconds(trials: &BTreeMap<u32, Trial>) -> u64 {
 
 /// Waits until a number of trials have ended their first leg.
 fn wait_for_results(cluster: &Cluster, name: &str, num: usize) {
-    let waited = wait_until(&format!("{num} trials have results"), || {
-        std::thread::sleep(std::time::Duration::from_secs(1));
+    let waited = wait_within(SEARCH, &format!("{num} trials have results"), || {
+        std::thread::sleep(Duration::from_secs(1));
         let has_result =
             |trial: &&Trial| trial.status.as_ref().is_some_and(|status| !status.facts.is_empty());
         let actual = trials(cluster, name).values().filter(has_result).count();
@@ -137,7 +139,7 @@ fn disturb(cluster: &Cluster, name: &str) {
     wait_for_results(cluster, name, 4);
     println!("search: node 2 stops for 30 s");
     cluster.kill_node(2).unwrap();
-    std::thread::sleep(std::time::Duration::from_secs(30));
+    std::thread::sleep(Duration::from_secs(30));
     cluster.restart_node(2).unwrap();
     wait_for_results(cluster, name, 6);
     let (deleted, _) = trials(cluster, name).pop_first().unwrap();

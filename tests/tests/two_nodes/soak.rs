@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use stoker_test_cluster::{Cluster, wait_until};
+use stoker_test_cluster::{Cluster, wait_within};
 
 use super::{NAMESPACE, cluster, mnist, state};
 use faults::{Fault, FaultKind};
@@ -21,11 +21,11 @@ const ENV_SEED: &str = "STOKER_TEST_SOAK_SEED";
 const DEFAULT_MINUTES: f64 = 30.0;
 
 /// Timeout of a round. A round takes a few minutes without faults.
-const ROUND_SECONDS: u64 = 1800;
+const ROUND: Duration = Duration::from_secs(1800);
 /// Timeout of the cleanup, which waits for a minute after each failed pod.
-const CLEAN_UP_SECONDS: u64 = 600;
+const CLEAN_UP: Duration = Duration::from_secs(600);
 /// Timeout of a write. Outages of the API server are shorter.
-const API_SECONDS: u64 = 300;
+const API: Duration = Duration::from_secs(300);
 
 /// Prints events with the time of day and the seconds since the start.
 #[derive(Debug)]
@@ -181,7 +181,7 @@ fn names(round: &str) -> [String; 2] {
 fn apply(cluster: &Cluster, round: &str) -> Result<(), String> {
     for experiment in experiments(round) {
         let experiment = experiment.to_string();
-        let applied = wait_until("an experiment is applied", || {
+        let applied = wait_within(API, "an experiment is applied", || {
             cluster.apply(&experiment).map_err(|error| error.to_string())
         });
         applied.map_err(|error| error.to_string())?;
@@ -192,7 +192,7 @@ fn apply(cluster: &Cluster, round: &str) -> Result<(), String> {
 /// Waits until a round's experiments have completed. Fails at once if one ends in another way.
 fn wait_for_end(cluster: &Cluster, round: &str) -> Result<(), String> {
     let end = |name: &str| {
-        wait_until(&format!("{name} ends"), || {
+        wait_within(ROUND, &format!("{name} ends"), || {
             let experiment = read(cluster, "experiment", name)?;
             match experiment["status"]["phase"].as_str() {
                 Some("Completed" | "Failed" | "Cancelled") => Ok(experiment),
@@ -211,7 +211,7 @@ fn wait_for_end(cluster: &Cluster, round: &str) -> Result<(), String> {
 
 fn wait_for_clean_up(cluster: &Cluster, round: &str) {
     for name in names(round) {
-        let cleaned = wait_until(&format!("{name} is cleaned up"), || {
+        let cleaned = wait_within(CLEAN_UP, &format!("{name} is cleaned up"), || {
             let experiment = read(cluster, "experiment", &name)?;
             let is_clean = experiment["status"]["cleanedUp"] == json!(true);
             if is_clean { Ok(()) } else { Err(experiment["status"].to_string()) }

@@ -5,11 +5,10 @@ mod models;
 mod occupancy;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
-use std::time::Duration;
-
 use stoker_api::experiment::{Experiment, ExperimentSpec};
 use stoker_api::trial::Trial;
 use stoker_api::validate::validate;

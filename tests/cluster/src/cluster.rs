@@ -305,7 +305,7 @@ impl Cluster {
         let socket = self.folder().join(format!("{name}.sock"));
         let inside = (Some(PLANE), (PLANE_ADDRESS, inner));
         let commands = network::forwarder_commands(&socket, inside, (None, ("127.0.0.1", port)));
-        self.start_forwarder(&name, &socket, commands)?;
+        self.start_forwarder(&name, &socket, (Some(PLANE), inner), commands)?;
         Ok(format!("{PLANE_ADDRESS}:{inner}"))
     }
 
@@ -315,6 +315,7 @@ impl Cluster {
         self.start_forwarder(
             name,
             &socket,
+            (None, local),
             network::forwarder_commands(&socket, outside, (Some(PLANE), to)),
         )
     }
@@ -323,6 +324,7 @@ impl Cluster {
         &self,
         name: &str,
         socket: &Path,
+        (namespace, port): (Option<&str>, u16),
         (near, far): (std::process::Command, std::process::Command),
     ) -> Result<(), Error> {
         self.plane.servers().start(&format!("{name}-far"), far)?;
@@ -330,7 +332,11 @@ impl Cluster {
         wait_until(&format!("the forwarder {name} is ready"), || {
             let near = self.plane.servers().check(&format!("{name}-near"));
             near.map_err(|error| error.to_string())?;
-            if socket.exists() { Ok(()) } else { Err("no socket".to_string()) }
+            let listens = network::is_listening(namespace, port);
+            match socket.exists() && listens.map_err(|error| error.to_string())? {
+                true => Ok(()),
+                false => Err("not listening".to_string()),
+            }
         })
     }
 

@@ -109,6 +109,17 @@ fn sysctl(namespace: &str, name: &str) -> Result<(), Error> {
     run(inside(Some(namespace), "sh").args(["-c", &write])).map(drop)
 }
 
+/// Returns whether a program listens at a TCP port of a namespace, without connecting to it.
+pub(crate) fn is_listening(namespace: Option<&str>, port: u16) -> Result<bool, Error> {
+    let table = run(inside(namespace, "cat").arg("/proc/net/tcp"))?;
+    let port = format!(":{port:04X}");
+    Ok(table.lines().any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, state) = (fields.next(), fields.nth(1));
+        local.is_some_and(|local| local.ends_with(&port)) && state == Some("0A")
+    }))
+}
+
 /// Returns two commands that forward connections through a Unix socket. The first listens at an
 /// address in one namespace and connects to the socket. The second listens at the socket and
 /// connects to an address in another namespace. A namespace of `None` is the host's.

@@ -203,7 +203,7 @@ fn failures_are_classified_and_reported() {
         let label = "pod-security.kubernetes.io/enforce=restricted";
         ns.plane.kubectl(&["label", "namespace", NAMESPACE, label]).unwrap();
         create_obstacles(&ns);
-        let deadlines = ["--start-deadline-seconds", "4", "--pull-deadline-seconds", "4"];
+        let deadlines = ["--start-deadline-seconds", "15", "--pull-deadline-seconds", "15"];
         let more = ["--node-lost-seconds", "3", "--starting-gangs-max", "8"];
         let more = [&deadlines[..], &more].concat();
         let mut operator = ns.operator_with("a", free_ports(), &more);

@@ -315,11 +315,13 @@ mod tests {
             let text = serde_json::to_string(&Row { metrics, ..row(0, "training", 1) }).unwrap();
             storage.put(&segments.path(seq), text.into()).await.unwrap();
         }
-        storage.put("t/metrics/notes.jsonl", "{}".into()).await.unwrap();
+        let other = serde_json::to_string(&row(9, "training", 9)).unwrap();
+        storage.put("t/metrics/notes.jsonl", other.into()).await.unwrap();
         let reader = Reader::new(&storage);
         let (rows, again) = futures::join!(reader.rows("t"), reader.rows("t"));
-        assert_eq!(rows.as_ref().unwrap()[0].metrics["loss"], 47.0);
-        assert_eq!(rows.unwrap(), again.unwrap());
+        let rows = rows.unwrap();
+        assert_eq!((rows.len(), rows[0].metrics["loss"]), (1, 47.0));
+        assert_eq!(rows, again.unwrap());
     }
 
     #[test]

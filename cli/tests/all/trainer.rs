@@ -115,7 +115,11 @@ impl Trainer {
             if is_due && !is_held {
                 self.checkpoint(batches);
             }
-            if script == "crash-once" && self.config.attempt == 0 && batches == 7 {
+            if script == "metrics" {
+                self.write_row("training", batches, self.training_loss(batches));
+            }
+            let is_crash = ["crash-once", "metrics"].contains(&script) && batches == 7;
+            if is_crash && self.config.attempt == 0 {
                 return self.fail();
             }
             if script == "fault-at-7" && batches == 7 && self.path("fault").exists() {
@@ -166,6 +170,9 @@ impl Trainer {
     /// Reports the result at the granted length `units`, and waits for what follows.
     fn validate(&self, batches: u64, units: u64) -> Next {
         let metric = f64::from(self.config.seed % 1000) / 1000.0;
+        if self.config.data["script"] == "metrics" {
+            self.write_row("validation", batches, metric);
+        }
         let metrics = [("loss".to_owned(), metric.to_string())].into();
         let event = ReportEvent::Validated { metrics, granted_units: Some(units) };
         let mut directive = self.post(batches, event);

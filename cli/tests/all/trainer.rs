@@ -118,11 +118,7 @@ impl Trainer {
             if script == "metrics" {
                 self.write_row("training", batches, self.training_loss(batches));
             }
-            let is_crash = ["crash-once", "metrics"].contains(&script) && batches == 7;
-            if is_crash && self.config.attempt == 0 {
-                return self.fail();
-            }
-            if script == "fault-at-7" && batches == 7 && self.path("fault").exists() {
+            if batches == 7 && self.fails_at_seven(script) {
                 return self.fail();
             }
             self.note(batches);
@@ -135,6 +131,15 @@ impl Trainer {
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// Returns whether the program fails after batch 7.
+    fn fails_at_seven(&self, script: &str) -> bool {
+        match script {
+            "crash-once" | "metrics" => self.config.attempt == 0,
+            "fault-at-7" => self.path("fault").exists(),
+            _ => false,
         }
     }
 

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn trial_table_has_a_line_per_metric_and_group() {
+    fn trial_table_lists_metrics_of_each_group() {
         let mut curves = Curves::default();
         curves.add(0, false, rows(0, "training", "loss", &[1.0, 0.5, 0.75]));
         curves.add(0, false, rows(0, "training", "learning_rate", &[0.1, 0.2, f64::NAN]));

@@ -1,5 +1,6 @@
 //! `stoker experiment|trial|checkpoint`: the same verbs for local runs and for a cluster.
 
+mod arguments;
 mod outcome;
 
 use std::path::PathBuf;
@@ -10,73 +11,22 @@ use stoker_api::experiment::{DesiredState, Experiment, ReopenedTrials};
 
 use crate::cluster::connect::{Cluster, Options};
 use crate::cluster::logs::LogSelection;
-use crate::cluster::{checkpoint, create, experiment, logs, storage, text, trial, wait};
+use crate::cluster::{
+    checkpoint, create, experiment, logs, metrics as cluster_metrics, storage, text, trial, wait,
+};
 use crate::failure::Failure;
+use crate::metrics::{self, MetricsArgs};
 use crate::print::Output;
 use crate::reopen;
 use crate::show;
 
+use self::arguments::{SourceArgs, TrialName};
 pub(crate) use outcome::{block_on, done};
 
 /// Shown below the help of all verbs that work both locally and on a cluster.
 const SOURCE_HELP: &str = "\
 Reads local runs under --root if given. Otherwise uses the cluster from --kubeconfig, KUBECONFIG, \
 ~/.kube/config or the pod's service account. Without any of these, reads ./.stoker.";
-
-/// Flags that select local runs or a cluster.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct SourceArgs {
-    /// Storage root of local runs, a directory or a bucket URL: the --root of `stoker run`, or
-    /// checkpointStorage.url of the file
-    #[arg(long, value_name = "URL", conflicts_with_all = ["kubeconfig", "context", "namespace"])]
-    root: Option<String>,
-    #[command(flatten)]
-    cluster: Options,
-}
-
-impl SourceArgs {
-    fn is_cluster(&self) -> bool {
-        self.root.is_none() && self.cluster.selects_cluster()
-    }
-
-    fn root(&self) -> Option<&str> {
-        self.root.as_deref()
-    }
-}
-
-/// Trial arguments: `mnist-3` or `mnist 3`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct TrialName {
-    /// Trial name, EXPERIMENT-INDEX, or an experiment name followed by INDEX
-    #[arg(value_name = "TRIAL")]
-    name: String,
-    /// Trial index, if TRIAL is an experiment name
-    index: Option<u32>,
-}
-
-impl TrialName {
-    /// Returns the name of the trial object on a cluster.
-    fn joined(&self) -> String {
-        match self.index {
-            Some(index) => format!("{}-{index}", self.name),
-            None => self.name.clone(),
-        }
-    }
-
-    /// Returns the experiment name and the trial index.
-    fn split(&self) -> Result<(&str, u32), Failure> {
-        let parsed = || {
-            let (name, index) = self.name.rsplit_once('-')?;
-            Some((name, index.parse().ok()?))
-        };
-        self.index.map(|index| (self.name.as_str(), index)).or_else(parsed).ok_or_else(|| {
-            Failure::Input(format!(
-                "`{}` is not a trial name; write EXPERIMENT-INDEX, such as {}-0",
-                self.name, self.name
-            ))
-        })
-    }
-}
 
 /// `stoker experiment ...`
 #[derive(Debug, Subcommand)]
@@ -119,6 +69,22 @@ pub(crate) enum ExperimentCommand {
         follow: bool,
         #[command(flatten)]
         cluster: Options,
+        #[command(flatten)]
+        storage: storage::Options,
+    },
+    /// Print one metric of all trials with curves, or all metrics as JSON or CSV
+    ///
+    /// The table has a line for each trial, best first: number of values, batches trained, first,
+    /// best and last value, and the curve. `--output json` prints the rows of all trials, one JSON
+    /// object per line. `--output csv` prints one line per value.
+    #[command(after_help = SOURCE_HELP)]
+    Metrics {
+        /// Experiment name; for local runs also a run ID
+        experiment: String,
+        #[command(flatten)]
+        metrics: MetricsArgs,
+        #[command(flatten)]
+        source: SourceArgs,
         #[command(flatten)]
         storage: storage::Options,
     },
@@ -212,6 +178,23 @@ pub(crate) enum TrialCommand {
         #[command(flatten)]
         storage: storage::Options,
     },
+    /// Print the metrics of a trial with curves, or as JSON or CSV
+    ///
+    /// The table has a line for each metric of each group: number of values, first, best and last
+    /// value, and the curve. The best value of a metric that the search does not optimize is
+    /// unknown: the table shows the smallest and the greatest one. `--output json` prints the rows,
+    /// one JSON object per line. `--output csv` prints one line per value.
+    #[command(after_help = SOURCE_HELP)]
+    Metrics {
+        #[command(flatten)]
+        trial: TrialName,
+        #[command(flatten)]
+        metrics: MetricsArgs,
+        #[command(flatten)]
+        source: SourceArgs,
+        #[command(flatten)]
+        storage: storage::Options,
+    },
     /// Kill one trial permanently and immediately, without a checkpoint
     Kill {
         #[command(flatten)]
@@ -267,6 +250,12 @@ pub(crate) fn experiment(command: &ExperimentCommand, output: Output) -> Result<
             let trials = reopened(*failed);
             return done(show::continue_experiment(source.root(), experiment, trials, output));
         }
+        ExperimentCommand::Metrics { experiment, metrics: args, source, .. }
+            if !source.is_cluster() =>
+        {
+            let files = show::metrics_files(source.root(), experiment, None)?;
+            return done(block_on(metrics::print_experiment(&files, args)));
+        }
         _ => {}
     }
     block_on(experiment_on_cluster(command, output))
@@ -297,6 +286,10 @@ async fn experiment_on_cluster(command: &ExperimentCommand, output: Output) -> R
             let cluster = Cluster::connect(cluster).await?;
             let logs = logs::experiment(&cluster, experiment, storage, *follow, output);
             return done(logs.await);
+        }
+        C::Metrics { experiment, metrics: args, source, storage } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
+            return done(cluster_metrics::experiment(&cluster, experiment, args, storage).await);
         }
         C::Wait { on, timeout } => {
             let cluster = Cluster::connect(&on.cluster).await?;
@@ -336,6 +329,11 @@ pub(crate) fn trial(command: &TrialCommand, output: Output) -> Result<u8, Failur
             let (experiment, index) = trial.split()?;
             return done(show::logs(source.root(), experiment, index, *attempt, output));
         }
+        TrialCommand::Metrics { trial, metrics: args, source, .. } if !source.is_cluster() => {
+            let (experiment, index) = trial.split()?;
+            let files = show::metrics_files(source.root(), experiment, Some(index))?;
+            return done(block_on(metrics::print_trial(&files, args)));
+        }
         _ => {}
     }
     block_on(trial_on_cluster(command, output))
@@ -355,6 +353,10 @@ async fn trial_on_cluster(command: &TrialCommand, output: Output) -> Result<u8, 
             let cluster = Cluster::connect(&source.cluster).await?;
             let selection = LogSelection { rank: *rank, attempt: *attempt, follow: *follow };
             logs::trial(&cluster, &trial.joined(), selection, storage, output).await
+        }
+        TrialCommand::Metrics { trial, metrics: args, source, storage } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
+            cluster_metrics::trial(&cluster, &trial.joined(), args, storage).await
         }
         TrialCommand::Kill { trial, cluster } => {
             let cluster = Cluster::connect(cluster).await?;
@@ -393,25 +395,5 @@ pub(crate) fn checkpoint(command: &CheckpointCommand, output: Output) -> Result<
                 done(download.await)
             })
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(name: &str, index: Option<u32>, joined: &str, split: Option<(&str, u32)>) {
-        let trial = TrialName { name: name.to_owned(), index };
-        assert_eq!(trial.joined(), joined);
-        assert_eq!(trial.split().ok(), split, "{name} {index:?}");
-    }
-
-    #[test]
-    fn trial_names_are_joined_and_split() {
-        check("mnist-3", None, "mnist-3", Some(("mnist", 3)));
-        check("mnist", Some(3), "mnist-3", Some(("mnist", 3)));
-        check("a-b-12", None, "a-b-12", Some(("a-b", 12)));
-        check("mnist-0b3f9c1e", Some(3), "mnist-0b3f9c1e-3", Some(("mnist-0b3f9c1e", 3)));
-        check("mnist", None, "mnist", None);
     }
 }

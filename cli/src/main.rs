@@ -10,6 +10,7 @@ mod explain;
 mod failure;
 mod file;
 mod job;
+mod metrics;
 mod preview;
 mod print;
 mod reopen;
@@ -30,7 +31,7 @@ use clap_complete::Shell;
 use crate::cluster::connect::Options;
 use crate::cluster::version;
 use crate::failure::Failure;
-use crate::print::Output;
+use crate::print::Format;
 
 /// Run and monitor deep-learning experiments, locally or on a Kubernetes cluster
 #[derive(Debug, Parser)]
@@ -42,8 +43,10 @@ use crate::print::Output;
 )]
 struct Cli {
     /// Output format: human-readable text, or JSON for scripts
-    #[arg(long, short, global = true, value_enum, default_value_t)]
-    output: Output,
+    #[arg(
+        long, short, global = true, value_parser = Format::text_or_json(), default_value = "text"
+    )]
+    output: Format,
     #[command(subcommand)]
     command: Command,
 }
@@ -69,7 +72,7 @@ enum Command {
     /// Create, monitor and stop experiments
     #[command(subcommand, visible_alias = "exp")]
     Experiment(commands::ExperimentCommand),
-    /// List and describe trials, print their logs, kill them
+    /// List and describe trials, print their logs and metrics, kill them
     #[command(subcommand)]
     Trial(commands::TrialCommand),
     /// List and download checkpoints
@@ -92,7 +95,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let output = cli.output;
+    let output = cli.output.into();
     let result: Result<u8, Failure> = match &cli.command {
         Command::Run(args) => run::run(args, output),
         Command::Validate(args) => Ok(validate::validate(args, output)),

@@ -2,14 +2,49 @@
 
 use std::io::Write as _;
 
-/// Output format.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+/// Output format of all commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
+    /// Human-readable text.
+    Text,
+    /// JSON: one value, or one value per line.
+    Json,
+}
+
+/// Value of `--output`. The commands for metrics accept all values, other commands
+/// [`text_or_json`](Self::text_or_json).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
     /// Human-readable text
     #[default]
     Text,
     /// JSON: one value, or one value per line
     Json,
+    /// CSV: a header, and one line per value
+    Csv,
+}
+
+impl Format {
+    /// Returns the parser for commands without CSV. clap requires one type for all arguments with
+    /// the name of a global one.
+    pub(crate) fn text_or_json() -> impl TypedValueParser<Value = Self> {
+        let formats = [Self::Text, Self::Json];
+        PossibleValuesParser::new(formats.iter().filter_map(Self::to_possible_value))
+            .try_map(|text| <Self as ValueEnum>::from_str(&text, false))
+    }
+}
+
+impl From<Format> for Output {
+    fn from(format: Format) -> Self {
+        match format {
+            // Commands that accept CSV read their own argument.
+            Format::Text | Format::Csv => Self::Text,
+            Format::Json => Self::Json,
+        }
+    }
 }
 
 /// Prints a line to standard output. Write errors are ignored: the reader may have closed the pipe.

@@ -14,6 +14,7 @@ use crate::commands::block_on;
 use crate::describe::{self, Description};
 use crate::explain::Explained;
 use crate::failure::Failure;
+use crate::metrics::{MetricsFiles, TrialFiles};
 use crate::print::{self, Output};
 use crate::reopen;
 use crate::run::record::{RecordDir, is_locked, trial_object};
@@ -237,6 +238,29 @@ pub(crate) fn logs(
     }
     let attempt = attempt.or(latest).unwrap_or_default();
     block_on(print_logs(&run, index, attempt, output))
+}
+
+/// Returns the metrics files of a run's trials, or of one trial.
+pub(crate) fn metrics_files(
+    root: Option<&str>,
+    name: &str,
+    index: Option<u32>,
+) -> Result<MetricsFiles, Failure> {
+    let run = LocalRun::open(root, name)?;
+    let name = match index {
+        Some(index) => format!("trial {} of {}", run.trial(index)?.spec.index, run.id()),
+        None => format!("experiment {}", run.id()),
+    };
+    let trials = run.trials.iter().filter(|(number, _)| index.is_none_or(|of| of == **number));
+    let files = |(number, trial): (&u32, &TrialRecord)| {
+        TrialFiles::new(*number, run.paths.trial(*number), &trial.status.attempts)
+    };
+    Ok(MetricsFiles {
+        name,
+        storage: run.storage()?,
+        trials: trials.map(files).collect(),
+        searcher: run.experiment.spec.searcher.clone(),
+    })
 }
 
 fn print_trials(run: &LocalRun, output: Output) {

@@ -16,6 +16,8 @@ mod external;
 mod fixture;
 #[path = "all/gpus.rs"]
 mod gpus;
+#[path = "all/metrics.rs"]
+mod metrics;
 #[path = "all/population.rs"]
 mod population;
 #[path = "all/run.rs"]

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  kubeconfig -- [connect] --> API server -- objects, pods, events --> text or JSON
-//!  program's files -- [archive] --> storage -- logs, checkpoints --> text, files
+//!  program's files -- [archive] --> storage -- logs, metrics, checkpoints --> text, files
 //! ```
 //!
 //! These commands make no decisions: they write the desired state to the spec, and the operator
@@ -15,7 +15,7 @@
 //! 2. [`create`] and [`archive`]: create an experiment or a job from a file and a directory.
 //!    [`resource`] is the common interface of experiments and jobs.
 //! 3. [`experiment`], [`trial`], [`job`], [`wait`]: show progress and change the desired state.
-//! 4. [`logs`], [`checkpoint`], [`storage`]: read logs and checkpoints.
+//! 4. [`logs`], [`metrics`], [`checkpoint`], [`storage`]: read logs, metrics and checkpoints.
 //! 5. [`events`], [`text`], [`version`].
 
 pub(crate) mod archive;
@@ -26,6 +26,7 @@ mod events;
 pub(crate) mod experiment;
 pub(crate) mod job;
 pub(crate) mod logs;
+pub(crate) mod metrics;
 mod proxy;
 pub(crate) mod resource;
 pub(crate) mod storage;

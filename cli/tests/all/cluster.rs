@@ -109,6 +109,21 @@ fn logs_come_from_the_storage() {
 }
 
 #[test]
+fn metrics_come_from_the_storage() {
+    let Some(fixture) = ClusterFixture::new("metrics") else { return };
+    fixture.start_experiment();
+    fixture.check("experiment metrics mnist", 0, "experiment mnist has no metrics yet");
+    fixture.start_trial();
+    fixture.check("trial metrics mnist-0", 0, "training  loss    2       1.5    0.5   0.5   █▁");
+    fixture.check("experiment metrics mnist", 0, "0      2       10       1.5    0.5   0.5   █▁");
+    let csv = fixture.check("experiment metrics mnist --output csv", 0, "");
+    let lines = ["0,training,5,0,0,,loss,1.5", "0,training,10,0,0,,loss,0.5"];
+    assert_eq!(csv.lines().skip(1).collect::<Vec<_>>(), lines);
+    assert_eq!(fixture.check("trial metrics mnist-0 --output csv", 0, ""), csv);
+    fixture.check("trial metrics mnist-7", 2, "trial `mnist-7` not found");
+}
+
+#[test]
 fn checkpoints_are_listed_and_downloaded() {
     let Some(fixture) = ClusterFixture::new("checkpoints") else { return };
     let manifest = fixture.start_trial();

@@ -106,7 +106,7 @@ impl ClusterFixture {
         let store = format!("file://{}", self.path("store").display());
         command.args(arguments).stdin(Stdio::null()).current_dir(self.folder.path());
         command.env("KUBECONFIG", kubeconfig);
-        if ["create", "logs", "download"].iter().any(|word| arguments.contains(word)) {
+        if ["create", "logs", "metrics", "download"].iter().any(|word| arguments.contains(word)) {
             command.args(["--storage-url", &store]);
         }
         command
@@ -160,8 +160,8 @@ impl ClusterFixture {
         self.object("experiment", "mnist")
     }
 
-    /// Creates a running experiment and its trial with one ended attempt. The trial's logs and its
-    /// checkpoint are in the storage. Returns the text of the checkpoint's manifest.
+    /// Creates a running experiment and its trial with one ended attempt. The trial's logs, metrics
+    /// and checkpoint are in the storage. Returns the text of the checkpoint's manifest.
     pub(crate) fn start_trial(&self) -> String {
         let experiment = self.start_experiment();
         let uid = experiment["metadata"]["uid"].as_str().unwrap();
@@ -177,6 +177,13 @@ impl ClusterFixture {
         let folder = format!("store/{}/mnist-{}/trials/0", self.namespace, &uid[..8]);
         self.write(&format!("{folder}/logs/0/0-00000000.log"), "first\n");
         self.write(&format!("{folder}/logs/0/0-00000001.log"), "second\n");
+        for (segment, (batches, loss)) in [(5, 1.5), (10, 0.5)].into_iter().enumerate() {
+            let row = json!({
+                "group": "training", "batches": batches, "epoch": 0, "attempt": 0,
+                "metrics": {"loss": loss},
+            });
+            self.write(&format!("{folder}/metrics/0-0000000{segment}.jsonl"), &row.to_string());
+        }
         let manifest = json!({
             "format": 1, "experimentId": uid, "trial": 0, "attempt": 0, "batches": 10, "files": {},
         })

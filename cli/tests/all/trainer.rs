@@ -115,10 +115,10 @@ impl Trainer {
             if is_due && !is_held {
                 self.checkpoint(batches);
             }
-            if script == "crash-once" && self.config.attempt == 0 && batches == 7 {
-                return self.fail();
+            if script == "metrics" {
+                self.write_row("training", batches, self.training_loss(batches));
             }
-            if script == "fault-at-7" && batches == 7 && self.path("fault").exists() {
+            if batches == 7 && self.fails_at_seven(script) {
                 return self.fail();
             }
             self.note(batches);
@@ -131,6 +131,15 @@ impl Trainer {
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// Returns whether the program fails after batch 7.
+    fn fails_at_seven(&self, script: &str) -> bool {
+        match script {
+            "crash-once" | "metrics" => self.config.attempt == 0,
+            "fault-at-7" => self.path("fault").exists(),
+            _ => false,
         }
     }
 
@@ -166,6 +175,9 @@ impl Trainer {
     /// Reports the result at the granted length `units`, and waits for what follows.
     fn validate(&self, batches: u64, units: u64) -> Next {
         let metric = f64::from(self.config.seed % 1000) / 1000.0;
+        if self.config.data["script"] == "metrics" {
+            self.write_row("validation", batches, metric);
+        }
         let metrics = [("loss".to_owned(), metric.to_string())].into();
         let event = ReportEvent::Validated { metrics, granted_units: Some(units) };
         let mut directive = self.post(batches, event);

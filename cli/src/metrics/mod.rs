@@ -1,0 +1,148 @@
+//! `stoker trial|experiment metrics`: tables with curves, JSON and CSV.
+//!
+//! ```text
+//!  metrics/ATTEMPT-SEQ.jsonl --> effective rows --> [filter] --> [rows]: JSON, CSV
+//!                                                          '--> [curve] --> [table]
+//! ```
+//!
+//! 1. [`filter`]: metrics and groups to print, and the direction of a metric.
+//! 2. [`rows`]: rows as JSON lines, and values as CSV.
+//! 3. [`curve`]: values of one metric, and a line of blocks.
+//! 4. [`table`]: curves of a trial or of an experiment.
+
+mod curve;
+mod filter;
+mod rows;
+mod table;
+
+use clap::Args;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use stoker_api::experiment::Searcher;
+use stoker_api::trial::Attempt;
+use stoker_storage::metrics::{Reader, Row, effective, starts};
+use stoker_storage::{Storage, layout};
+
+use self::filter::Filter;
+use self::table::Curves;
+use crate::failure::Failure;
+use crate::print::{self, Format};
+
+/// Maximum number of trials whose rows are in memory. The reader limits the requests.
+const TRIALS_MAX: usize = 16;
+
+/// Flags of the commands for metrics.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct MetricsArgs {
+    /// Print only this metric [default: all metrics; in the table of an experiment, the searched
+    /// metric]
+    #[arg(long, value_name = "NAME")]
+    metric: Option<String>,
+    /// Print only this group, such as training or validation [default: all groups; in the table of
+    /// an experiment, validation if it has the metric]
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+    /// Also print rows that a later attempt has superseded. Tables then have a line for each
+    /// attempt
+    #[arg(long)]
+    all_attempts: bool,
+    /// Output format
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// Files with the metrics of trials.
+#[derive(Debug)]
+pub(crate) struct MetricsFiles {
+    /// Name of the trial or experiment in messages.
+    pub(crate) name: String,
+    pub(crate) storage: Storage,
+    /// Trials, sorted by index.
+    pub(crate) trials: Vec<TrialFiles>,
+    /// The search, which determines the direction of metrics.
+    pub(crate) searcher: Searcher,
+}
+
+/// Files with the metrics of one trial.
+#[derive(Debug)]
+pub(crate) struct TrialFiles {
+    index: u32,
+    /// Path of the trial in the storage.
+    path: String,
+    /// Attempts that resumed from a checkpoint, each with the batches of the checkpoint.
+    resumed: Vec<(u32, u64)>,
+}
+
+impl TrialFiles {
+    /// Creates the files of the trial at `path` with these recorded attempts.
+    pub(crate) fn new(index: u32, path: String, attempts: &[Attempt]) -> Self {
+        let batches = |attempt: &Attempt| {
+            let (batches, _) = layout::parse_checkpoint_name(attempt.resumed_from.as_deref()?)?;
+            Some((attempt.number, batches))
+        };
+        Self { index, path, resumed: attempts.iter().filter_map(batches).collect() }
+    }
+}
+
+/// Prints the metrics of one trial.
+pub(crate) async fn print_trial(files: &MetricsFiles, args: &MetricsArgs) -> Result<(), Failure> {
+    let mut filter = Filter::new(args.metric.as_deref(), args.group.as_deref());
+    let Some(curves) = print_or_collect(files, args, &mut filter).await? else { return Ok(()) };
+    print::out(table::of_trial(&curves, &files.searcher));
+    Ok(())
+}
+
+/// Prints the metrics of all trials of an experiment.
+pub(crate) async fn print_experiment(
+    files: &MetricsFiles,
+    args: &MetricsArgs,
+) -> Result<(), Failure> {
+    let searched = (args.output == Format::Text).then_some(files.searcher.metric.as_str());
+    let mut filter = Filter::new(args.metric.as_deref().or(searched), args.group.as_deref());
+    let Some(curves) = print_or_collect(files, args, &mut filter).await? else { return Ok(()) };
+    let trials: Vec<u32> = files.trials.iter().map(|trial| trial.index).collect();
+    print::out(table::of_experiment(&curves, &trials, &files.searcher));
+    Ok(())
+}
+
+/// Prints JSON or CSV, or returns the curves for a table. Returns `None` if the output is complete.
+async fn print_or_collect(
+    files: &MetricsFiles,
+    args: &MetricsArgs,
+    filter: &mut Filter<'_>,
+) -> Result<Option<Curves>, Failure> {
+    if args.output == Format::Csv {
+        print::out(rows::CSV_HEADER);
+    }
+    let mut curves = Curves::default();
+    let reader = Reader::new(&files.storage);
+    let reads = files.trials.iter().map(|trial| read(&reader, trial, args.all_attempts));
+    let mut reads = stream::iter(reads).buffered(TRIALS_MAX);
+    while let Some((trial, rows)) = reads.try_next().await? {
+        let rows = filter.apply(rows);
+        match args.output {
+            Format::Json => print::raw(rows::json_lines(trial, &rows)?.as_bytes()),
+            Format::Csv => print::raw(rows::csv(trial, &rows).as_bytes()),
+            Format::Text => curves.add(trial, args.all_attempts, rows),
+        }
+    }
+    if filter.num_printed == 0 {
+        filter.check_names(&files.name)?;
+        print::err(format!("{} has no metrics yet", files.name));
+        return Ok(None);
+    }
+    Ok(Some(curves).filter(|_| args.output == Format::Text))
+}
+
+/// Reads the rows of a trial. Returns them with the trial's index.
+async fn read(
+    reader: &Reader<'_>,
+    trial: &TrialFiles,
+    all_attempts: bool,
+) -> Result<(u32, Vec<Row>), Failure> {
+    let rows = reader.rows(&trial.path).await?;
+    if all_attempts {
+        return Ok((trial.index, rows));
+    }
+    let attempts = starts(&rows, &trial.resumed);
+    Ok((trial.index, effective(rows, &attempts)))
+}

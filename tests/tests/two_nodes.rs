@@ -11,9 +11,10 @@ mod soak;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use stoker_test_cluster::{Cluster, wait_until};
+use stoker_test_cluster::{Cluster, PATIENCE, wait_within};
 use stoker_tests::{describe_output, facts_without_times, program, repository};
 
 /// Namespace of the experiments. It requires pod security `restricted`.
@@ -114,7 +115,12 @@ fn get(cluster: &Cluster, kind: &str, name: &str) -> Value {
 
 /// Waits until an experiment has ended, and returns it.
 fn ended(cluster: &Cluster, name: &str) -> Value {
-    let waited = wait_until(&format!("{name} ends"), || {
+    ended_within(PATIENCE, cluster, name)
+}
+
+/// Same as [`ended`], with another limit.
+fn ended_within(limit: Duration, cluster: &Cluster, name: &str) -> Value {
+    let waited = wait_within(limit, &format!("{name} ends"), || {
         let experiment = get(cluster, "experiment", name);
         match experiment["status"]["phase"].as_str() {
             Some("Completed" | "Failed" | "Cancelled") => Ok(experiment),

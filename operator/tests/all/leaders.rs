@@ -31,7 +31,7 @@ enum LeaderFault {
 const FAULT_DURATION: Duration = Duration::from_secs(LEASE_SECONDS + 3);
 /// Limit of each wait for a change of leader. A change takes the lease's time, one poll and a few
 /// lists; the rest is for machines that have other work.
-const TAKEOVER_MAX: Duration = Duration::from_secs(LEASE_SECONDS + 120);
+const TAKEOVER_MAX: Duration = Duration::from_secs(LEASE_SECONDS + 30);
 
 /// Longest time for a replica to list all objects again on a busy machine.
 const LIST_MAX: Duration = Duration::from_secs(20);

@@ -11,8 +11,9 @@ use crate::error::{Error, WithPath, stdout_of};
 use crate::programs;
 
 /// Time after which a test that waits for an event fails. Tests run beside others on busy machines,
-/// so it is far longer than any event takes.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+/// so it is far longer than any event takes. It is shorter than the interval at which the operator
+/// visits all objects again, 402 s, which would hide a missed event.
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Poll interval.
 const PERIOD: Duration = Duration::from_millis(100);

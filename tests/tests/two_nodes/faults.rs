@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use stoker_test_cluster::{Cluster, wait_until};
 
-use super::{NAMESPACE, cluster, ended, get, mnist, outcome, state, weights};
+use super::{NAMESPACE, cluster, ended, ended_within, get, mnist, outcome, state, weights};
 
 /// Returns an experiment with a gang of four pods, two on each node if both nodes are available.
 fn gang(name: &str) -> Value {
@@ -178,7 +178,7 @@ fn trials_survive_a_store_outage_of_a_minute() {
     cluster.stop_s3();
     std::thread::sleep(STORAGE_OUTAGE);
     cluster.start_s3().unwrap();
-    let dry = ended(cluster, "dry");
+    let dry = ended_within(Duration::from_secs(600), cluster, "dry");
     assert_eq!(dry["status"]["phase"], "Completed", "{}", state(cluster));
     let trial = get(cluster, "trial", "dry-0");
     assert_eq!(trial["status"]["restarts"], 0, "{trial}");

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pins_are_removed_after_the_deletion_of_the_only_copy() {
+    fn deleting_the_only_copy_removes_pins() {
         let mut case = Case::new(Method::Pbt {
             search: PbtSearch {
                 population_size: 2,

@@ -83,7 +83,7 @@ fn brackets_share_the_new_total() {
 
 /// The record of the deleted trial, with the replacement of its invalid hyperparameters, is gone.
 #[test]
-fn totals_of_brackets_survive_the_deletion_of_an_invalid_trial() {
+fn bracket_totals_survive_deletion_of_an_invalid_trial() {
     let mut case = Case::new(Method::AdaptiveAsha(AdaptiveAshaSearch {
         max_trials: 4,
         mode: SearchMode::Conservative,

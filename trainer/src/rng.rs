@@ -51,6 +51,9 @@ thread_local! {
 
 /// Calls `act` while no other thread can seed the stream. May be nested.
 pub(crate) fn with_exclusive_stream<T>(act: impl FnOnce() -> T) -> T {
+    // Another test's training would sample from this seed.
+    #[cfg(test)]
+    crate::train::tests::assert_stream_is_locked();
     struct Release;
     impl Drop for Release {
         fn drop(&mut self) {

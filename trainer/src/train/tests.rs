@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::Module;
@@ -45,6 +45,12 @@ static STREAM: Mutex<()> = Mutex::new(());
 
 pub(crate) fn lock_random_stream() -> MutexGuard<'static, ()> {
     STREAM.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Panics if no test holds the lock on the random stream.
+pub(crate) fn assert_stream_is_locked() {
+    let is_locked = matches!(STREAM.try_lock(), Err(TryLockError::WouldBlock));
+    assert!(is_locked, "a test that seeds the random stream must hold `lock_random_stream()`");
 }
 
 /// Returns a temporary directory, in memory if possible. Tests that run many short trainings would

@@ -113,6 +113,8 @@ fn the_directory_keeps_latest_and_best_checkpoints() {
 
 #[test]
 fn training_alone_ends_with_latest_and_best() {
+    // A program that ends has seeded the random stream at its start.
+    let _stream = crate::train::tests::lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     let context = alone(folder.path()).unwrap();
     let session = context.session();

@@ -47,7 +47,7 @@ pub(crate) async fn client_of(kubeconfig: &Path) -> Client {
 const DENIED_MARK: &str = "\"authorization.k8s.io/decision\":\"forbid\"";
 
 /// Lease duration in seconds.
-pub(crate) const LEASE_SECONDS: u64 = 4;
+pub(crate) const LEASE_SECONDS: u64 = 8;
 
 /// Service account of the operator, as the chart names it.
 pub(crate) const ACCOUNT: &str = "stoker-operator";

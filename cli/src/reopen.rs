@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use stoker_api::condition::{self, ConditionStatus};
 use stoker_api::experiment::{DesiredState, Experiment, Phase, ReopenRequest, ReopenedTrials};
@@ -25,6 +24,8 @@ use crate::run_root::RunRoot;
 
 /// Number of trials that a message lists.
 const LISTED_MAX: usize = 16;
+/// What happens next on a cluster.
+const ON_CLUSTER: &str = "the operator continues them";
 
 /// A request, and the trials that it continues.
 #[derive(Debug)]
@@ -62,25 +63,45 @@ pub(crate) fn continue_locally(
     Ok(())
 }
 
-/// Continues trials of an experiment on a cluster.
+/// Continues trials of an experiment on a cluster, and prints which.
 pub(crate) async fn continue_on_cluster(
     cluster: &Cluster,
     name: &str,
     trials: ReopenedTrials,
     output: Output,
 ) -> Result<(), Failure> {
-    let experiment = cluster.experiment(name).await?;
+    let plan = request(cluster, name, None, trials).await?;
+    plan.print(ON_CLUSTER, output);
+    Ok(())
+}
+
+/// Continues trials of an experiment on a cluster, unless it has another UID. Returns the effect as
+/// a sentence.
+pub(crate) async fn continue_same(
+    cluster: &Cluster,
+    name: &str,
+    uid: &str,
+    trials: ReopenedTrials,
+) -> Result<String, Failure> {
+    let plan = request(cluster, name, Some(uid), trials).await?;
+    Ok(plan.lines(ON_CLUSTER).join("\n"))
+}
+
+/// Sends the request to continue trials.
+async fn request(
+    cluster: &Cluster,
+    name: &str,
+    uid: Option<&str>,
+    trials: ReopenedTrials,
+) -> Result<Plan, Failure> {
+    let experiment: Experiment = experiment::read_same(cluster, name, uid).await?;
     let records = experiment::trials(cluster, &experiment).await?.into_iter().map(|(trial, _)| {
         let status = trial.status.unwrap_or_default();
         (trial.spec.index, TrialRecord { spec: trial.spec, status })
     });
     let plan = plan(&experiment, &records.collect(), trials)?;
-    let patch = json!({ "spec": { "reopen": plan.request } });
-    let api = cluster.api::<Experiment>();
-    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    cluster.request(&format!("experiment `{name}`"), api.patch(name, &params, &patch)).await?;
-    plan.print("the operator continues them", output);
-    Ok(())
+    experiment::patch_spec(cluster, &experiment, json!({ "reopen": plan.request })).await?;
+    Ok(plan)
 }
 
 fn plan(
@@ -180,18 +201,25 @@ fn nothing(
 
 impl Plan {
     fn print(&self, next: &str, output: Output) {
-        let Self { name, request, trials, from_scratch } = self;
         if output == Output::Json {
+            let Self { name, request, trials, from_scratch } = self;
             return print::out(json!({
                 "experiment": name, "request": request.number, "reopened": trials,
                 "fromScratch": from_scratch,
             }));
         }
-        print::out(format!("experiment {name}: {} reopened; {next}", list(trials)));
+        self.lines(next).into_iter().for_each(print::out);
+    }
+
+    /// Returns which trials continue, and which of them from scratch.
+    fn lines(&self, next: &str) -> Vec<String> {
+        let Self { name, trials, from_scratch, .. } = self;
+        let mut lines = vec![format!("experiment {name}: {} reopened; {next}", list(trials))];
         if !from_scratch.is_empty() {
             let listed = list(from_scratch);
-            print::out(format!("training from scratch, without a checkpoint: {listed}"));
+            lines.push(format!("training from scratch, without a checkpoint: {listed}"));
         }
+        lines
     }
 }
 

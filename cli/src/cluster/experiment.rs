@@ -145,15 +145,50 @@ pub(crate) fn storage_location(experiment: &Experiment) -> String {
     }
 }
 
-/// Sets the desired state of an experiment or a job.
-pub(crate) async fn set_state<K: ClusterResource>(
+/// Reads an experiment or a job. With `uid`, refuses another object of the same name.
+pub(crate) async fn read_same<K: ClusterResource>(
     cluster: &Cluster,
     name: &str,
-    state: DesiredState,
-    output: Output,
+    uid: Option<&str>,
+) -> Result<K, Failure> {
+    let object: K = cluster.read(name).await?;
+    let found = object.meta().uid.as_deref();
+    match uid.filter(|uid| Some(*uid) != found) {
+        Some(uid) => Err(Failure::Input(format!(
+            "{} `{name}` was replaced: its UID is {}, not {uid}",
+            K::KIND_NAME,
+            found.unwrap_or_default()
+        ))),
+        None => Ok(object),
+    }
+}
+
+/// Sends a change of an object's spec. The API server refuses it if another object has the name by
+/// then.
+pub(crate) async fn patch_spec<K: ClusterResource>(
+    cluster: &Cluster,
+    object: &K,
+    spec: serde_json::Value,
 ) -> Result<(), Failure> {
+    let name = object.name();
+    let patch = json!({ "metadata": { "uid": object.meta().uid }, "spec": spec });
+    let api = cluster.api::<K>();
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    let target = format!("{} `{name}`", K::KIND_NAME);
+    cluster.request(&target, api.patch(&name, &params, &patch)).await?;
+    Ok(())
+}
+
+/// Sets the desired state of an experiment or a job. Returns the effect as a sentence, and whether
+/// the state has changed. With `uid`, refuses another object of the same name.
+pub(crate) async fn request_state<K: ClusterResource>(
+    cluster: &Cluster,
+    name: &str,
+    uid: Option<&str>,
+    state: DesiredState,
+) -> Result<(String, bool), Failure> {
     let word = K::KIND_NAME;
-    let mut object: K = cluster.read(name).await?;
+    let mut object: K = read_same(cluster, name, uid).await?;
     let phase = object.phase();
     if phase.is_terminal() {
         return Err(Failure::Input(format!(
@@ -161,34 +196,47 @@ pub(crate) async fn set_state<K: ClusterResource>(
              {word}"
         )));
     }
-    let patch = json!({ "spec": { "state": state } });
-    let api = cluster.api::<K>();
-    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    cluster.request(&format!("{word} `{name}`"), api.patch(name, &params, &patch)).await?;
+    patch_spec(cluster, &object, json!({ "state": state })).await?;
     let is_same = *object.state() == state;
+    let effect = match (is_same, state) {
+        (true, _) => format!("{word} {name}: the desired state is already {}", desired(state)),
+        (_, DesiredState::Active) => format!("{word} {name} resumes"),
+        (_, DesiredState::Paused) => {
+            format!("{word} {name} is being paused: {}", K::STOP_EFFECT)
+        }
+        (_, DesiredState::Cancelled) => {
+            format!("{word} {name} is being cancelled: {}", K::STOP_EFFECT)
+        }
+        (_, DesiredState::Killed) => format!("{word} {name} is being killed"),
+    };
+    Ok((effect, !is_same))
+}
+
+/// Sets the desired state of an experiment or a job, and prints the effect.
+pub(crate) async fn set_state<K: ClusterResource>(
+    cluster: &Cluster,
+    name: &str,
+    state: DesiredState,
+    output: Output,
+) -> Result<(), Failure> {
+    let (effect, is_changed) = request_state::<K>(cluster, name, None, state).await?;
     match output {
-        Output::Json => print::out(json!({word: name, "state": state, "changed": !is_same})),
-        Output::Text => print::out(match (is_same, state) {
-            (true, _) => format!("{word} {name}: the desired state is already {}", desired(state)),
-            (_, DesiredState::Active) => format!("{word} {name} resumes"),
-            (_, DesiredState::Paused) => {
-                format!("{word} {name} is being paused: {}", K::STOP_EFFECT)
-            }
-            (_, DesiredState::Cancelled) => {
-                format!("{word} {name} is being cancelled: {}", K::STOP_EFFECT)
-            }
-            (_, DesiredState::Killed) => format!("{word} {name} is being killed"),
-        }),
+        Output::Json => {
+            print::out(json!({K::KIND_NAME: name, "state": state, "changed": is_changed}));
+        }
+        Output::Text => print::out(effect),
     }
     Ok(())
 }
 
-/// Deletes an experiment or a job in the background. Returns the object as it was before.
+/// Deletes an experiment or a job in the background. Returns the object as it was before. With
+/// `uid`, refuses another object of the same name.
 pub(crate) async fn remove<K: ClusterResource>(
     cluster: &Cluster,
     name: &str,
+    uid: Option<&str>,
 ) -> Result<K, Failure> {
-    let object: K = cluster.read(name).await?;
+    let object: K = read_same(cluster, name, uid).await?;
     let preconditions = Preconditions { uid: object.meta().uid.clone(), resource_version: None };
     let params = DeleteParams::background().preconditions(preconditions);
     let api = cluster.api::<K>();
@@ -198,7 +246,7 @@ pub(crate) async fn remove<K: ClusterResource>(
 
 /// Deletes an experiment, and with it its trials.
 pub(crate) async fn delete(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
-    let experiment: Experiment = remove(cluster, name).await?;
+    let experiment: Experiment = remove(cluster, name, None).await?;
     let left = storage_location(&experiment);
     match output {
         Output::Json => print::out(json!({"experiment": name, "deleted": true, "left": left})),

@@ -156,7 +156,7 @@ fn checkpoint(choice: &CheckpointChoice) -> String {
 
 /// Deletes a job. Kubernetes then deletes its pods in the background.
 pub(crate) async fn delete(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
-    let job: InferenceJob = experiment::remove(cluster, name).await?;
+    let job: InferenceJob = experiment::remove(cluster, name, None).await?;
     let left = storage_location(&job);
     match output {
         Output::Json => print::out(json!({"job": name, "deleted": true, "left": left})),

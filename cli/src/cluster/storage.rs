@@ -71,6 +71,15 @@ impl Options {
             .map(Storage::with_few_retries)
             .map_err(|error| failure(error, spec))
     }
+
+    /// Opens a directory of the storage with few retries, because a user is waiting.
+    pub(crate) fn open_at(&self, spec: &CheckpointStorage, path: &str) -> Result<Storage, Failure> {
+        let (url, endpoint) = self.address(spec)?;
+        let url = format!("{}/{path}", url.trim_end_matches('/'));
+        Storage::open(&url, endpoint.as_deref())
+            .map(Storage::with_few_retries)
+            .map_err(|error| failure(error, spec))
+    }
 }
 
 /// Returns the storage of an experiment: the one recorded by the operator, else that of the spec.

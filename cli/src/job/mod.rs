@@ -9,7 +9,7 @@
 //! The processes write results and commits to the output directory. The record holds little more
 //! than the number of processes started. A killed runner resumes from both.
 
-mod record;
+pub(crate) mod record;
 mod runner;
 mod view;
 

@@ -133,9 +133,7 @@ impl Record {
 
     /// Returns the job's directory, relative to the root.
     pub(super) fn own_path(&self) -> String {
-        let metadata = &self.job.metadata;
-        let namespace = metadata.namespace.as_deref().unwrap_or_default();
-        experiment_path(namespace, metadata.name.as_deref().unwrap_or_default(), self.uid())
+        own_path(&self.job)
     }
 
     /// Returns `true` if the job may replace another job's output.
@@ -150,11 +148,7 @@ impl Record {
         spec: &InferenceJobSpec,
         folder: &Path,
     ) -> String {
-        match &spec.output.url {
-            Some(url) if url.contains("://") => url.clone(),
-            Some(path) => folder.join(path).display().to_string(),
-            None => format!("{}/{}/output", run_root.root.trim_end_matches('/'), self.own_path()),
-        }
+        output_url(run_root, &self.own_path(), spec, folder)
     }
 
     fn annotation(&self, name: &str) -> Option<&str> {
@@ -171,4 +165,30 @@ impl Record {
             _ => Ok(()),
         }
     }
+}
+
+fn own_path(job: &InferenceJob) -> String {
+    let of = |text: &Option<String>| text.clone().unwrap_or_default();
+    let metadata = &job.metadata;
+    experiment_path(&of(&metadata.namespace), &of(&metadata.name), &of(&metadata.uid))
+}
+
+fn output_url(
+    run_root: &RunRoot,
+    own_path: &str,
+    spec: &InferenceJobSpec,
+    folder: &Path,
+) -> String {
+    match &spec.output.url {
+        Some(url) if url.contains("://") => url.clone(),
+        Some(path) => folder.join(path).display().to_string(),
+        None => format!("{}/{own_path}/output", run_root.root.trim_end_matches('/')),
+    }
+}
+
+/// Returns the path or URL of the output directory of a recorded job.
+pub(crate) fn recorded_output_url(run_root: &RunRoot, job: &InferenceJob) -> String {
+    let annotations = job.metadata.annotations.as_ref();
+    let folder = annotations.and_then(|all| all.get(ANNOTATION_FOLDER)).cloned();
+    output_url(run_root, &own_path(job), &job.spec, Path::new(&folder.unwrap_or_default()))
 }

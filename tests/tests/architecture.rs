@@ -24,6 +24,11 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ),
     ("stoker-cli", &["burn", "stoker-trainer"], "the command line does not train"),
     (
+        "stoker-ui",
+        &["burn", "stoker-trainer", "kube-client"],
+        "the page neither trains nor connects to a cluster: a source gives it its data",
+    ),
+    (
         "stoker-operator",
         &["burn", "stoker-trainer", "stoker-storage", "object_store"],
         "the operator neither trains nor reaches any storage",

@@ -1,0 +1,265 @@
+// Life of one plot: starts when visible, reports errors with a retry button, forwards changes of
+// state, data, theme and size, and lets arrow keys walk its lines and points.
+
+import { debounce, make, say, settle, throttle } from './dom.js';
+import { count } from './format.js';
+import { store } from './data.js';
+import { state } from './state.js';
+import { onTheme } from './theme.js';
+import { hideTooltip, showTooltip } from './tooltip.js';
+
+const MODULES = {
+  curves: () => import('./plots/curves.js'),
+  parallel: () => import('./plots/parallel.js'),
+  ladder: () => import('./plots/ladder.js'),
+  scatter: () => import('./plots/scatter.js'),
+  heatmap: () => import('./plots/heatmap.js'),
+  history: () => import('./plots/history.js'),
+  edf: () => import('./plots/history.js'),
+  timeline: () => import('./plots/timeline.js'),
+  pareto: () => import('./plots/pareto.js'),
+  trial: () => import('./plots/trial.js'),
+  profiler: () => import('./plots/profiler.js'),
+  compare: () => import('./plots/compare.js'),
+  strips: () => import('./plots/strips.js'),
+};
+
+export const hosts = new Map();
+
+/** Everything that a plot needs to know about its place on the page. */
+export class Host {
+  constructor(element) {
+    this.element = element;
+    this.kind = element.dataset.plot;
+    this.options = element.dataset;
+    this.card = element.closest('.card') || element.parentElement;
+    this.source = element.dataset.source || store.url;
+    this.at = [0, 0];
+    this.starting = null;
+    hosts.set(element, this);
+    element.tabIndex = 0;
+    if (!element.hasAttribute('role')) element.setAttribute('role', 'img');
+    if (getComputedStyle(element).position === 'static') element.style.position = 'relative';
+  }
+
+  /** Starts the plot once; later calls wait for the same start. */
+  start() {
+    this.starting ||= this.#start();
+    return this.starting;
+  }
+
+  async #start() {
+    try {
+      const module = await MODULES[this.kind]();
+      await this.#vendor();
+      this.plot = await module.create(this);
+      await this.plot.load();
+      this.#clearError();
+      this.#connect();
+    } catch (error) {
+      this.starting = null;
+      this.plot?.destroy?.();
+      this.plot = null;
+      this.fail(error);
+    }
+  }
+
+  /** Waits for the libraries, which pages load with `defer`. */
+  async #vendor() {
+    const needs = this.options.needs?.split(' ')
+      || (['scatter', 'heatmap', 'timeline', 'pareto', 'strips'].includes(this.kind)
+        ? ['echarts'] : ['uPlot']);
+    for (const name of needs) {
+      if (['parallel', 'ladder'].includes(this.kind) || window[name]) continue;
+      const file = name === 'echarts' ? 'echarts.min.js' : 'uPlot.iife.min.js';
+      await loadScript(`/assets/vendor/${file}`);
+    }
+  }
+
+  #connect() {
+    if (this.connected) return;
+    this.connected = true;
+    const refresh = throttle(() => this.#run(() => this.plot?.refresh?.()), 500);
+    const rest = settle((changed) => this.#run(() => this.plot?.update?.(changed, false)), 150);
+    state.subscribe((changed, moving) => {
+      const isHeavy = (store.current?.size || 0) > 500 && this.kind !== 'parallel';
+      if (moving && isHeavy && changed.has('brush')) rest(changed);
+      else this.#run(() => this.plot?.update?.(changed, moving));
+    });
+    store.subscribe(refresh);
+    onTheme(() => this.#run(() => this.plot?.theme?.()));
+    let width = this.element.clientWidth;
+    const resized = debounce(() => this.#run(() => this.plot?.resize?.()), 60);
+    new ResizeObserver(() => {
+      if (Math.abs(this.element.clientWidth - width) < 1) return;
+      width = this.element.clientWidth;
+      resized();
+    }).observe(this.element);
+    this.element.addEventListener('keydown', (event) => this.#key(event));
+    this.element.addEventListener('blur', () => {
+      hideTooltip();
+      this.plot?.walk?.mark?.(null);
+    });
+  }
+
+  async #run(call) {
+    try {
+      await call();
+      if (this.failed) this.#clearError();
+    } catch (error) {
+      if (error.name !== 'AbortError') this.fail(error);
+    }
+  }
+
+  /** Shows why the plot is missing, with a button to try again. */
+  fail(error) {
+    if (error.status === undefined) console.error(error);
+    this.#clearError();
+    const text = error.status === undefined ? `This plot failed: ${error.message}`
+      : `The data could not be loaded: ${error.message}.`;
+    const retry = make('button', { type: 'button', class: 'button', text: 'Try again',
+      on: { click: () => {
+        if (this.plot) this.#run(() => this.plot.load().then(() => this.#clearError()));
+        else this.start();
+      } } });
+    this.failed = make('div', { class: 'plot-error', role: 'alert', style: {
+      padding: '12px', color: 'var(--text2)', display: 'flex', gap: '12px',
+      alignItems: 'center', flexWrap: 'wrap' } }, make('span', { text }), retry);
+    this.element.before(this.failed);
+    if (!this.plot) this.label(text);
+  }
+
+  #clearError() {
+    this.failed?.remove();
+    this.failed = null;
+  }
+
+  /** Shows a sentence instead of the plot, for plots without data yet. */
+  empty(text) {
+    this.blank?.remove();
+    this.blank = null;
+    if (!text) return;
+    this.blank = make('div', { class: 'plot-empty', text, style: { position: 'absolute',
+      inset: '0', display: 'grid', placeItems: 'center', color: 'var(--text3)',
+      textAlign: 'center', padding: '16px' } });
+    this.element.append(this.blank);
+    this.label(text);
+  }
+
+  /** Sets the sentence that screen readers read for the plot. */
+  label(text) {
+    if (this.element.getAttribute('aria-label') !== text) {
+      this.element.setAttribute('aria-label', text);
+    }
+  }
+
+  /** Fills the note in the footer with strings and elements. */
+  note(...parts) {
+    const next = this.element.nextElementSibling;
+    const target = next?.matches('[data-note]') ? next : this.card.querySelector('[data-note]');
+    target?.replaceChildren(...parts.filter(Boolean).flatMap((part, i) =>
+      (i ? [' ', part] : [part])));
+  }
+
+  /** Fills the legend: {title, items: [{text, color, mark, dash}]}. */
+  legend({ title, items }) {
+    const target = this.card.querySelector('[data-legend]');
+    if (!target) return;
+    const nodes = items.map((item) => make('span', { class: 'legend-item', style: {
+      display: 'inline-flex', alignItems: 'center', gap: '6px', marginInlineEnd: '12px' } },
+    item.color ? swatch(item) : null, make('span', { text: item.text })));
+    const head = title ? [make('span', { class: 'legend-title', text: title,
+      style: { marginInlineEnd: '12px' } })] : [];
+    target.replaceChildren(...head, ...nodes);
+  }
+
+  open(trial) {
+    if (!store.base || trial === null || trial === undefined) return;
+    state.flush();
+    location.assign(`${store.base}/trials/${trial}${state.query(['sel', 'brush'])}`);
+  }
+
+  tooltip(lines, event) {
+    if (lines && event) showTooltip(lines, event.clientX, event.clientY);
+    else hideTooltip();
+  }
+
+  #key(event) {
+    const { walk } = this.plot || {};
+    if (!walk || event.ctrlKey || event.metaKey || event.altKey) return;
+    const lines = walk.count();
+    if (!lines) return;
+    const moves = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] };
+    const move = moves[event.key];
+    const id = walk.id?.(Math.min(this.at[0], lines - 1));
+    if (event.key === 'Enter' && id !== undefined) this.open(id);
+    else if ((event.key === 'x' || event.key === ' ') && id !== undefined) state.toggle(id);
+    else if (event.key === 'Escape') walk.mark?.(null);
+    else if (!move && event.key !== 'Home' && event.key !== 'End') return;
+    if (event.key === 'Escape') return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.#walk(walk, lines, event.key, move);
+  }
+
+  #walk(walk, lines, key, move) {
+    const clamp = (value, length) => Math.max(0, Math.min(length - 1, value));
+    if (move && this.walking) {
+      this.at = [clamp(this.at[0] + move[0], lines), this.at[1] + move[1]];
+    }
+    this.walking = true;
+    this.at[0] = clamp(this.at[0], lines);
+    const points = walk.points(this.at[0]);
+    if (key === 'Home') this.at[1] = 0;
+    if (key === 'End' || this.at[1] === undefined) this.at[1] = points - 1;
+    this.at[1] = clamp(this.at[1], points);
+    walk.mark?.(this.at[0], this.at[1]);
+    const text = walk.text(this.at[0], this.at[1]);
+    say(`${text}. ${count(this.at[0] + 1)} of ${count(lines)}`);
+    const box = this.element.getBoundingClientRect();
+    showTooltip([text], box.left + 60, box.top + 8);
+  }
+}
+
+function swatch({ color, mark, dash }) {
+  const style = { display: 'inline-block', flex: 'none' };
+  if (mark === 'dot' || mark === 'ring') {
+    Object.assign(style, { width: '8px', height: '8px', borderRadius: '50%',
+      border: `1.5px solid ${color}`, background: mark === 'dot' ? color : 'transparent' });
+  } else if (mark === 'cross') {
+    return make('span', { text: '×', style: { color, fontWeight: '600' } });
+  } else {
+    Object.assign(style, { width: '14px', height: '0',
+      borderTop: `2.5px ${dash ? 'dashed' : 'solid'} ${color}` });
+  }
+  return make('span', { 'aria-hidden': 'true', style });
+}
+
+const scripts = new Map();
+
+function loadScript(src) {
+  if (!scripts.has(src)) {
+    scripts.set(src, new Promise((resolve, reject) => {
+      const script = make('script', { src });
+      script.onload = resolve;
+      script.onerror = () => reject(new Error(`cannot load ${src}`));
+      document.head.append(script);
+    }));
+  }
+  return scripts.get(src);
+}
+
+/** Starts each plot of the page when it comes near the viewport. */
+export function startPlots(root = document) {
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting) continue;
+      observer.unobserve(entry.target);
+      hosts.get(entry.target)?.start();
+    }
+  }, { rootMargin: '120px' });
+  for (const element of root.querySelectorAll('[data-plot]')) {
+    if (hosts.has(element) || !MODULES[element.dataset.plot]) continue;
+    observer.observe(new Host(element).element);
+  }
+}

@@ -1,0 +1,231 @@
+// Live updates: one stream of server-sent events per page, replaced parts, "Live" and
+// "Reconnecting", and tables that keep their order while they are in use.
+
+import { make, sayNews, throttle } from './dom.js';
+import { clock, plural, result } from './format.js';
+import { store } from './data.js';
+import { state } from './state.js';
+
+const SILENCE = 10000;
+const url = document.body.dataset.live;
+
+let stream = null;
+let lastBeat = 0;
+let dataTime = Date.now() / 1000;
+let isLost = false;
+let phase = null;
+const waiting = new Map();
+
+function open() {
+  if (stream || document.hidden || !url) return;
+  stream = new EventSource(url);
+  lastBeat = Date.now();
+  const beat = (event) => {
+    lastBeat = Date.now();
+    if (isLost) recover();
+    else show('Live');
+    if (event.type === 'heartbeat') {
+      dataTime = parse(event.data).time || Date.now() / 1000;
+      document.dispatchEvent(new CustomEvent('stoker:beat'));
+    }
+  };
+  stream.addEventListener('open', () => {
+    lastBeat = Date.now();
+    if (isLost) recover();
+    else show('Live');
+  });
+  for (const kind of ['change', 'metrics', 'heartbeat']) stream.addEventListener(kind, beat);
+  stream.addEventListener('change', () => changed());
+  stream.addEventListener('metrics', () => metrics());
+  stream.addEventListener('error', () => {
+    // EventSource connects again by itself, except after an HTTP error.
+    if (stream?.readyState === EventSource.CLOSED) {
+      close();
+      setTimeout(open, 3000);
+    }
+  });
+}
+
+function parse(text) {
+  try {
+    return JSON.parse(text) || {};
+  } catch {
+    return {};
+  }
+}
+
+function close() {
+  stream?.close();
+  stream = null;
+}
+
+const metrics = throttle(() => {
+  store.refresh();
+  document.dispatchEvent(new CustomEvent('stoker:metrics'));
+}, 500);
+
+const changed = throttle(() => {
+  metrics();
+  replaceParts();
+}, 1000);
+
+function recover() {
+  isLost = false;
+  show('Live');
+  changed();
+}
+
+/** Shows the state of the stream; ended experiments show none. */
+function show(word) {
+  for (const element of document.querySelectorAll('[data-live-state]')) {
+    const label = element.querySelector('[data-live-word]') || element;
+    if (label.textContent !== word) label.textContent = word;
+    element.dataset.liveState = word.toLowerCase();
+    element.hidden = false;
+  }
+  const isDown = word !== 'Live';
+  for (const banner of document.querySelectorAll('[data-live-banner]')) {
+    banner.hidden = !isDown;
+    if (!isDown) continue;
+    const place = banner.querySelector('[data-live-banner-text]') || banner;
+    const button = banner.querySelector('[data-live-retry]') ? null : make('button', {
+      type: 'button', class: 'button small', 'data-live-retry': true, text: 'Try now' });
+    place.replaceChildren(make('strong', { text: 'Live updates stopped.' }),
+      ` The page shows the state of ${clock(dataTime)}. `);
+    if (button) banner.append(button);
+  }
+}
+
+/** Connects again and loads the data, on request of the user. */
+function retry() {
+  close();
+  open();
+  changed();
+}
+
+function watch() {
+  if (document.hidden || !url) return;
+  if (Date.now() - lastBeat > SILENCE && !isLost) {
+    isLost = true;
+    show('Reconnecting');
+  }
+  if (isLost && Date.now() - lastBeat > 4 * SILENCE) {
+    // A proxy may hold a dead connection open.
+    close();
+    open();
+    lastBeat = Date.now() - SILENCE - 1;
+  }
+}
+
+/** Returns whether a part is in use, so that replacing it would disturb the user. */
+function isBusy(part) {
+  const table = part.matches('table') ? part : part.querySelector('table');
+  if (!table) return part.contains(document.activeElement) || part.querySelector('dialog[open]');
+  return part.matches(':hover') || part.contains(document.activeElement)
+    || Boolean(part.querySelector('.is-selected'))
+    || (table.matches('[data-trials]') && state.selection.length > 0);
+}
+
+async function replaceParts() {
+  const parts = [...document.querySelectorAll('[data-live-part][id]')];
+  if (!parts.length) return;
+  let page = null;
+  try {
+    const address = location.pathname + state.query() + location.hash;
+    const response = await fetch(address, { cache: 'no-cache', headers: { Accept: 'text/html' } });
+    if (!response.ok) return;
+    page = new DOMParser().parseFromString(await response.text(), 'text/html');
+  } catch {
+    return;
+  }
+  let pending = 0;
+  for (const part of parts) {
+    const next = page.getElementById(part.id);
+    if (!next || !part.isConnected || next.isEqualNode(part)) continue;
+    if (part.querySelector('[data-plot]')) continue;
+    if (isBusy(part)) {
+      const number = changedRows(part, next);
+      if (number && (part.matches('table') || part.querySelector('table'))) {
+        waiting.set(part.id, next);
+        pending += number;
+      }
+    } else {
+      waiting.delete(part.id);
+      part.replaceWith(document.adoptNode(next));
+    }
+  }
+  showPending(pending);
+  document.dispatchEvent(new CustomEvent('stoker:replaced'));
+  readPhase();
+}
+
+/** Counts rows that are new or differ. */
+function changedRows(part, next) {
+  const before = new Map([...part.querySelectorAll('tr[id]')].map((row) =>
+    [row.id, row.textContent]));
+  const after = [...next.querySelectorAll('tr[id]')];
+  // Marks of the selection differ always; only the text of rows counts.
+  const number = after.filter((row) => before.get(row.id) !== row.textContent).length;
+  const isSameOrder = [...before.keys()].join() === after.map((row) => row.id).join();
+  return number || (isSameOrder ? 0 : 1);
+}
+
+/** Shows "4 changes. Update" above tables that keep their order. */
+function showPending(number) {
+  for (const line of document.querySelectorAll('[data-live-pending]')) {
+    line.hidden = number === 0;
+    if (!number) continue;
+    const place = line.querySelector('[data-live-pending-text]') || line;
+    place.textContent = `${plural(number, 'change')}.`;
+    if (!line.querySelector('[data-live-update]')) {
+      line.append(' ', make('button', { type: 'button', class: 'link', 'data-live-update': true,
+        text: 'Update' }));
+    }
+  }
+}
+
+function update() {
+  for (const [id, next] of waiting) {
+    document.getElementById(id)?.replaceWith(document.adoptNode(next));
+  }
+  waiting.clear();
+  showPending(0);
+  document.dispatchEvent(new CustomEvent('stoker:replaced'));
+}
+
+const phaseNow = () => document.getElementById('phase')?.textContent.trim() || null;
+
+/** Reads phase changes aloud. */
+function readPhase() {
+  const now = phaseNow();
+  if (now && phase && now !== phase) sayNews(`The experiment is now ${now}.`);
+  phase = now || phase;
+}
+
+export function startLive() {
+  phase = phaseNow();
+  store.subscribe((data, before) => {
+    if (!data || data.best === null || data.best === before || before === undefined) return;
+    const row = data.bestRow;
+    if (row >= 0) sayNews(`New best ${result(data.trials.value[row])}, trial ${data.best}.`);
+  });
+  if (!url) return;
+  document.addEventListener('click', (event) => {
+    if (event.target.closest?.('[data-live-update]')) update();
+    if (event.target.closest?.('[data-live-retry]')) retry();
+  });
+  document.addEventListener('visibilitychange', () => {
+    if (document.hidden) close();
+    else {
+      lastBeat = Date.now();
+      open();
+      changed();
+    }
+  });
+  window.addEventListener('pagehide', close);
+  window.addEventListener('pageshow', (event) => {
+    if (event.persisted) open();
+  });
+  setInterval(watch, 1000);
+  open();
+}

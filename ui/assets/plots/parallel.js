@@ -1,0 +1,300 @@
+// Parallel coordinates: a brush per axis, reordering by dragging names, and flipping.
+
+import { make, settle } from '../dom.js';
+import { count, escapes, name, parameter, plural, result } from '../format.js';
+import { store } from '../data.js';
+import { state } from '../state.js';
+import { colorScale, legendOf } from './colors.js';
+import { ParallelCanvas } from './parallel-canvas.js';
+import { AxisSliders } from './parallel-sliders.js';
+
+const GRAB = 18;
+
+export function create(host) {
+  return new Parallel(host);
+}
+
+class Parallel {
+  constructor(host) {
+    this.host = host;
+    this.canvas = new ParallelCanvas(host.element);
+    this.sliders = new AxisSliders(host.element, (axis, part) => this.#setPart(axis, part));
+    this.drag = null;
+    this.rest = settle(() => this.#draw(false), 150);
+    this.walk = {
+      count: () => this.canvas.order.length,
+      points: () => this.canvas.axes.length,
+      id: (i) => this.data.trials.index[this.canvas.order[i]],
+      text: (i, j) => {
+        const axis = this.canvas.axes[j];
+        const row = this.canvas.order[i];
+        return `Trial ${this.data.trials.index[row]}, ${parameter(axis.name)} `
+          + axis.format(this.data.column(axis)[row]);
+      },
+      mark: (i) => this.canvas.mark(i === null ? null : this.canvas.order[i]),
+    };
+    this.#listen();
+  }
+
+  async load() {
+    this.data = await store.load();
+    this.#axes();
+    this.#draw();
+  }
+
+  async refresh() {
+    this.data = store.current || this.data;
+    this.#axes();
+    this.#draw();
+  }
+
+  /** Takes the order of axes from the query string: `axes=dropout,-learning_rate`. */
+  #axes() {
+    const all = [...this.data.axes, this.data.resultAxis];
+    const wanted = state.get('axes').split(',').filter(Boolean);
+    const flipped = new Set(wanted.filter((key) => key.startsWith('-')).map((key) => key.slice(1)));
+    const names = wanted.map((key) => key.replace(/^-/, ''));
+    const first = names.map((key) => all.find((axis) => encodeURIComponent(axis.name) === key))
+      .filter(Boolean);
+    // The result stays last unless the user moved it.
+    const rest = all.filter((axis) => !first.includes(axis));
+    const list = [...first, ...rest];
+    const limit = +(this.host.options.axes || 12);
+    this.left = Math.max(0, list.length - limit);
+    const shown = this.left ? [...list.slice(0, limit - 1), this.data.resultAxis] : list;
+    this.canvas.setAxes(this.data, [...new Set(shown)],
+      shown.map((axis) => flipped.has(encodeURIComponent(axis.name))));
+  }
+
+  #storeAxes() {
+    const { axes, flips } = this.canvas;
+    state.set('axes', axes.map((axis, i) =>
+      `${flips[i] ? '-' : ''}${encodeURIComponent(axis.name)}`).join(','));
+  }
+
+  #draw(moving = false) {
+    if (!this.data) return;
+    const { host, data, canvas } = this;
+    const known = data.trials.value.filter(Number.isFinite).length;
+    host.empty(data.size && canvas.axes.length > 1 ? '' : 'No trial with hyperparameters yet.');
+    if (!moving || !this.scale) {
+      this.scale = colorScale(data, state.get('color', host.options.color || 'rung'));
+    }
+    this.brushed = data.brushed(state.brush);
+    canvas.draw(this.scale, this.brushed, state.brush, moving);
+    this.#note(known, moving);
+    if (moving) return;
+    this.sliders.update(data, canvas.axes, state.brush);
+    host.legend(legendOf(this.scale, state));
+    const best = data.bestRow < 0 ? '' : `, best ${result(data.trials.value[data.bestRow])}`;
+    host.label(`Parallel coordinates of ${plural(data.size, 'trial')} on `
+      + `${plural(canvas.axes.length, 'axis').replace('axiss', 'axes')}${best}`);
+  }
+
+  #note(known) {
+    const { host, data, canvas } = this;
+    const more = this.left ? `${this.left} more axes left out.` : null;
+    if (!state.hasBrush) {
+      host.note(`${plural(known, 'trial')} with a result. Drag along an axis to brush. Drag a `
+        + 'name to reorder. Double-click an axis to flip it.', more);
+      return;
+    }
+    const parts = Object.entries(state.brush).map(([key, part]) => {
+      const axis = data.byName.get(key);
+      if (part.values) return `${name(key)} ${part.values.map((v) => name(v)).join(' or ')}`;
+      const format = (value) => (axis ? axis.format(value) : parameter(value));
+      return `${name(key)} ${trim(format(part.min))} to ${trim(format(part.max))}`;
+    });
+    const inside = this.brushed.count;
+    const drawn = canvas.drawn < inside
+      ? `${count(canvas.drawn)} of ${count(inside)} brushed trials drawn.` : null;
+    host.note(`Brush: ${parts.join(', ')}.`, make('b', { text: `${plural(inside, 'trial')}.` }),
+      drawn || 'The brush filters every plot and the table.', make('button', { type: 'button',
+        class: 'link', text: 'Clear brush', on: { click: () => state.setBrush({}) } }), more);
+  }
+
+  update(changed, moving) {
+    if (changed.has('axes') && !this.drag) this.#axes();
+    if (['brush', 'sel', 'color', 'axes'].some((key) => changed.has(key))) {
+      this.#draw(moving);
+      // The exact picture follows once the pointer rests.
+      if (moving) this.rest();
+    }
+    if (changed.has('hover') && this.data) {
+      this.canvas.mark(state.hover === null ? null : this.data.rows.get(state.hover) ?? null);
+    }
+  }
+
+  theme() {
+    this.#draw();
+  }
+
+  resize() {
+    this.canvas.resize();
+    this.#draw();
+  }
+
+  #setPart(axis, part, moving = false) {
+    const brush = Object.assign(Object.create(null), state.brush);
+    if (part) brush[axis.name] = part;
+    else delete brush[axis.name];
+    state.setBrush(brush, moving);
+  }
+
+  #listen() {
+    const { element } = this.host;
+    element.addEventListener('pointerdown', (event) => this.#down(event));
+    element.addEventListener('pointermove', (event) => this.#move(event));
+    element.addEventListener('pointerup', (event) => this.#up(event));
+    element.addEventListener('pointercancel', () => {
+      this.drag = null;
+    });
+    element.addEventListener('pointerleave', () => {
+      if (!this.drag) this.#hover(null);
+    });
+    element.addEventListener('dblclick', (event) => this.#double(event));
+  }
+
+  #point(event) {
+    const box = this.host.element.getBoundingClientRect();
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
+  }
+
+  #down(event) {
+    if (event.button !== 0 || !this.data || event.target.closest?.('button,input')) return;
+    const point = this.#point(event);
+    const { canvas } = this;
+    const i = canvas.axisAt(point.x, 40);
+    const isName = point.y < canvas.top - 8;
+    // Touch scrolls the page; the sliders brush there.
+    const isTouch = event.pointerType === 'touch';
+    if (i >= 0 && isName && !isTouch) this.drag = { kind: 'name', i, x: point.x, start: point };
+    else if (!isTouch && canvas.axisAt(point.x, GRAB) >= 0) this.#startBrush(point);
+    else this.drag = { kind: 'click', start: point };
+    if (!isTouch) this.host.element.setPointerCapture(event.pointerId);
+  }
+
+  /** Starts a new brush, or moves the whole brush if the pointer is inside of it. */
+  #startBrush(point) {
+    const { canvas } = this;
+    const i = canvas.axisAt(point.x, GRAB);
+    const axis = canvas.axes[i];
+    const at = canvas.positionAt(i, point.y);
+    const part = state.brush[axis.name];
+    this.drag = { kind: 'brush', i, axis, start: point, from: at };
+    if (!part || part.values || axis.isCategory) return;
+    const low = axis.position(part.min);
+    const high = axis.position(part.max);
+    const near = 7 / canvas.height;
+    if (Math.abs(at - low) < near) this.drag.from = high;
+    else if (Math.abs(at - high) < near) this.drag.from = low;
+    else if (at > low && at < high) Object.assign(this.drag, { kind: 'shift', low, high, at });
+  }
+
+  #move(event) {
+    if (!this.data) return;
+    const point = this.#point(event);
+    const { drag, canvas } = this;
+    if (!drag) {
+      this.#hover(event);
+      return;
+    }
+    if (Math.hypot(point.x - drag.start.x, point.y - drag.start.y) > 4) drag.moved = true;
+    if (!drag.moved) return;
+    if (drag.kind === 'name') {
+      drag.x = point.x;
+      const to = canvas.dragAxis(drag.i, point.x);
+      if (to !== drag.i) drag.i = to;
+      this.#draw(false);
+    } else if (drag.kind === 'brush') {
+      const at = canvas.positionAt(drag.i, point.y);
+      this.#setPart(drag.axis, rangeOf(drag.axis, drag.from, at), true);
+    } else if (drag.kind === 'shift') {
+      const shift = canvas.positionAt(drag.i, point.y) - drag.at;
+      const by = Math.max(-drag.low, Math.min(1 - drag.high, shift));
+      this.#setPart(drag.axis, rangeOf(drag.axis, drag.low + by, drag.high + by), true);
+    }
+  }
+
+  #up(event) {
+    const { drag } = this;
+    this.drag = null;
+    if (!drag || !this.data) return;
+    if (drag.kind === 'name') {
+      this.canvas.dragAxis(-1);
+      this.#storeAxes();
+      this.#draw();
+    } else if (drag.moved) {
+      if (drag.axis) this.#setPart(drag.axis, state.brush[drag.axis.name] || null, false);
+    } else if (drag.kind !== 'click' && state.brush[drag.axis?.name]) {
+      this.#setPart(drag.axis, null);
+    } else {
+      const row = this.canvas.nearest(this.#point(event), this.brushed);
+      if (row >= 0) state.toggle(this.data.trials.index[row]);
+    }
+  }
+
+  #hover(event) {
+    if (!event) {
+      state.setHover(null);
+      this.host.tooltip(null);
+      return;
+    }
+    const point = this.#point(event);
+    const { canvas } = this;
+    const nearAxis = canvas.axisAt(point.x, GRAB) >= 0;
+    this.host.element.style.cursor = point.y < canvas.top - 8 ? 'grab'
+      : nearAxis ? 'ns-resize' : 'default';
+    if (point.y < canvas.top - 8) {
+      const i = canvas.axisAt(point.x, 40);
+      state.setHover(null);
+      this.host.tooltip(i < 0 ? null : [escapes(canvas.axes[i].name.slice(0, 500))], event);
+      return;
+    }
+    const row = canvas.nearest(point, this.brushed);
+    const trial = row < 0 ? null : this.data.trials.index[row];
+    state.setHover(trial);
+    this.host.tooltip(trial === null ? null : this.data.describe(trial), event);
+  }
+
+  #double(event) {
+    if (!this.data) return;
+    const point = this.#point(event);
+    const i = this.canvas.axisAt(point.x, GRAB);
+    if (i >= 0) {
+      this.canvas.flip(i);
+      this.#storeAxes();
+      this.#draw();
+      return;
+    }
+    const row = this.canvas.nearest(point, this.brushed);
+    if (row >= 0) this.host.open(this.data.trials.index[row]);
+  }
+
+  paint(ctx) {
+    return this.canvas.paint(ctx);
+  }
+
+  table() {
+    const { axes } = this.canvas;
+    const columns = axes.map((axis) => this.data.column(axis));
+    const rows = this.canvas.order.map((row) =>
+      [this.data.trials.index[row], ...columns.map((column) => column[row] ?? null)]);
+    return { columns: ['Trial', ...axes.map((axis) => axis.name)], rows };
+  }
+}
+
+/** Removes zeros at the end of a decimal, but not of an exponent. */
+const trim = (text) => (/^[^e]*\.[^e]*$/.test(text) ? text.replace(/\.?0+$/, '') : text);
+
+/** Returns the part of a brush between two positions of an axis. */
+function rangeOf(axis, a, b) {
+  const low = Math.max(0, Math.min(a, b));
+  const high = Math.min(1, Math.max(a, b));
+  if (!axis.isCategory) return { min: axis.value(low), max: axis.value(high) };
+  const values = axis.values.filter((value) => {
+    const at = axis.position(value);
+    return at >= low && at <= high;
+  });
+  return values.length ? { values } : null;
+}

@@ -1,0 +1,123 @@
+//! Builds the data of pages from records.
+
+pub(crate) mod actions;
+pub(crate) mod cluster;
+pub(crate) mod compare;
+pub(crate) mod experiment;
+pub(crate) mod experiments;
+pub(crate) mod head;
+pub(crate) mod job;
+pub(crate) mod jobs;
+pub(crate) mod order;
+pub(crate) mod rungs;
+pub(crate) mod table;
+pub(crate) mod trial;
+
+use stoker_api::condition::Condition;
+use stoker_engine::experiment::explain::Decision;
+
+use crate::site::Site;
+use crate::state;
+use crate::store::Run;
+use crate::text;
+use crate::views::{ConditionRow, Crumb, DecisionRow, Frame, SelectOption};
+
+/// Returns the frame of a page about a run.
+pub(crate) fn frame(site: &Site, run: &Run, view: &'static str, title: &str) -> Frame {
+    let crumb = |text: &str, href: String| Crumb { text: text::name(text), href };
+    Frame {
+        title: title.to_owned(),
+        section: "experiments",
+        view,
+        base: run.base(),
+        metric: run.experiment.spec.searcher.metric.clone(),
+        live: run
+            .is_live()
+            .then(|| format!("/live?e={}/{}", text::query(&run.namespace), run.id())),
+        place: site.place.clone(),
+        crumbs: vec![
+            crumb("Experiments", "/experiments".to_owned()),
+            crumb(
+                &run.namespace,
+                format!("/experiments?namespace={}", text::query(&run.namespace)),
+            ),
+        ],
+        has_plots: true,
+        version: env!("CARGO_PKG_VERSION"),
+    }
+}
+
+/// Returns the frame of a page about several experiments, or about none.
+pub(crate) fn plain_frame(site: &Site, section: &'static str, title: &str) -> Frame {
+    Frame {
+        title: title.to_owned(),
+        section,
+        view: section,
+        base: String::new(),
+        metric: String::new(),
+        live: None,
+        place: site.place.clone(),
+        crumbs: Vec::new(),
+        has_plots: false,
+        version: env!("CARGO_PKG_VERSION"),
+    }
+}
+
+/// Returns the options of a control. Each links to the current page with `name=value`.
+pub(crate) fn options(
+    path: &str,
+    name: &str,
+    current: &str,
+    values: &[(&str, &str)],
+) -> Vec<SelectOption> {
+    let option = |(value, text): &(&str, &str)| SelectOption {
+        value: (*value).to_owned(),
+        text: (*text).to_owned(),
+        href: format!("{path}?{name}={}", text::query(value)),
+        is_current: *value == current,
+    };
+    values.iter().map(option).collect()
+}
+
+/// Returns a decision as a row: what was decided, and why.
+pub(crate) fn decision(run: &Run, decision: &Decision) -> DecisionRow {
+    let sentence = decision.to_string();
+    let (what, why) = match sentence.split_once(": ") {
+        Some((what, why)) => (what.to_owned(), why.to_owned()),
+        None => (sentence, String::new()),
+    };
+    let metric = decision.comparison.as_ref().and_then(|comparison| comparison.metric);
+    DecisionRow {
+        order: decision.order,
+        time: decision.at.map(|at| at.to_string()).unwrap_or_default(),
+        clock: decision.at.map(text::clock).unwrap_or_default(),
+        trial: decision.trial,
+        trial_href: run.trial_base(decision.trial),
+        badge: state::of_decision(decision.decision),
+        what,
+        why,
+        value: metric.map(text::result).unwrap_or_default(),
+    }
+}
+
+/// Returns the latest decisions, newest first, and the number of all.
+pub(crate) fn decisions(run: &Run, bracket: Option<u32>, max: usize) -> (Vec<DecisionRow>, usize) {
+    let Ok(explanation) = &run.search().explanation else { return (Vec::new(), 0) };
+    let is_single = explanation.brackets.len() <= 1;
+    let mut all = explanation.decisions();
+    all.retain(|decision| is_single || bracket.is_none() || decision.bracket == bracket);
+    let total = all.len();
+    let latest = all.into_iter().rev().take(max);
+    (latest.map(|one| self::decision(run, one)).collect(), total)
+}
+
+/// Returns a condition as a row.
+pub(crate) fn condition(condition: &Condition) -> ConditionRow {
+    ConditionRow {
+        name: condition.type_.clone(),
+        status: format!("{:?}", condition.status),
+        reason: condition.reason.clone(),
+        since: condition.last_transition_time.to_string(),
+        message: text::escape(&condition.message),
+    }
+}

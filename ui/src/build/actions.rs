@@ -1,0 +1,310 @@
+//! Actions: which buttons a page has, and what the page says before an action.
+
+use stoker_api::experiment::{DesiredState, Phase, ReopenedTrials};
+
+use super::frame;
+use super::head::badges;
+use crate::actions::{Action, ClusterAccess};
+use crate::site::Site;
+use crate::state::{FAILED, PAUSED, PENDING, QUEUED, RUNNING, STOPPED_EARLY, WAITING};
+use crate::store::Run;
+use crate::text;
+use crate::views::{ActionButton, Badge, ConfirmPage, Controls, Crumb, Notice, SelectOption};
+
+const READ_ONLY: &str = "This page is read-only. Run these commands in a terminal.";
+const NOT_ALLOWED: &str = "This page is read-only: start it with `stoker ui --allow-actions` for \
+                           buttons, or run these commands in a terminal.";
+const IN_TERMINAL: &str = "Commands for a terminal.";
+
+/// Seconds for which a page shows which trials continue.
+const CONTINUE_SECONDS: u64 = 30;
+
+/// Returns the buttons of an experiment.
+pub(crate) fn controls(site: &Site, run: &Run) -> Controls {
+    let Some(cluster) = &site.cluster else {
+        return Controls { commands_note: READ_ONLY.to_owned(), ..Controls::default() };
+    };
+    if !cluster.allows_actions() {
+        return Controls { commands_note: NOT_ALLOWED.to_owned(), ..Controls::default() };
+    }
+    let (actions, note) = allowed(cluster, run);
+    let button = |action: Action| ActionButton {
+        title: action.title(),
+        href: href(run, action),
+        acts_at_once: matches!(action, Action::Pause | Action::Activate),
+    };
+    Controls {
+        buttons: actions.into_iter().map(button).collect(),
+        note,
+        commands_note: IN_TERMINAL.to_owned(),
+        asked: asked(cluster, run),
+        token: cluster.token().to_owned(),
+        uid: run.uid.clone(),
+    }
+}
+
+/// Returns the path of an action.
+pub(crate) fn href(run: &Run, action: Action) -> String {
+    format!("{}/actions/{}", run.base(), action.word())
+}
+
+/// Returns the actions that make sense now and that the viewer may carry out, and why others are
+/// absent.
+pub(crate) fn allowed(cluster: &ClusterAccess, run: &Run) -> (Vec<Action>, String) {
+    let namespace = &run.namespace;
+    let may = match cluster.permissions(namespace) {
+        Ok(may) => may,
+        Err(error) => {
+            let note = format!("read-only: cannot read your permissions in {namespace}: {error}");
+            return (Vec::new(), note);
+        }
+    };
+    let is_possible = |action: &Action| match action {
+        Action::Delete => may.may_delete,
+        _ => may.may_patch,
+    };
+    let actions = possible(run).into_iter().filter(is_possible).collect();
+    let verbs = match (may.may_patch, may.may_delete) {
+        (true, true) => return (actions, String::new()),
+        (false, true) => "patch",
+        (true, false) => "delete",
+        (false, false) => "patch or delete",
+    };
+    let begin = if may.may_patch { "" } else { "read-only: " };
+    (actions, format!("{begin}you may not {verbs} experiments in namespace {namespace}"))
+}
+
+/// Returns the actions that have an effect in this state.
+fn possible(run: &Run) -> Vec<Action> {
+    let state = run.experiment.spec.state;
+    let is_over = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
+    let mut actions = Vec::new();
+    if !run.phase().is_terminal() {
+        match state {
+            DesiredState::Active => actions.extend([Action::Pause, Action::Cancel, Action::Kill]),
+            DesiredState::Paused => {
+                actions.extend([Action::Activate, Action::Cancel, Action::Kill]);
+            }
+            DesiredState::Cancelled => actions.push(Action::Kill),
+            DesiredState::Killed => {}
+        }
+    }
+    if !is_over && run.trials.values().any(|trial| trial.status.phase.is_terminal()) {
+        actions.push(Action::Continue(ReopenedTrials::Stopped));
+    }
+    actions.push(Action::Delete);
+    actions
+}
+
+/// Returns the action that the record does not confirm yet.
+fn asked(cluster: &ClusterAccess, run: &Run) -> Option<Notice> {
+    let asked = cluster.asked(&run.uid)?;
+    let phase = run.phase();
+    let is_confirmed = match asked.action {
+        Action::Pause => phase == Phase::Paused || phase.is_terminal(),
+        Action::Activate => phase != Phase::Paused,
+        Action::Cancel | Action::Kill => phase.is_terminal(),
+        // The record does not mention the request: show which trials continue for a while.
+        Action::Continue(_) => {
+            !phase.is_terminal() && text::now().seconds_since(asked.at) > CONTINUE_SECONDS
+        }
+        Action::Delete => false,
+    };
+    (!is_confirmed).then(|| Notice {
+        class: "info",
+        title: format!(
+            "{} asked at {}: waits for the record",
+            asked.action.title(),
+            text::clock(asked.at)
+        ),
+        text: text::escape(&asked.effect),
+        links: Vec::new(),
+    })
+}
+
+/// Returns the page that asks before an action.
+pub(crate) fn confirm(
+    site: &Site,
+    run: &Run,
+    action: Action,
+    error: Option<String>,
+) -> ConfirmPage {
+    let name = text::name(&run.name);
+    let title = format!("{} experiment {name}?", action.title());
+    let mut frame = frame(site, run, "confirm", &format!("{title} · Stoker"));
+    // A question must not change while the user reads it.
+    frame.live = None;
+    frame.has_plots = false;
+    frame.crumbs.push(Crumb { text: name.clone(), href: run.base() });
+    let token = site.cluster.as_ref().map(|cluster| cluster.token().to_owned());
+    ConfirmPage {
+        frame,
+        title,
+        effects: effects(run, action),
+        choices: choices(run, action),
+        typed: (action == Action::Delete).then(|| run.name.clone()),
+        error: error.map(|error| text::escape(&error)),
+        button: format!("{} {name}", action.title()),
+        action_href: href(run, action),
+        back_href: run.base(),
+        token: token.unwrap_or_default(),
+        uid: run.uid.clone(),
+    }
+}
+
+/// Number of trials in some states.
+fn num(run: &Run, states: &[Badge]) -> usize {
+    badges(run).values().filter(|badge| states.contains(badge)).count()
+}
+
+/// Returns what an action does and what is lost.
+fn effects(run: &Run, action: Action) -> Vec<String> {
+    let running = num(run, &[RUNNING]);
+    let queued = num(run, &[QUEUED, PENDING, WAITING]);
+    let paused = num(run, &[PAUSED]);
+    let clause = |count: usize, noun: &str, one: &str, many: &str| {
+        let verb = if count == 1 { one } else { many };
+        (count > 0).then(|| format!("{} {verb}.", text::num(count, noun)))
+    };
+    let checkpoint = clause(running, "running trial", "checkpoints and ends", "checkpoint and end");
+    let lost = lost(run);
+    match action {
+        Action::Pause => {
+            let end = "Nothing runs until you activate the experiment.".to_owned();
+            [checkpoint, Some(end)].into_iter().flatten().collect()
+        }
+        Action::Activate => vec!["Trials continue from their checkpoints.".to_owned()],
+        Action::Cancel => {
+            let others = clause(paused, "paused trial", "closes", "close");
+            let waiting = clause(queued, "waiting trial", "closes", "close");
+            let end = "A cancelled experiment cannot continue.".to_owned();
+            [checkpoint, others, waiting, Some(end)].into_iter().flatten().collect()
+        }
+        Action::Kill => {
+            let end = clause(running, "running trial", "ends at once", "end at once");
+            let close = clause(paused + queued, "other trial", "closes", "close");
+            let last = "A killed experiment cannot continue.".to_owned();
+            [end, lost, close, Some(last)].into_iter().flatten().collect()
+        }
+        Action::Delete => {
+            let num_trials = text::num(run.trials.len(), "trial");
+            let gone = format!("The experiment and its record of {num_trials} are deleted.");
+            let end = clause(running, "running trial", "ends", "end");
+            [Some(gone), end, lost, Some(files(run))].into_iter().flatten().collect()
+        }
+        Action::Continue(_) => vec![
+            "Trials that have ended continue from their last checkpoint, or from scratch without \
+             one."
+                .to_owned(),
+        ],
+    }
+}
+
+/// Returns the work that running trials lose if they end without a checkpoint.
+fn lost(run: &Run) -> Option<String> {
+    let badges = badges(run);
+    let is_running = |index: &u32| badges.get(index) == Some(&RUNNING);
+    let running: Vec<u64> = run
+        .trials
+        .iter()
+        .filter(|(index, _)| is_running(index))
+        .map(|(_, trial)| {
+            let saved = trial.status.checkpoints.iter().map(|one| one.batches).max();
+            trial.status.batches.saturating_sub(saved.unwrap_or(0))
+        })
+        .collect();
+    let most = running.iter().copied().max()?;
+    let upto = match most {
+        0 => String::new(),
+        most => format!("up to {} batches ", text::count(most)),
+    };
+    let trials = text::num(running.len(), "trial");
+    Some(format!("Work since the last checkpoint is lost: {upto}on {trials}."))
+}
+
+/// Returns which files remain after a deletion.
+fn files(run: &Run) -> String {
+    let checkpoints = || run.trials.values().flat_map(|trial| &trial.status.checkpoints);
+    let size = text::bytes(checkpoints().map(|one| one.bytes).sum());
+    let place = match &run.storage {
+        Ok(storage) => storage.url().to_owned(),
+        Err(_) => "the storage".to_owned(),
+    };
+    format!(
+        "Files remain in {place}: {} ({size}), metrics and logs.",
+        text::num(checkpoints().count(), "checkpoint")
+    )
+}
+
+/// Returns the trials that can be chosen to continue.
+fn choices(run: &Run, action: Action) -> Vec<SelectOption> {
+    let Action::Continue(chosen) = action else { return Vec::new() };
+    let option = |of: ReopenedTrials, value: &str, text: String| SelectOption {
+        value: value.to_owned(),
+        text,
+        href: String::new(),
+        is_current: of == chosen,
+    };
+    let stopped = num(run, &[STOPPED_EARLY]);
+    let failed = num(run, &[FAILED]);
+    vec![
+        option(
+            ReopenedTrials::Stopped,
+            "stopped",
+            format!(
+                "trials that ended early ({}), or that a limit has stopped",
+                text::num(stopped, "trial")
+            ),
+        ),
+        option(
+            ReopenedTrials::Failed,
+            "failed",
+            format!("trials that failed ({})", text::num(failed, "trial")),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn questions_say_what_is_lost() {
+        let attempt = json!([{"number": 0}]);
+        let checkpoint = json!([{"name": "a", "batches": 40, "bytes": 2_000,
+            "manifestSha256": ""}]);
+        let trials = [
+            json!({"phase": "Running", "attempts": attempt, "batches": 160,
+                "checkpoints": checkpoint}),
+            json!({"phase": "Running", "attempts": attempt, "batches": 20}),
+            json!({"phase": "Pending"}),
+        ];
+        let run = fixture::run(json!({}), json!({"phase": "Running"}), &trials);
+        let check = |action: Action, expected: &[&str]| {
+            assert_eq!(effects(&run, action), expected, "{action:?}");
+        };
+        let running = "2 running trials checkpoint and end.";
+        check(Action::Pause, &[running, "Nothing runs until you activate the experiment."]);
+        let cancel =
+            [running, "1 waiting trial closes.", "A cancelled experiment cannot continue."];
+        check(Action::Cancel, &cancel);
+        let lost = "Work since the last checkpoint is lost: up to 120 batches on 2 trials.";
+        let kill = [
+            "2 running trials end at once.",
+            lost,
+            "1 other trial closes.",
+            "A killed experiment cannot continue.",
+        ];
+        check(Action::Kill, &kill);
+        let delete = [
+            "The experiment and its record of 3 trials are deleted.",
+            "2 running trials end.",
+            lost,
+            "Files remain in the storage: 1 checkpoint (2.0 kB), metrics and logs.",
+        ];
+        check(Action::Delete, &delete);
+    }
+}

@@ -1,0 +1,300 @@
+//! Experiments, or trials of one experiment, side by side.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use stoker_api::number;
+use stoker_engine::trial::TrialRecord;
+
+use super::head::{method, seconds};
+use super::{frame, plain_frame};
+use crate::data::{attempt_seconds, best_so_far, best_value, state, trained};
+use crate::search::{category, flat, results};
+use crate::site::Site;
+use crate::store::{Run, created};
+use crate::text;
+use crate::views::{
+    CompareChip, ComparePage, CompareRow, CompareSection, Crumb, Pair, SelectOption,
+};
+
+/// Maximum number of things side by side.
+pub(crate) const COMPARED_MAX: usize = 8;
+/// Number of series colors.
+const SERIES: usize = 6;
+
+/// Rows with a value per column.
+type Rows = Vec<(String, Vec<String>)>;
+
+fn section(title: &str, rows: Rows, is_code: bool, show_all: bool) -> CompareSection {
+    let total = rows.len();
+    let is_equal = |cells: &[String]| cells.windows(2).all(|pair| pair[0] == pair[1]);
+    let num_differ = rows.iter().filter(|(_, cells)| !is_equal(cells)).count();
+    let rows = rows.into_iter().filter(|(_, cells)| show_all || !is_code || !is_equal(cells));
+    let row = |(name, cells): (String, Vec<String>)| {
+        let first = cells.first().cloned().unwrap_or_default();
+        let cell = |text: String| {
+            let differs = text != first;
+            (text, differs)
+        };
+        CompareRow { name, cells: cells.into_iter().map(cell).collect() }
+    };
+    CompareSection {
+        title: title.to_owned(),
+        note: match is_code {
+            true => format!("{num_differ} of {} differ.", text::num(total, "field")),
+            false => String::new(),
+        },
+        is_code,
+        rows: rows.map(row).collect(),
+    }
+}
+
+/// Joins the fields of several things by name. A missing one is `not set`.
+fn joined(all: &[BTreeMap<String, Value>]) -> Rows {
+    let names: BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).collect();
+    let cell = |fields: &BTreeMap<String, Value>, name: &String| match fields.get(name) {
+        None => "not set".to_owned(),
+        Some(value) => text::escape(&category(value)),
+    };
+    let row =
+        |name: &String| (text::name(name), all.iter().map(|fields| cell(fields, name)).collect());
+    names.into_iter().map(row).collect()
+}
+
+/// Returns the page that compares experiments.
+pub(crate) fn experiments(site: &Site, runs: &[Arc<Run>], show_all: bool) -> ComparePage {
+    let query = |without: Option<usize>| {
+        let parts = runs.iter().enumerate().filter(|(position, _)| Some(*position) != without);
+        let part = |(_, run): (usize, &Arc<Run>)| {
+            format!("e={}/{}", text::query(&run.namespace), text::query(&run.id()))
+        };
+        parts.map(part).collect::<Vec<_>>().join("&")
+    };
+    let chip = |(position, run): (usize, &Arc<Run>)| CompareChip {
+        name: text::name(&run.name),
+        href: run.base(),
+        badge: crate::state::of_run(run),
+        without_href: format!("/compare?{}", query(Some(position))),
+        series: position % SERIES + 1,
+    };
+    let mut page = plain_frame(site, "experiments", "Compare · Stoker");
+    page.has_plots = true;
+    page.view = "compare";
+    page.crumbs = vec![Crumb { text: "Experiments".to_owned(), href: "/experiments".to_owned() }];
+    if runs.iter().any(|run| run.is_live()) {
+        page.live = Some("/live".to_owned());
+    }
+    let toggle = |show_all: bool| match show_all {
+        true => Pair {
+            name: "Only what differs".to_owned(),
+            value: format!("/compare?{}", query(None)),
+        },
+        false => {
+            Pair { name: "Show all".to_owned(), value: format!("/compare?{}&all=1", query(None)) }
+        }
+    };
+    let lengths: BTreeSet<u64> = runs.iter().flat_map(|run| run.search().lengths.clone()).collect();
+    let length = |units: u64| SelectOption {
+        value: units.to_string(),
+        text: text::count(units),
+        href: format!("/compare?{}&at={units}", query(None)),
+        is_current: false,
+    };
+    ComparePage {
+        frame: page,
+        title: format!("Compare {}", text::num(runs.len(), "experiment")),
+        chips: runs.iter().enumerate().map(chip).collect(),
+        source: format!("/compare.json?{}", query(None)),
+        is_trials: false,
+        curves: String::new(),
+        sections: experiment_sections(runs, show_all),
+        toggle: Some(toggle(show_all)),
+        lengths: lengths.into_iter().map(length).collect(),
+        csv_href: format!("/compare.csv?{}", query(None)),
+    }
+}
+
+fn experiment_sections(runs: &[Arc<Run>], show_all: bool) -> Vec<CompareSection> {
+    let row = |name: &str, of: &dyn Fn(&Run) -> String| {
+        (name.to_owned(), runs.iter().map(|run| of(run)).collect::<Vec<_>>())
+    };
+    let status = |run: &Run| run.experiment.status.clone().unwrap_or_default();
+    let best = |run: &Run| match status(run).best {
+        Some(best) => format!("{} (trial {})", text::result_text(Some(&best.metric)), best.index),
+        None => text::NONE.to_owned(),
+    };
+    let ran = |run: &Run| {
+        let end = status(run).ended_at.map_or_else(|| text::now().0, |at| at.0);
+        text::duration(u64::try_from(end - created(run)).unwrap_or(0))
+    };
+    let failed = |run: &Run| {
+        let all = super::head::badges(run);
+        all.values().filter(|badge| badge.class == "failed").count().to_string()
+    };
+    let facts = vec![
+        row("Phase", &|run| crate::state::of_run(run).word.to_owned()),
+        row("Metric", &|run| text::name(&run.experiment.spec.searcher.metric)),
+        row("Best result", &best),
+        row("Slot hours", &|run| text::hours(seconds(run).1)),
+        row("Trials", &|run| text::count(run.trials.len() as u64)),
+        row("Wall time", &ran),
+        row("Search", &|run| method(&run.experiment)),
+        row("Failed trials", &failed),
+    ];
+    let of_best = |run: &Arc<Run>| {
+        let best = status(run).best.map(|best| best.index);
+        let trial = best.and_then(|best| run.trials.get(&best));
+        trial.map(|trial| flat(&trial.spec.hyperparameters)).unwrap_or_default()
+    };
+    let hyperparameters: Vec<BTreeMap<String, Value>> = runs.iter().map(of_best).collect();
+    let spec =
+        |run: &Arc<Run>| flat(&serde_json::to_value(&run.experiment.spec).unwrap_or_default());
+    let specs: Vec<BTreeMap<String, Value>> = runs.iter().map(spec).collect();
+    vec![
+        section("Result", facts, false, true),
+        section("Hyperparameters of the best trial", joined(&hyperparameters), false, true),
+        section("Configuration", joined(&specs), true, show_all),
+    ]
+}
+
+/// Returns the page that compares trials of an experiment.
+pub(crate) fn trials(site: &Site, run: &Run, indexes: &[u32], show_all: bool) -> ComparePage {
+    let known: Vec<(u32, &Arc<TrialRecord>)> = indexes
+        .iter()
+        .filter_map(|index| Some((*index, run.trials.get(index)?)))
+        .take(COMPARED_MAX)
+        .collect();
+    let list = |without: Option<u32>| {
+        let kept = known.iter().map(|(index, _)| *index).filter(|index| Some(*index) != without);
+        kept.map(|index| index.to_string()).collect::<Vec<_>>().join(",")
+    };
+    let base = format!("{}/compare", run.base());
+    let chip = |(position, (index, trial)): (usize, &(u32, &Arc<TrialRecord>))| CompareChip {
+        name: format!("Trial {index}"),
+        href: run.trial_base(*index),
+        badge: crate::state::of_trial(trial, state(run, *index), run.is_running),
+        without_href: format!("{base}?t={}", list(Some(*index))),
+        series: position % SERIES + 1,
+    };
+    let row = |name: &str, of: &dyn Fn(&TrialRecord) -> String| {
+        (name.to_owned(), known.iter().map(|(_, trial)| of(trial)).collect::<Vec<_>>())
+    };
+    let why = |trial: &TrialRecord| {
+        run.search().trial(trial.spec.index).map(|of| of.reason()).unwrap_or_default()
+    };
+    let facts = vec![
+        row("State", &|trial| {
+            let badge = crate::state::of_trial(trial, state(run, trial.spec.index), run.is_running);
+            badge.word.to_owned()
+        }),
+        row(&run.experiment.spec.searcher.metric, &|trial| text::optional(best_value(trial))),
+        row("Length", &|trial| super::table::length(run, trial)),
+        row("Attempts", &|trial| trial.status.attempts.len().to_string()),
+        row("Ran for", &|trial| text::duration(attempt_seconds(trial, run.is_live()))),
+        row("Why", &why),
+    ];
+    let hyperparameters: Vec<BTreeMap<String, Value>> =
+        known.iter().map(|(_, trial)| flat(&trial.spec.hyperparameters)).collect();
+    let mut frame = frame(site, run, "compare", "Compare trials · Stoker");
+    frame.crumbs.push(Crumb { text: text::name(&run.name), href: run.base() });
+    ComparePage {
+        frame,
+        title: format!("Compare {}", text::num(known.len(), "trial")),
+        chips: known.iter().enumerate().map(chip).collect(),
+        source: format!("{}/data.json", run.base()),
+        is_trials: true,
+        curves: format!("{}/curves.json?trials={}", run.base(), list(None)),
+        sections: vec![
+            section("Result", facts, false, true),
+            section("Hyperparameters", joined(&hyperparameters), true, show_all),
+        ],
+        toggle: Some(match show_all {
+            true => Pair {
+                name: "Only what differs".to_owned(),
+                value: format!("{base}?t={}", list(None)),
+            },
+            false => Pair {
+                name: "Show all".to_owned(),
+                value: format!("{base}?t={}&all=1", list(None)),
+            },
+        }),
+        lengths: Vec::new(),
+        csv_href: format!("{}/trials.csv", run.base()),
+    }
+}
+
+/// Returns `compare.json`.
+pub(crate) fn data(runs: &[Arc<Run>]) -> Value {
+    let first = runs.first().map(|run| &run.experiment.spec.searcher);
+    let of = |run: &Arc<Run>| {
+        let slots = f64::from(run.experiment.spec.resources.slots_per_trial.max(1));
+        let begin = created(run);
+        let mut by_length = BTreeMap::<String, Vec<(u32, f64)>>::new();
+        for (index, trial) in &run.trials {
+            for (units, value) in results(trial) {
+                if let Some(value) = value {
+                    by_length.entry(units.to_string()).or_default().push((*index, value));
+                }
+            }
+        }
+        let best: Vec<Value> = best_so_far(run)
+            .into_iter()
+            .map(|(at, value, trial)| {
+                let hours = slot_seconds_until(run, at) as f64 * slots / 3600.0;
+                let ended = ended_until(run, at);
+                json!([hours, at - begin, ended, value, trial])
+            })
+            .collect();
+        json!({
+            "id": run.id(), "namespace": run.namespace, "name": run.name,
+            "phase": crate::state::of_run(run).word, "unit": run.search().unit_singular(),
+            "metric": run.experiment.spec.searcher.metric,
+            "slotHours": seconds(run).1 as f64 / 3600.0,
+            "trained": run.trials.values().map(|trial| trained(trial)).sum::<f64>(),
+            "bestSoFar": best, "results": by_length,
+        })
+    };
+    json!({
+        "metric": first.map(|searcher| &searcher.metric),
+        "smallerIsBetter": first.map(|searcher| searcher.smaller_is_better),
+        "experiments": runs.iter().map(of).collect::<Vec<_>>(),
+    })
+}
+
+/// Returns the seconds of all attempts up to a time.
+fn slot_seconds_until(run: &Run, at: i64) -> i64 {
+    let attempts = run.trials.values().flat_map(|trial| &trial.status.attempts);
+    let of = |attempt: &stoker_api::trial::Attempt| {
+        let end = attempt.ended_at.map_or(at, |end| end.0.min(at));
+        attempt.started_at.map_or(0, |start| (end - start.0).max(0))
+    };
+    attempts.map(of).sum()
+}
+
+fn ended_until(run: &Run, at: i64) -> usize {
+    let ended = run.trials.values().filter_map(|trial| trial.status.ended_at);
+    ended.filter(|ended| ended.0 <= at).count()
+}
+
+/// Returns the table of results of several experiments for export: a row per result.
+pub(crate) fn csv(runs: &[Arc<Run>]) -> (Vec<String>, Vec<Vec<Value>>) {
+    let header = ["experiment", "trial", "length", "metric", "value"].map(str::to_owned).into();
+    let mut rows = Vec::new();
+    for run in runs {
+        for (index, trial) in &run.trials {
+            for fact in &trial.status.facts {
+                if let stoker_api::trial::Fact::Result(result) = fact {
+                    rows.push(vec![
+                        run.id().into(),
+                        (*index).into(),
+                        result.units.into(),
+                        run.experiment.spec.searcher.metric.clone().into(),
+                        number::parse(&result.metric).filter(|value| value.is_finite()).into(),
+                    ]);
+                }
+            }
+        }
+    }
+    (header, rows)
+}

@@ -1,0 +1,326 @@
+//! Pages of one experiment.
+
+use std::collections::BTreeMap;
+
+use stoker_api::number;
+use stoker_api::validate::validate_started;
+use stoker_engine::experiment::explain::length;
+use stoker_engine::trial::TrialRecord;
+
+use super::head::{ExperimentTab, badges, head};
+use super::{decisions, options, table};
+use crate::curves::axis;
+use crate::data::best_value;
+use crate::site::Site;
+use crate::store::Run;
+use crate::text;
+use crate::views::{
+    CheckpointRow, CheckpointsPage, ConfigurationPage, CurvesCard, ErrorGroup, EventsPage,
+    HyperparametersPage, ImportanceCard, ImportanceRow, LogsCard, LogsPage, NextRow, OverviewPage,
+    TrialsPage,
+};
+
+/// Number of trials and decisions in the overview.
+const TRIALS: usize = 12;
+const DECISIONS: usize = 8;
+/// Maximum number of decisions on the page of events.
+const EVENTS_MAX: usize = 1_000;
+
+/// Returns the overview.
+pub(crate) fn overview(site: &Site, run: &Run, query: &table::TableQuery) -> OverviewPage {
+    let (latest, decisions_total) = decisions(run, None, DECISIONS);
+    let has_rungs = run.search().has_rungs();
+    OverviewPage {
+        head: head(site, run, ExperimentTab::Overview),
+        curves: curves_card(run, query),
+        brackets: if has_rungs { super::rungs::brackets(run) } else { Vec::new() },
+        ladder_label: super::rungs::label(run),
+        parallel_label: parallel_label(run),
+        has_hyperparameters: !run.search().hyperparameters.is_empty(),
+        importance: importance(run),
+        next: next(run),
+        trials: table::overview(run, query, TRIALS),
+        decisions: latest,
+        decisions_total,
+        errors: errors(run),
+    }
+}
+
+fn curves_card(run: &Run, query: &table::TableQuery) -> CurvesCard {
+    let base = run.base();
+    let searched = &run.experiment.spec.searcher.metric;
+    let metric = query.metric.as_deref().unwrap_or(searched);
+    let mut names: Vec<&str> = vec![searched];
+    for trial in run.trials.values() {
+        for name in trial.status.metrics.keys() {
+            if !names.contains(&name.as_str()) {
+                names.push(name);
+            }
+        }
+        if names.len() > 1 {
+            break;
+        }
+    }
+    let metrics: Vec<(&str, &str)> = names.iter().map(|name| (*name, *name)).collect();
+    let num = run.trials.values().filter(|trial| best_value(trial).is_some()).count();
+    let status = run.experiment.status.as_ref();
+    let best = status.and_then(|status| status.best.as_ref());
+    let best = best.map(|best| {
+        format!(", best {}, trial {}", text::result_text(Some(&best.metric)), best.index)
+    });
+    let axes = [("batches", "batches"), ("epochs", "epochs"), ("time", "time")];
+    let scale = query.scale.as_deref().unwrap_or("linear");
+    CurvesCard {
+        source: format!("{base}/curves.json"),
+        label: format!("{}{}", text::num(num, "curve"), best.unwrap_or_default()),
+        metrics: options(&base, "metric", metric, &metrics),
+        axes: options(&base, "x", axis(run, query.x.as_deref()), &axes),
+        scales: options(&base, "scale", scale, &[("linear", "linear"), ("log", "log x")]),
+        empty: (run.trials.is_empty()).then(|| "No trial has started".to_owned()),
+    }
+}
+
+fn parallel_label(run: &Run) -> String {
+    let num = run.trials.values().filter(|trial| best_value(trial).is_some()).count();
+    let names: Vec<String> =
+        run.search().hyperparameters.iter().map(|one| text::name(&one.name)).collect();
+    format!("Parallel coordinates of {}: {}", text::num(num, "trial"), names.join(", "))
+}
+
+/// Returns the card with the importance of hyperparameters.
+pub(crate) fn importance(run: &Run) -> ImportanceCard {
+    let importance = match &run.search().importance {
+        Ok(importance) => importance,
+        Err(reason) => {
+            let (title, rows) = (String::new(), Vec::new());
+            return ImportanceCard { title, rows, empty: Some(sentence(reason)) };
+        }
+    };
+    let at = length(importance.units, importance.unit);
+    let bar = |share: f64| format!("{:.1}", share.clamp(0.0, 1.0) * 1000.0);
+    let mut rows: Vec<ImportanceRow> = importance
+        .hyperparameters
+        .iter()
+        .map(|share| ImportanceRow {
+            name: match &share.group {
+                Some(group) => format!("{} ({group})", text::name(&share.name)),
+                None => text::name(&share.name),
+            },
+            share: format!("{:.2}", share.importance),
+            deviation: format!("{:.2}", share.deviation),
+            width: bar(share.importance),
+            low: bar(share.importance - share.deviation),
+            high: bar(share.importance + share.deviation),
+        })
+        .collect();
+    rows.push(ImportanceRow {
+        name: "combinations".to_owned(),
+        share: format!("{:.2}", importance.interactions),
+        deviation: String::new(),
+        width: bar(importance.interactions),
+        low: bar(importance.interactions),
+        high: bar(importance.interactions),
+    });
+    let title = format!("at {at}, from {}", text::num(importance.results as usize, "result"));
+    ImportanceCard { title, rows, empty: None }
+}
+
+/// Returns a reason as a sentence of its own.
+fn sentence(reason: &str) -> String {
+    let mut chars = reason.chars();
+    let first = chars.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
+    first + chars.as_str()
+}
+
+fn next(run: &Run) -> Vec<NextRow> {
+    let Ok(explanation) = &run.search().explanation else { return Vec::new() };
+    let rungs = |num: usize| if num > 1 { text::num(num, "rung") } else { String::new() };
+    explanation
+        .brackets
+        .iter()
+        .map(|bracket| NextRow {
+            bracket: bracket.bracket,
+            rungs: rungs(bracket.rungs.len()),
+            places: match bracket.places {
+                Some(places) => format!("{} / {places}", bracket.training + bracket.waiting),
+                None => text::NONE.to_owned(),
+            },
+            next: bracket.next.to_string(),
+        })
+        .collect()
+}
+
+/// Returns failed and invalid trials, grouped by state and message, the largest group first.
+fn errors(run: &Run) -> Vec<ErrorGroup> {
+    let mut groups = BTreeMap::<(&'static str, String), Vec<u32>>::new();
+    let badges = badges(run);
+    for (index, trial) in &run.trials {
+        let badge = &badges[index];
+        if matches!(badge.class, "failed" | "invalid") {
+            let message = trial.status.message.clone().unwrap_or_else(|| "no message".to_owned());
+            groups.entry((badge.class, text::escape(&message))).or_default().push(*index);
+        }
+    }
+    let mut groups: Vec<ErrorGroup> = groups
+        .into_iter()
+        .map(|((class, message), trials)| ErrorGroup {
+            badge: if class == "failed" { crate::state::FAILED } else { crate::state::INVALID },
+            count: trials.len(),
+            message,
+            which: ranges(&trials),
+            href: run.trial_base(trials[0]),
+            logs_href: format!("{}/logs", run.trial_base(trials[0])),
+        })
+        .collect();
+    groups.sort_by_key(|group| std::cmp::Reverse(group.count));
+    groups
+}
+
+/// Returns ascending numbers as ranges, such as `0–3, 5–15`.
+pub(crate) fn ranges(numbers: &[u32]) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match parts.last_mut() {
+            Some((_, end)) if *end + 1 == *number => *end = *number,
+            _ => parts.push((*number, *number)),
+        }
+    }
+    let part = |(begin, end): &(u32, u32)| match begin == end {
+        true => begin.to_string(),
+        false => format!("{begin}–{end}"),
+    };
+    parts.iter().map(part).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the page with all trials.
+pub(crate) fn trials(site: &Site, run: &Run, query: &table::TableQuery) -> TrialsPage {
+    let head = head(site, run, ExperimentTab::Trials);
+    TrialsPage { head, trials: table::page(run, query) }
+}
+
+/// Returns the page with large plots.
+pub(crate) fn hyperparameters(site: &Site, run: &Run) -> HyperparametersPage {
+    let searcher = &run.experiment.spec.searcher;
+    let others = searcher.other_objectives();
+    let mut objectives = Vec::new();
+    if !others.is_empty() {
+        objectives.push(searcher.metric.clone());
+        objectives.extend(others.iter().map(|other| other.metric.clone()));
+    }
+    HyperparametersPage {
+        head: head(site, run, ExperimentTab::Hyperparameters),
+        names: run.search().hyperparameters.iter().map(|one| one.name.clone()).collect(),
+        parallel_label: parallel_label(run),
+        importance: importance(run),
+        objectives,
+    }
+}
+
+/// Returns the page with the checkpoints of all trials, the latest trial last.
+pub(crate) fn checkpoints(site: &Site, run: &Run) -> CheckpointsPage {
+    let rows: Vec<CheckpointRow> =
+        run.trials.values().flat_map(|trial| checkpoint_rows(run, trial)).collect();
+    let all = run.trials.values().flat_map(|trial| &trial.status.checkpoints);
+    let total: u64 = all.map(|checkpoint| checkpoint.bytes).sum();
+    CheckpointsPage {
+        head: head(site, run, ExperimentTab::Checkpoints),
+        metric: run.experiment.spec.searcher.metric.clone(),
+        rows,
+        total: text::bytes(total),
+    }
+}
+
+/// Returns the checkpoints of a trial, newest first.
+pub(crate) fn checkpoint_rows(run: &Run, trial: &TrialRecord) -> Vec<CheckpointRow> {
+    let smaller = run.experiment.spec.searcher.smaller_is_better;
+    let checkpoints = &trial.status.checkpoints;
+    let value = |text: Option<&String>| text.and_then(|text| number::parse(text));
+    let finite = |value: &f64| value.is_finite();
+    let values = checkpoints.iter().filter_map(|one| value(one.metric.as_ref())).filter(finite);
+    let best = values.reduce(if smaller { f64::min } else { f64::max });
+    let index = trial.spec.index;
+    let latest = checkpoints.last().map(|one| &one.name);
+    let row = |one: &stoker_api::trial::CheckpointRecord| {
+        let mut kept = Vec::new();
+        if latest == Some(&one.name) {
+            kept.push("latest");
+        }
+        if best.is_some() && value(one.metric.as_ref()) == best {
+            kept.push("best");
+        }
+        if trial.spec.pins.contains(&one.name) {
+            kept.push("copied");
+        }
+        CheckpointRow {
+            trial: index,
+            trial_href: run.trial_base(index),
+            name: one.name.clone(),
+            href: format!("{}/checkpoints/{}", run.trial_base(index), one.name),
+            batches: text::count(one.batches),
+            metric: text::result_text(one.metric.as_deref()),
+            size: text::bytes(one.bytes),
+            kept,
+            address: run.checkpoint_address(index, &one.name),
+        }
+    };
+    checkpoints.iter().rev().map(row).collect()
+}
+
+/// Returns the page with the configuration.
+pub(crate) fn configuration(site: &Site, run: &Run) -> ConfigurationPage {
+    let spec = &run.experiment.spec;
+    let (valid, errors) = match validate_started(&run.name, spec) {
+        Ok(valid) => (yaml(&valid.spec), Vec::new()),
+        Err(errors) => (String::new(), errors.iter().map(ToString::to_string).collect()),
+    };
+    ConfigurationPage {
+        head: head(site, run, ExperimentTab::Configuration),
+        given: yaml(spec),
+        valid,
+        errors,
+    }
+}
+
+/// Returns a value as YAML.
+pub(crate) fn yaml(value: &impl serde::Serialize) -> String {
+    let value = serde_json::to_value(value).unwrap_or_default();
+    serde_saphyr::to_string(&value).unwrap_or_else(|error| format!("cannot write YAML: {error}"))
+}
+
+/// Returns the page with decisions and conditions.
+pub(crate) fn events(site: &Site, run: &Run) -> EventsPage {
+    let (decisions, total) = decisions(run, None, EVENTS_MAX);
+    let left_out = total - decisions.len();
+    let conditions = run.experiment.status.iter().flat_map(|status| &status.conditions);
+    EventsPage {
+        head: head(site, run, ExperimentTab::Events),
+        decisions,
+        left_out,
+        conditions: conditions.map(super::condition).collect(),
+    }
+}
+
+/// Returns the page with logs: those of one trial, with links to the others.
+pub(crate) fn logs(site: &Site, run: &Run, index: Option<u32>) -> LogsPage {
+    let failed = badges(run).into_iter().find(|(_, badge)| badge.class == "failed");
+    let status = run.experiment.status.as_ref();
+    let best = status.and_then(|status| status.best.as_ref()).map(|best| best.index);
+    let first = run.trials.keys().next().copied();
+    let chosen = index.or(failed.map(|(index, _)| index)).or(best).or(first);
+    let logs = match chosen {
+        Some(index) => super::trial::logs_card(run, index, &crate::logs::LogsQuery::default()),
+        None => LogsCard::none("No trial has started"),
+    };
+    LogsPage { head: head(site, run, ExperimentTab::Logs), logs }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_short() {
+        assert_eq!(ranges(&[0, 1, 2, 3, 5, 7, 8]), "0–3, 5, 7–8");
+        assert_eq!(ranges(&[]), "");
+    }
+}

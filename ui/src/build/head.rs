@@ -1,0 +1,250 @@
+//! Head of an experiment's pages: facts, bar of trials, tabs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use stoker_api::experiment::{Experiment, Phase};
+use stoker_api::time::Timestamp;
+use stoker_engine::experiment::explain::length;
+use stoker_engine::trial::TrialRecord;
+
+use super::frame;
+use crate::data::{attempt_seconds, best_value, state};
+use crate::site::Site;
+use crate::store::{Run, created};
+use crate::text;
+use crate::views::{Badge, Bar, ExperimentHead, Fact, Notice, Pair, Tab};
+
+/// Tab of an experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExperimentTab {
+    Overview,
+    Trials,
+    Rungs,
+    Hyperparameters,
+    Checkpoints,
+    Configuration,
+    Events,
+    Logs,
+}
+
+/// Returns the state of each trial.
+pub(crate) fn badges(run: &Run) -> BTreeMap<u32, Badge> {
+    let of = |(index, trial): (&u32, &Arc<TrialRecord>)| {
+        (*index, crate::state::of_trial(trial, state(run, *index), run.is_running))
+    };
+    run.trials.iter().map(of).collect()
+}
+
+/// Returns the bar of a run's trials.
+pub(crate) fn bar(run: &Run) -> Bar {
+    let total = crate::state::trials_max(&run.experiment);
+    let total = total.filter(|_| !run.phase().is_terminal());
+    crate::state::bar(badges(run).into_values(), total)
+}
+
+/// Returns the seconds of all attempts of all trials, and the same times the slots of a trial.
+pub(crate) fn seconds(run: &Run) -> (u64, u64) {
+    let all: u64 = run.trials.values().map(|trial| attempt_seconds(trial, run.is_live())).sum();
+    (all, all * u64::from(run.experiment.spec.resources.slots_per_trial.max(1)))
+}
+
+/// Returns the method with its sampler, such as `asyncHalving + tpe`.
+pub(crate) fn method(experiment: &Experiment) -> String {
+    let searcher = &experiment.spec.searcher;
+    let method = searcher.methods_set().first().copied().unwrap_or_default();
+    let sampler = serde_json::to_value(searcher).unwrap_or_default();
+    let sampler = sampler["sampler"].as_object().and_then(|sampler| sampler.keys().next().cloned());
+    match sampler {
+        Some(sampler) if sampler != "random" => format!("{method} + {sampler}"),
+        _ => method.to_owned(),
+    }
+}
+
+/// Returns the head of an experiment's pages.
+pub(crate) fn head(site: &Site, run: &Run, tab: ExperimentTab) -> ExperimentHead {
+    let spec = &run.experiment.spec;
+    let name = text::name(&run.name);
+    ExperimentHead {
+        frame: frame(site, run, "experiment", &format!("{name} · Stoker")),
+        namespace: run.namespace.clone(),
+        name,
+        id: run.id(),
+        base: run.base(),
+        phase: crate::state::of_run(run),
+        labels: spec.labels.iter().map(|label| text::name(label)).collect(),
+        description: spec.description.clone().filter(|text| !text.is_empty()),
+        facts: facts(run),
+        bar: bar(run),
+        notice: notice(run),
+        tabs: tabs(run, tab),
+        commands: commands(site, run),
+        controls: super::actions::controls(site, run),
+    }
+}
+
+fn facts(run: &Run) -> Vec<Fact> {
+    let spec = &run.experiment.spec;
+    let status = run.experiment.status.clone().unwrap_or_default();
+    let fact = |label: &str, value: String, note: String| Fact {
+        label: label.to_owned(),
+        value,
+        note,
+        ..Fact::default()
+    };
+    let mut facts = Vec::new();
+    let best_label = format!("Best {}", text::name(&spec.searcher.metric));
+    facts.push(match &status.best {
+        Some(best) => Fact {
+            link: Some(Pair {
+                name: format!("trial {}", best.index),
+                value: run.trial_base(best.index),
+            }),
+            is_best: true,
+            title: best.metric.clone(),
+            ..fact(&best_label, text::result_text(Some(&best.metric)), best_at(run, best.index))
+        },
+        None => fact(&best_label, "none".to_owned(), String::new()),
+    });
+    let total = crate::state::trials_max(&run.experiment);
+    let of = total.map(|total| format!("of {}", text::count(total.into()))).unwrap_or_default();
+    facts.push(fact("Trials", text::count(run.trials.len() as u64), of));
+    let slots = spec.resources.slots_per_trial;
+    let gang = if slots > 1 { format!("gangs of {slots}") } else { String::new() };
+    if run.is_live() {
+        let running = crate::state::num_training(run) * u64::from(slots);
+        facts.push(fact("Slots in use", text::count(running), gang));
+    }
+    let (_, slot_seconds) = seconds(run);
+    let limit = spec.searcher.limits.as_ref().and_then(|limits| limits.slot_seconds);
+    let limit = limit.map(|limit| format!("of {} h limit", text::hours(limit))).unwrap_or_default();
+    facts.push(fact("Slot time", format!("{} h", text::hours(slot_seconds)), limit));
+    let begin = created(run);
+    if begin > 0 {
+        let end = status.ended_at.unwrap_or_else(|| last_end(run).unwrap_or_else(text::now));
+        let ran = u64::try_from(end.0 - begin).unwrap_or(0);
+        let (label, note) = match (run.is_live(), status.ended_at) {
+            (true, _) => ("Running for", format!("{} %", status.progress_percent)),
+            (false, Some(ended)) => ("Ran for", format!("ended {ended}")),
+            (false, None) => ("Ran for", format!("{} %", status.progress_percent)),
+        };
+        facts.push(fact(label, text::duration(ran), note));
+    }
+    facts.push(fact("Search", method(&run.experiment), search_note(run)));
+    facts
+}
+
+/// Returns the end of the last attempt of a run whose runner is gone.
+fn last_end(run: &Run) -> Option<Timestamp> {
+    if run.is_live() {
+        return None;
+    }
+    let attempts = run.trials.values().filter_map(|trial| trial.status.attempts.last());
+    attempts.filter_map(|attempt| attempt.ended_at).max()
+}
+
+fn best_at(run: &Run, index: u32) -> String {
+    let Some(trial) = run.trials.get(&index) else { return String::new() };
+    let best = best_value(trial);
+    let at = crate::search::results(trial).find(|(_, value)| value.is_some() && *value == best);
+    at.map(|(units, _)| format!("at {}", length(units, run.search().unit))).unwrap_or_default()
+}
+
+fn search_note(run: &Run) -> String {
+    let searcher = &run.experiment.spec.searcher;
+    let length = searcher.length().map(|(unit, units)| length(units, unit));
+    let settings = serde_json::to_value(searcher).unwrap_or_default();
+    let method = searcher.methods_set().first().copied().unwrap_or_default();
+    let divisor = settings[method]["divisor"].as_u64().map(|divisor| format!("divisor {divisor}"));
+    let brackets = run.search().explanation.as_ref().map_or(0, |of| of.brackets.len());
+    let brackets = (brackets > 1).then(|| format!("{brackets} brackets"));
+    [length, divisor, brackets].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn notice(run: &Run) -> Option<Notice> {
+    let status = run.experiment.status.clone().unwrap_or_default();
+    let phase = status.phase;
+    if let Err(reason) = &run.search().explanation {
+        return Some(Notice {
+            class: "fail",
+            title: "The decisions of the search cannot be read".to_owned(),
+            text: reason.clone(),
+            links: Vec::new(),
+        });
+    }
+    let message = status.message.filter(|message| !message.is_empty());
+    let (class, title) = match phase {
+        Phase::Failed => ("fail", "The experiment failed"),
+        Phase::Cancelled => ("info", "The experiment was cancelled"),
+        _ if !phase.is_terminal() && !run.is_running => {
+            let text = "Run the same command again to continue; nothing that was trained before \
+                        the last checkpoint is trained again";
+            let title = "No runner trains this experiment now".to_owned();
+            return Some(Notice { class: "info", title, text: text.to_owned(), links: vec![] });
+        }
+        Phase::Pending => ("info", "The experiment waits"),
+        _ => return None,
+    };
+    message.map(|text| Notice { class, title: title.to_owned(), text, links: Vec::new() })
+}
+
+fn tabs(run: &Run, current: ExperimentTab) -> Vec<Tab> {
+    use ExperimentTab as T;
+    let base = run.base();
+    let num_checkpoints: usize =
+        run.trials.values().map(|trial| trial.status.checkpoints.len()).sum();
+    let num_decisions = run.search().explanation.as_ref().map_or(0, |of| of.decisions().len());
+    let count = |number: usize| text::count(number as u64);
+    let all = [
+        (T::Overview, "Overview", "", String::new()),
+        (T::Trials, "Trials", "/trials", count(run.trials.len())),
+        (T::Rungs, "Rungs", "/rungs", String::new()),
+        (T::Hyperparameters, "Hyperparameters", "/hyperparameters", String::new()),
+        (T::Checkpoints, "Checkpoints", "/checkpoints", count(num_checkpoints)),
+        (T::Configuration, "Configuration", "/configuration", String::new()),
+        (T::Events, "Events", "/events", count(num_decisions)),
+        (T::Logs, "Logs", "/logs", String::new()),
+    ];
+    let is_shown = |tab: &T| *tab != T::Rungs || run.search().has_rungs();
+    all.into_iter()
+        .filter(|(tab, ..)| is_shown(tab))
+        .map(|(tab, name, path, count)| Tab {
+            name,
+            href: format!("{base}{path}"),
+            count,
+            is_current: tab == current,
+        })
+        .collect()
+}
+
+fn commands(site: &Site, run: &Run) -> Vec<Pair> {
+    let arguments = match site.arguments.is_empty() {
+        true => String::new(),
+        false => format!(" {}", site.arguments),
+    };
+    let id = match site.is_cluster {
+        true => format!("{} -n {}", run.name, run.namespace),
+        false => run.id(),
+    };
+    let command = |purpose: &str, verb: &str| Pair {
+        name: purpose.to_owned(),
+        value: format!("stoker experiment {verb} {id}{arguments}"),
+    };
+    let mut commands = vec![
+        command("Describe on a terminal", "describe"),
+        command("Metrics as CSV", "metrics --output csv"),
+        command("Continue trials that have stopped", "continue"),
+    ];
+    if site.is_cluster {
+        if !run.phase().is_terminal() {
+            commands.extend([
+                command("Pause: trials checkpoint and exit", "pause"),
+                command("End a pause", "activate"),
+                command("Cancel: trials checkpoint and exit", "cancel"),
+                command("Kill: trials end without a checkpoint", "kill"),
+            ]);
+        }
+        commands.push(command("Delete the experiment and its trials", "delete"));
+    }
+    commands
+}

@@ -1,0 +1,208 @@
+//! List of batch inference jobs.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use stoker_api::experiment::Phase;
+use stoker_api::inference::Role;
+use stoker_api::time::Timestamp;
+
+use super::plain_frame;
+use crate::job::Job;
+use crate::site::Site;
+use crate::state::{self, INVALID, STOPPED};
+use crate::store::Store;
+use crate::text;
+use crate::views::{Badge, JobRow, JobsPage};
+
+/// Returns all jobs: those that run first, then the newest.
+fn sorted(store: &Store) -> Vec<Arc<Job>> {
+    let mut jobs = store.jobs();
+    jobs.sort_by_key(|job| (Reverse(job.is_live()), Reverse(job.created)));
+    jobs
+}
+
+/// Returns the page with all jobs.
+pub(crate) fn page(site: &Site, store: &Store) -> JobsPage {
+    let jobs = sorted(store);
+    let mut frame = plain_frame(site, "jobs", "Inference jobs · Stoker");
+    frame.live = jobs.iter().any(|job| job.is_live()).then(|| "/live".to_owned());
+    let first_command = match site.is_cluster {
+        true => "stoker job create job.yaml".to_owned(),
+        false => with_arguments(site, "stoker job run job.yaml"),
+    };
+    let now = text::now();
+    let rows = jobs.iter().map(|job| row(job, now)).collect();
+    let error = store.jobs_error().map(|error| text::escape(&error));
+    JobsPage { frame, rows, error, first_command }
+}
+
+fn with_arguments(site: &Site, command: &str) -> String {
+    match site.arguments.is_empty() {
+        true => command.to_owned(),
+        false => format!("{command} {}", site.arguments),
+    }
+}
+
+/// Returns the phase. Without a runner, a job that has not ended is stopped.
+pub(super) fn badge(job: &Job) -> Badge {
+    match job.phase() {
+        _ if job.invalid().is_some() => INVALID,
+        phase if phase.is_terminal() || job.is_running => state::of_phase(phase),
+        _ => STOPPED,
+    }
+}
+
+/// Returns the word of a stage.
+pub(super) fn stage(role: Role) -> &'static str {
+    match role {
+        Role::Plan => "plan",
+        Role::Work => "work",
+        Role::Finish => "finish",
+    }
+}
+
+fn row(job: &Job, now: Timestamp) -> JobRow {
+    let status = job.status();
+    let failed = num_failed(job);
+    let message = match (job.invalid(), badge(job) == STOPPED) {
+        (Some(invalid), _) => invalid,
+        (None, true) => "no runner works on it now".to_owned(),
+        (None, false) => status.message.clone().unwrap_or_default(),
+    };
+    JobRow {
+        namespace: job.namespace.clone(),
+        name: text::name(&job.name),
+        href: job.base(),
+        phase: badge(job),
+        stage: match job.phase().is_terminal() {
+            true => text::NONE.to_owned(),
+            false => stage(status.stage).to_owned(),
+        },
+        progress: format!("{} %", percent(job)),
+        rows: rows(status.rows, status.rows_total),
+        rejected: rejected(job),
+        attempts: match failed {
+            0 => text::count(status.attempts.into()),
+            failed => format!("{failed} of {} failed", text::count(status.attempts.into())),
+        },
+        message: text::escape(&message),
+        age: job
+            .created
+            .map_or_else(|| text::NONE.to_owned(), |at| text::age(now.seconds_since(at))),
+        created: job.created.map(|at| at.to_string()).unwrap_or_default(),
+    }
+}
+
+/// Returns `done / total`, or a dash before the job is planned.
+pub(super) fn rows(rows: u64, total: u64) -> String {
+    match total {
+        0 => text::NONE.to_owned(),
+        total => format!("{} / {}", text::count(rows), text::count(total)),
+    }
+}
+
+/// Returns the progress. Local runners record rows, but no percentage.
+pub(super) fn percent(job: &Job) -> u64 {
+    let status = job.status();
+    match (job.phase(), status.rows_total) {
+        (Phase::Completed, _) => 100,
+        (_, 0) => status.progress_percent.into(),
+        (_, total) => status.rows.saturating_mul(100) / total,
+    }
+}
+
+/// Returns the number of rejected rows. It is recorded when the job ends.
+pub(super) fn rejected(job: &Job) -> String {
+    let status = job.status();
+    match status.phase.is_terminal() || status.rejected > 0 {
+        true => text::count(status.rejected),
+        false => text::NONE.to_owned(),
+    }
+}
+
+/// Returns the number of failures of the program. Local runners record them by slot.
+pub(super) fn num_failed(job: &Job) -> u32 {
+    let status = job.status();
+    let by_slot: u32 = status.workers.iter().map(|worker| worker.restarts).sum();
+    status.restarts.max(by_slot)
+}
+
+/// Returns the list for export.
+pub(crate) fn export(store: &Store) -> Vec<Value> {
+    let of = |job: &Arc<Job>| {
+        let status = job.status();
+        json!({
+            "namespace": job.namespace, "name": job.name, "id": job.id(),
+            "phase": badge(job).word, "stage": stage(status.stage),
+            "progressPercent": percent(job), "rows": status.rows, "rowsTotal": status.rows_total,
+            "rejected": status.phase.is_terminal().then_some(status.rejected),
+            "attempts": status.attempts, "failures": num_failed(job),
+            "created": job.created.map(|at| at.to_string()), "output": job.output_url,
+            "message": status.message,
+        })
+    };
+    sorted(store).iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    /// Columns phase, stage, progress, rows, rejected, attempts and message.
+    fn check(status: Value, is_running: bool, expected: [&str; 7]) {
+        let job = fixture::job(status.clone(), is_running);
+        let row = row(&job, Timestamp(3_600));
+        let cells = [
+            row.phase.word,
+            &row.stage,
+            &row.progress,
+            &row.rows,
+            &row.rejected,
+            &row.attempts,
+            &row.message,
+        ];
+        assert_eq!(cells, expected, "{status}");
+        assert_eq!((row.age.as_str(), row.href.as_str()), ("1 h", "/jobs/ml/species-01234567"));
+    }
+
+    #[test]
+    fn rows_show_progress_and_failures() {
+        check(json!({}), true, ["Pending", "plan", "0 %", "–", "–", "0", ""]);
+        // A local runner records neither the percentage nor the sum of the restarts.
+        let mut local = json!({
+            "phase": "Running", "stage": "work", "rows": 20, "rowsTotal": 80, "attempts": 5,
+            "workers": [{"restarts": 1}, {"restarts": 1}],
+        });
+        let failed = "2 of 5 failed";
+        let running = ["Running", "work", "25 %", "20 / 80", "–", failed, ""];
+        check(local.clone(), true, running);
+        let why = "no runner works on it now";
+        let stopped = ["Stopped", "work", "25 %", "20 / 80", "–", failed, why];
+        check(local.clone(), false, stopped);
+        local["phase"] = json!("Completed");
+        local["rejected"] = json!(3);
+        check(local, false, ["Completed", "–", "100 %", "20 / 80", "3", failed, ""]);
+        let failed = json!({"phase": "Failed", "restarts": 6, "attempts": 6, "message": "a\u{7}"});
+        let cells = ["Failed", "–", "0 %", "–", "0", "6 of 6 failed", "a\\u{7}"];
+        check(failed, true, cells);
+        let invalid = json!({"conditions": [{
+            "type": "Valid", "status": "False", "reason": "Invalid", "message": "spec.input",
+            "lastTransitionTime": "2026-11-21T19:00:00Z",
+        }]});
+        check(invalid, true, ["Invalid", "plan", "0 %", "–", "–", "0", "spec.input"]);
+    }
+
+    #[test]
+    fn export_has_rejected_rows_after_the_end() {
+        let store = Store::default();
+        store.replace_job(fixture::job(json!({"phase": "Running"}), true));
+        let rows = export(&store);
+        assert_eq!((&rows[0]["phase"], &rows[0]["rejected"]), (&json!("Running"), &Value::Null));
+        assert_eq!(rows[0]["id"], "species-01234567");
+        store.replace_job(fixture::job(json!({"phase": "Completed", "rejected": 2}), true));
+        assert_eq!(export(&store)[0]["rejected"], 2);
+    }
+}

@@ -1,0 +1,378 @@
+//! Curves of metrics: one metric of all trials, or all metrics of one trial.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use stoker_api::experiment::Unit;
+use stoker_engine::trial::{TrialRecord, granted_units, live_attempt};
+use stoker_storage::StorageError;
+use stoker_storage::metrics::Reader;
+
+use crate::data::best_value;
+use crate::lttb::{Point, down_sample};
+use crate::rows::{MetricsCache, Position, TrialMetrics, resumed};
+use crate::search::results;
+use crate::store::Run;
+
+/// Maximum number of curves in one plot.
+const CURVES_MAX: usize = 300;
+/// Number of curves of the best trials among them.
+const BEST_MAX: usize = 100;
+/// Maximum number of trials whose files are read at the same time.
+const READS_MAX: usize = 16;
+/// Maximum number of points of all curves in one plot, unless each has fewer than
+/// [`POINTS_MIN`].
+const POINTS_MAX: usize = 60_000;
+const POINTS_MIN: usize = 100;
+/// Width of a plot in pixels, unless the query contains another.
+const WIDTH: usize = 800;
+const WIDTH_MAX: usize = 4000;
+
+/// Query of a plot of curves.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct CurvesQuery {
+    pub(crate) metric: Option<String>,
+    /// `batches`, `epochs` or `time`.
+    pub(crate) x: Option<String>,
+    from: Option<f64>,
+    to: Option<f64>,
+    width: Option<usize>,
+    /// Indexes of the only trials to show, separated by commas.
+    trials: Option<String>,
+    /// Indexes of trials to show in any case.
+    focus: Option<String>,
+}
+
+impl CurvesQuery {
+    /// Returns the maximum number of points of each of so many curves: two per pixel, or fewer if
+    /// there are many curves.
+    fn points_max(&self, num_curves: usize) -> usize {
+        let of_all = (POINTS_MAX / num_curves.max(1)).max(POINTS_MIN);
+        of_all.min(2 * self.width.unwrap_or(WIDTH).clamp(50, WIDTH_MAX))
+    }
+
+    fn contains(&self, x: f64) -> bool {
+        self.from.is_none_or(|from| x >= from) && self.to.is_none_or(|to| x <= to)
+    }
+}
+
+/// Parses indexes such as `10,16`. Ignores everything else.
+pub(crate) fn indexes(text: Option<&str>) -> Vec<u32> {
+    text.unwrap_or_default().split(',').filter_map(|index| index.trim().parse().ok()).collect()
+}
+
+/// Returns the batches of an epoch, if they follow from the record.
+pub(crate) fn batches_per_epoch(trial: &TrialRecord) -> Option<f64> {
+    let (granted, total) = (granted_units(&trial.spec), trial.status.batches_total);
+    (trial.spec.unit == Unit::Epochs && granted > 0 && total > 0)
+        .then(|| total as f64 / granted as f64)
+}
+
+/// A curve of one metric.
+#[derive(Debug, Default)]
+struct Curve {
+    points: Vec<Point>,
+    /// Positions of NaN and infinities.
+    nonfinite: Vec<f64>,
+}
+
+/// Returns the value on the x axis.
+fn x_of(at: Position, x: &str, per_epoch: Option<f64>) -> f64 {
+    match (x, per_epoch) {
+        ("time", _) => at.seconds,
+        ("epochs", Some(batches)) => at.batches as f64 / batches,
+        ("epochs", None) => at.epoch as f64,
+        _ => at.batches as f64,
+    }
+}
+
+fn curve(
+    metrics: &TrialMetrics,
+    values: &[(u32, f64)],
+    query: &CurvesQuery,
+    x: &str,
+    per_epoch: Option<f64>,
+) -> Curve {
+    let mut curve = Curve::default();
+    for (position, value) in values {
+        let x = x_of(metrics.at[*position as usize], x, per_epoch);
+        match value.is_finite() {
+            false => curve.nonfinite.push(x),
+            true => curve.points.push((x, *value)),
+        }
+    }
+    // The neighbors of the range stay, so that lines leave the plot at the right height.
+    let is_inside: Vec<bool> = curve.points.iter().map(|(x, _)| query.contains(*x)).collect();
+    let len = curve.points.len();
+    let is_kept =
+        |i: usize| is_inside[i] || (i + 1 < len && is_inside[i + 1]) || (i > 0 && is_inside[i - 1]);
+    let points = std::mem::take(&mut curve.points);
+    let kept = points.into_iter().enumerate().filter(|(i, _)| is_kept(*i));
+    curve.points = kept.map(|(_, point)| point).collect();
+    curve
+}
+
+/// Returns the axis of a query, or the one that suits the experiment.
+pub(crate) fn axis(run: &Run, query: Option<&str>) -> &'static str {
+    match query {
+        Some("batches") => "batches",
+        Some("epochs") => "epochs",
+        Some("time") => "time",
+        _ if run.search().unit == Unit::Epochs => "epochs",
+        _ => "batches",
+    }
+}
+
+/// Returns the trials whose curves are drawn: `focus`, those that train, the best, and others
+/// spread over the ranks.
+fn selected(run: &Run, focus: &[u32]) -> BTreeSet<u32> {
+    if run.trials.len() <= CURVES_MAX {
+        return run.trials.keys().copied().collect();
+    }
+    let smaller = run.experiment.spec.searcher.smaller_is_better;
+    let mut ranked: Vec<(f64, u32)> = run
+        .trials
+        .iter()
+        .filter_map(|(index, trial)| {
+            let value = best_value(trial)?;
+            Some((if smaller { value } else { -value }, *index))
+        })
+        .collect();
+    ranked.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+    let training =
+        run.trials.iter().filter(|(_, trial)| run.is_live() && live_attempt(trial).is_some());
+    let mut chosen: BTreeSet<u32> =
+        focus.iter().copied().filter(|index| run.trials.contains_key(index)).collect();
+    chosen.extend(training.map(|(index, _)| *index).take(BEST_MAX));
+    chosen.extend(ranked.iter().take(BEST_MAX).map(|(_, index)| *index));
+    let left = CURVES_MAX.saturating_sub(chosen.len());
+    let others: Vec<u32> =
+        ranked.iter().map(|(_, index)| *index).filter(|index| !chosen.contains(index)).collect();
+    let num = left.min(others.len());
+    chosen.extend((0..num).map(|i| others[i * others.len() / num]));
+    chosen
+}
+
+/// Returns `curves.json` of an experiment.
+///
+/// # Errors
+///
+/// The reason why the storage cannot be read.
+pub(crate) async fn of_experiment(
+    run: &Arc<Run>,
+    cache: &MetricsCache,
+    query: &CurvesQuery,
+) -> Result<Value, String> {
+    let storage = run.storage.as_ref().map_err(Clone::clone)?;
+    let only = query.trials.as_deref().map(|text| indexes(Some(text)));
+    let shown: BTreeSet<u32> = match &only {
+        Some(only) => only.iter().copied().filter(|index| run.trials.contains_key(index)).collect(),
+        None => selected(run, &indexes(query.focus.as_deref())),
+    };
+    let reader = Reader::new(storage);
+    let mut reads = Vec::with_capacity(shown.len());
+    for index in &shown {
+        reads.push(read_one(run, cache, &reader, *index));
+    }
+    let read: Vec<(u32, Arc<TrialMetrics>)> =
+        stream::iter(reads).buffered(READS_MAX).try_collect().await.map_err(|e| e.to_string())?;
+    let names: BTreeSet<&(String, String)> =
+        read.iter().flat_map(|(_, metrics)| metrics.curves.keys()).collect();
+    let searched = &run.experiment.spec.searcher.metric;
+    let metric = query.metric.as_deref().unwrap_or(searched);
+    let name = find_metric(&names, metric);
+    let x = axis(run, query.x.as_deref());
+    let (mut total, mut drawn, mut curves) = (0, 0, Vec::new());
+    for (index, metrics) in &read {
+        let Some(values) = name.and_then(|name| metrics.curves.get(name)) else { continue };
+        let per_epoch = run.trials.get(index).and_then(|trial| batches_per_epoch(trial));
+        let curve = curve(metrics, values, query, x, per_epoch);
+        total += values.len();
+        let points = down_sample(&curve.points, query.points_max(read.len()));
+        drawn += points.len() + curve.nonfinite.len();
+        let (xs, ys): (Vec<f64>, Vec<f64>) = points.into_iter().unzip();
+        curves.push(json!({ "trial": index, "x": xs, "y": ys, "nonfinite": curve.nonfinite }));
+    }
+    let omitted = if only.is_some() { 0 } else { run.trials.len() - shown.len() };
+    Ok(json!({
+        "metric": metric, "group": name.map(|name| &name.0),
+        "metrics": names, "x": x, "total": total, "drawn": drawn,
+        "trials": run.trials.len(), "omitted": omitted, "curves": curves,
+        "band": if omitted > 0 { band(run, &shown, x) } else { Value::Null },
+    }))
+}
+
+async fn read_one(
+    run: &Run,
+    cache: &MetricsCache,
+    reader: &Reader<'_>,
+    index: u32,
+) -> Result<(u32, Arc<TrialMetrics>), StorageError> {
+    Ok((index, cache.trial(run, reader, index).await?))
+}
+
+/// Returns group and name of a metric. As in an experiment, `val_` stands for `validation_`. Of
+/// several groups, the validation comes first.
+fn find_metric<'a>(
+    names: &BTreeSet<&'a (String, String)>,
+    metric: &str,
+) -> Option<&'a (String, String)> {
+    let long = metric.strip_prefix("val_").map(|rest| format!("validation_{rest}"));
+    let is_named = |name: &&&(String, String)| {
+        name.1 == metric || long.as_deref().is_some_and(|long| name.1 == long)
+    };
+    names.iter().filter(is_named).min_by_key(|name| (name.0 != "validation", **name)).copied()
+}
+
+/// Returns the percentiles 5 to 95 of the results of the trials that are not drawn, by length.
+fn band(run: &Run, shown: &BTreeSet<u32>, x: &str) -> Value {
+    if x == "time" {
+        return Value::Null;
+    }
+    let mut by_length = BTreeMap::<u64, Vec<f64>>::new();
+    let mut per_unit = 1.0;
+    for (index, trial) in run.trials.iter().filter(|(index, _)| !shown.contains(index)) {
+        let _ = index;
+        if let (Some(batches), "batches") = (batches_per_epoch(trial), x) {
+            per_unit = batches;
+        }
+        for (units, value) in results(trial) {
+            by_length.entry(units).or_default().extend(value);
+        }
+    }
+    let (mut xs, mut low, mut high) = (Vec::new(), Vec::new(), Vec::new());
+    for (units, mut values) in by_length.into_iter().filter(|(_, values)| !values.is_empty()) {
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| values[((values.len() - 1) as f64 * share).round() as usize];
+        xs.push(units as f64 * per_unit);
+        low.push(at(0.05));
+        high.push(at(0.95));
+    }
+    json!({ "x": xs, "low": low, "high": high })
+}
+
+/// Returns `curves.json` of a trial: a plot per metric, with a series per group.
+///
+/// # Errors
+///
+/// The reason why the storage cannot be read.
+pub(crate) async fn of_trial(
+    run: &Arc<Run>,
+    cache: &MetricsCache,
+    index: u32,
+    query: &CurvesQuery,
+) -> Result<Value, String> {
+    let storage = run.storage.as_ref().map_err(Clone::clone)?;
+    let reader = Reader::new(storage);
+    let metrics = cache.trial(run, &reader, index).await.map_err(|error| error.to_string())?;
+    let x = axis(run, query.x.as_deref());
+    let trial = run.trials.get(&index);
+    let per_epoch = trial.and_then(|trial| batches_per_epoch(trial));
+    let (mut total, mut drawn) = (0, 0);
+    let mut plots = BTreeMap::<String, Vec<Value>>::new();
+    for ((group, name), values) in &metrics.curves {
+        let short = ["validation_", "val_"].iter().find_map(|prefix| name.strip_prefix(prefix));
+        let title = if group == "validation" { short.unwrap_or(name) } else { name };
+        let curve = curve(&metrics, values, query, x, per_epoch);
+        total += values.len();
+        let points = down_sample(&curve.points, query.points_max(metrics.curves.len()));
+        drawn += points.len() + curve.nonfinite.len();
+        let (xs, ys): (Vec<f64>, Vec<f64>) = points.into_iter().unzip();
+        let series = json!({ "name": group, "x": xs, "y": ys, "nonfinite": curve.nonfinite });
+        plots.entry(title.to_owned()).or_default().push(series);
+    }
+    let mut plots: Vec<(String, Vec<Value>)> = plots.into_iter().collect();
+    for (_, series) in &mut plots {
+        // The validation is drawn first, and keeps the first color.
+        series.sort_by_key(|one| one["name"] != "validation");
+    }
+    let plots: Vec<Value> = plots
+        .into_iter()
+        .map(|(metric, series)| json!({ "metric": metric, "series": series }))
+        .collect();
+    let attempts = trial.map_or(&[][..], |trial| &trial.status.attempts);
+    let starts: Vec<Value> = resumed(attempts)
+        .into_iter()
+        .map(|(number, batches)| {
+            let first = metrics.at.iter().find(|at| at.attempt >= number);
+            let at = Position {
+                batches,
+                epoch: first.map_or(0, |at| at.epoch),
+                seconds: first.map_or(0.0, |at| at.seconds),
+                attempt: number,
+            };
+            json!({ "number": number, "x": x_of(at, x, per_epoch) })
+        })
+        .collect();
+    Ok(json!({ "x": x, "plots": plots, "attempts": starts, "total": total, "drawn": drawn }))
+}
+
+/// Returns `profiler.json` of a trial: a plot per measurement, with a series per rank.
+///
+/// # Errors
+///
+/// The reason why the storage cannot be read.
+pub(crate) async fn profiler(run: &Run, index: u32) -> Result<Value, String> {
+    let storage = run.storage.as_ref().map_err(Clone::clone)?;
+    let folder = stoker_storage::layout::profiler_path(&run.trial_path(index));
+    let paths = storage.list(&folder).await.map_err(|error| error.to_string())?;
+    let mut plots = BTreeMap::<String, BTreeMap<u32, Vec<Point>>>::new();
+    for path in paths {
+        let Some(rank) = profiler_rank(&path) else { continue };
+        let bytes = storage.get(&path).await.map_err(|error| error.to_string())?;
+        for line in bytes.split(|byte| *byte == b'\n') {
+            let row: Option<stoker_storage::metrics::Row> = serde_json::from_slice(line).ok();
+            let Some(row) = row else { continue };
+            let Some(time) = row.time else { continue };
+            for (name, value) in row.metrics.into_iter().filter(|(_, value)| value.is_finite()) {
+                plots.entry(name).or_default().entry(rank).or_default().push((time, value));
+            }
+        }
+    }
+    let plots: Vec<Value> = plots
+        .into_iter()
+        .map(|(name, ranks)| {
+            let series: Vec<Value> = ranks
+                .into_iter()
+                .map(|(rank, mut points)| {
+                    points.sort_by(|one, other| one.0.total_cmp(&other.0));
+                    let points = down_sample(&points, 2 * WIDTH);
+                    let (xs, ys): (Vec<f64>, Vec<f64>) = points.into_iter().unzip();
+                    json!({ "name": format!("rank {rank}"), "x": xs, "y": ys })
+                })
+                .collect();
+            let (title, unit) = title_and_unit(&name);
+            json!({ "title": title, "unit": unit, "stacked": false, "series": series })
+        })
+        .collect();
+    Ok(json!({ "plots": plots }))
+}
+
+/// Parses the rank from `profiler/ATTEMPT-RANK-SEQ.jsonl`.
+fn profiler_rank(path: &str) -> Option<u32> {
+    let name = path.rsplit('/').next()?.strip_suffix(".jsonl")?;
+    name.split('-').nth(1)?.parse().ok()
+}
+
+/// Returns a title for people and a unit, from a name such as `read_mib_per_s`.
+fn title_and_unit(name: &str) -> (String, &'static str) {
+    const UNITS: [(&str, &str); 4] =
+        [("_mib_per_s", "MiB/s"), ("_percent", "%"), ("_mib", "MiB"), ("_seconds", "s")];
+    let found = UNITS.iter().find_map(|(end, unit)| Some((name.strip_suffix(end)?, *unit)));
+    let (stem, unit) = found.unwrap_or((name, ""));
+    let words = stem.replace('_', " ");
+    let title = match words.as_str() {
+        "cpu" => "CPU of the process".to_owned(),
+        "step" => "Step time".to_owned(),
+        _ => {
+            let mut chars = words.chars();
+            let first = chars.next().map(|first| first.to_uppercase().to_string());
+            first.unwrap_or_default() + chars.as_str()
+        }
+    };
+    (title.replace("Gpu", "GPU ").replace("cpu", "CPU"), unit)
+}

@@ -1,0 +1,134 @@
+//! Checkpoints: manifest and download.
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures::stream;
+use stoker_api::contract::Manifest;
+use stoker_storage::layout;
+
+use crate::build::table::TableQuery;
+use crate::build::trial::head;
+use crate::respond::{html, message};
+use crate::server::{App, find};
+use crate::store::Run;
+use crate::text;
+use crate::views::{CheckpointPage, Fact, FileRow, TrialTab};
+
+/// Bytes of one request to the storage during a download.
+const CHUNK_BYTES: u64 = 8 << 20;
+
+/// Page of a checkpoint.
+pub(crate) async fn checkpoint(
+    State(shared): App,
+    Path((namespace, name, index, checkpoint)): Path<(String, String, u32, String)>,
+) -> Response {
+    let run = match find(&shared, &namespace, &name) {
+        Ok(run) => run,
+        Err(response) => return *response,
+    };
+    let record = run.trials.get(&index);
+    let known = record
+        .and_then(|trial| trial.status.checkpoints.iter().find(|known| known.name == checkpoint));
+    let (Some(trial), Some(known)) = (record, known) else {
+        let text = format!("Trial {index} of `{name}` has no checkpoint `{checkpoint}` now.");
+        return message(&shared.site, StatusCode::NOT_FOUND, "Checkpoint not found", &text);
+    };
+    let manifest = manifest(&run, index, &checkpoint).await;
+    let base = format!("{}/checkpoints/{checkpoint}", run.trial_base(index));
+    let fact =
+        |label: &str, value: String| Fact { label: label.to_owned(), value, ..Fact::default() };
+    let metric = &run.experiment.spec.searcher.metric;
+    let arguments = match shared.site.arguments.is_empty() {
+        true => String::new(),
+        false => format!(" {}", shared.site.arguments),
+    };
+    let query = TableQuery::default();
+    html(&CheckpointPage {
+        trial: head(&shared.site, &run, trial, TrialTab::Checkpoints, &query),
+        address: run.checkpoint_address(index, &checkpoint),
+        facts: vec![
+            fact("Batches", text::count(known.batches)),
+            fact(metric, text::result_text(known.metric.as_deref())),
+            fact("Size", text::bytes(known.bytes)),
+        ],
+        files: manifest
+            .as_ref()
+            .map_or_else(|_| Vec::new(), |(manifest, _)| files(&base, manifest)),
+        manifest: manifest.map(|(_, text)| text),
+        command: format!(
+            "stoker checkpoint download {}-{index} DIR --name {checkpoint}{arguments}",
+            run.id()
+        ),
+        name: checkpoint,
+    })
+}
+
+async fn manifest(run: &Run, index: u32, name: &str) -> Result<(Manifest, String), String> {
+    let storage = run.storage.as_ref().map_err(Clone::clone)?;
+    let path = layout::manifest_path(&run.trial_path(index), name);
+    let bytes = storage.get(&path).await.map_err(|error| error.to_string())?;
+    let manifest = serde_json::from_slice(&bytes).map_err(|error| format!("{path}: {error}"))?;
+    Ok((manifest, text::escape(&String::from_utf8_lossy(&bytes))))
+}
+
+fn files(base: &str, manifest: &Manifest) -> Vec<FileRow> {
+    let row = |(name, file): (&String, &stoker_api::contract::FileEntry)| FileRow {
+        href: format!(
+            "{base}/files/{}",
+            name.split('/').map(text::query).collect::<Vec<_>>().join("/")
+        ),
+        name: text::name(name),
+        size: text::bytes(file.bytes),
+        sha256: file.sha256.clone(),
+    };
+    manifest.files.iter().map(row).collect()
+}
+
+/// Download of a file. Only files of the manifest can be downloaded.
+pub(crate) async fn file(
+    State(shared): App,
+    Path((namespace, name, index, checkpoint, file)): Path<(String, String, u32, String, String)>,
+) -> Response {
+    let run = match find(&shared, &namespace, &name) {
+        Ok(run) => run,
+        Err(response) => return *response,
+    };
+    let is_known = run
+        .trials
+        .get(&index)
+        .is_some_and(|trial| trial.status.checkpoints.iter().any(|known| known.name == checkpoint));
+    if !is_known {
+        return (StatusCode::NOT_FOUND, "no such checkpoint\n").into_response();
+    }
+    let size = match manifest(&run, index, &checkpoint).await {
+        Ok((manifest, _)) => manifest.files.get(&file).map(|file| file.bytes),
+        Err(error) => return (StatusCode::BAD_GATEWAY, error).into_response(),
+    };
+    let (Some(size), Ok(storage)) = (size, run.storage.clone()) else {
+        return (StatusCode::NOT_FOUND, "no such file in the manifest\n").into_response();
+    };
+    let path = layout::checkpoint_file(&run.trial_path(index), &checkpoint, &file);
+    let chunks = stream::unfold(0, move |start| {
+        let (storage, path) = (storage.clone(), path.clone());
+        async move {
+            if start >= size {
+                return None;
+            }
+            let end = (start + CHUNK_BYTES).min(size);
+            let bytes = storage.get_range(&path, start..end).await;
+            Some((bytes.map_err(std::io::Error::other), end))
+        }
+    });
+    // Names of files come from the program, so only plain characters reach the header.
+    let plain = |char: &char| char.is_ascii_alphanumeric() || matches!(char, '.' | '-' | '_');
+    let saved_as: String =
+        file.rsplit('/').next().unwrap_or_default().chars().filter(plain).collect();
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::CONTENT_LENGTH, size.to_string()),
+        (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{saved_as}\"")),
+    ];
+    (headers, Body::from_stream(chunks)).into_response()
+}

@@ -1,0 +1,70 @@
+//! Routes of batch inference jobs.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use stoker_api::names::MANIFEST;
+
+use crate::build::job::Output;
+use crate::build::{job, jobs};
+use crate::job::Job;
+use crate::respond::{csv_of, html, json, message};
+use crate::server::{App, Shared};
+
+/// List of jobs.
+pub(crate) async fn list(State(shared): App) -> Response {
+    html(&jobs::page(&shared.site, &shared.store))
+}
+
+pub(crate) async fn list_json(State(shared): App) -> Response {
+    json(&Value::Array(jobs::export(&shared.store)))
+}
+
+pub(crate) async fn list_csv(State(shared): App) -> Response {
+    csv_of(&jobs::export(&shared.store))
+}
+
+fn find(shared: &Shared, namespace: &str, name: &str) -> Result<Arc<Job>, Box<Response>> {
+    shared.store.job(namespace, name).ok_or_else(|| {
+        let text = format!("`{name}` is not a job of namespace `{namespace}`.");
+        Box::new(message(&shared.site, StatusCode::NOT_FOUND, "Job not found", &text))
+    })
+}
+
+/// Page of a job.
+pub(crate) async fn page(
+    State(shared): App,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Response {
+    let found = match find(&shared, &namespace, &name) {
+        Ok(found) => found,
+        Err(response) => return *response,
+    };
+    let manifest = found.manifest().await;
+    let rejected = match &manifest {
+        Ok(manifest) => found.rejected(manifest).await,
+        Err(_) => Ok(Vec::new()),
+    };
+    html(&job::page(&shared.site, &found, &Output { manifest, rejected }))
+}
+
+/// Manifest of a job's output, with all parts.
+pub(crate) async fn manifest(
+    State(shared): App,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Response {
+    let found = match find(&shared, &namespace, &name) {
+        Ok(found) => found,
+        Err(response) => return *response,
+    };
+    match found.manifest().await {
+        Ok(manifest) => {
+            let name = format!("attachment; filename=\"{}-{MANIFEST}\"", found.id());
+            ([(header::CONTENT_DISPOSITION, name)], json(&manifest)).into_response()
+        }
+        Err(error) => (StatusCode::NOT_FOUND, format!("{error}\n")).into_response(),
+    }
+}

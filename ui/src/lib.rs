@@ -1,0 +1,47 @@
+//! Web page of Stoker: experiments, trials, jobs, plots and logs.
+//!
+//! ```text
+//!   source --> [store] --> [search] --> [build] --> [views] --> HTML (templates/)
+//!                  |                 '-> [data] -----------------> JSON for plots
+//!                  '--> storage --> [rows] --> [lttb] --> [curves] --^   [logs], [files]
+//! ```
+//!
+//! - A source puts runs and jobs into a [`Store`]: `stoker ui` reads local records, or watches a
+//!   cluster.
+//! - The page acts on a cluster only through a [`ClusterApi`], with the viewer's permissions.
+//! - Decisions and their reasons come from the engine; the page never derives them again.
+//! - Scripts in `assets/` draw the plots. Everything else is HTML that works without scripts.
+
+mod action_routes;
+mod actions;
+mod assets;
+mod build;
+mod curves;
+mod data;
+mod files;
+mod filter;
+#[cfg(test)]
+mod fixture;
+mod job;
+mod job_routes;
+mod live;
+mod logs;
+mod lttb;
+mod respond;
+mod rows;
+mod search;
+mod security;
+mod server;
+mod site;
+mod slots;
+mod state;
+mod store;
+mod text;
+mod views;
+
+pub use self::actions::{Action, ClusterAccess, ClusterApi, ClusterObjects, Permissions, Target};
+pub use self::job::Job;
+pub use self::security::Access;
+pub use self::server::serve;
+pub use self::site::Site;
+pub use self::store::{Run, Store};

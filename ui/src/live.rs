@@ -1,0 +1,109 @@
+//! Live updates: one stream of server-sent events per page.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::response::sse::{Event, Sse};
+use futures::stream::{self, Stream};
+use serde_json::json;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+
+use crate::store::Store;
+use crate::text;
+
+/// Time between two heartbeats.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Time between two checks for new rows of metrics. Trainers write rows every 5 seconds, and must
+/// be seen within 6.
+const METRICS: Duration = Duration::from_secs(1);
+/// Minimum time between two changes, which a busy experiment would otherwise report for each write.
+const CHANGES_MIN: Duration = Duration::from_millis(300);
+
+/// What a page shows. Runs and jobs have a namespace and an ID.
+pub(crate) enum Shown {
+    All,
+    Run(String, String),
+    Job(String, String),
+}
+
+/// State of a stream.
+struct Live {
+    store: Arc<Store>,
+    of: Shown,
+    changes: tokio::sync::watch::Receiver<u64>,
+    heartbeat: tokio::time::Interval,
+    metrics: tokio::time::Interval,
+    last_version: u64,
+    last_change: Instant,
+}
+
+/// Returns the events of what a page shows.
+pub(crate) fn events(
+    store: Arc<Store>,
+    of: Shown,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let mut live = Live {
+        changes: store.changes(),
+        heartbeat: interval(HEARTBEAT),
+        metrics: interval(METRICS),
+        last_version: 0,
+        last_change: Instant::now(),
+        store,
+        of,
+    };
+    live.metrics.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    live.last_version = live.version();
+    Sse::new(stream::unfold(live, |mut live| async move {
+        let event = live.next().await;
+        Some((Ok(event), live))
+    }))
+}
+
+impl Live {
+    /// Returns the number of the latest change of what is shown.
+    fn version(&self) -> u64 {
+        match &self.of {
+            Shown::All => *self.changes.borrow(),
+            Shown::Run(namespace, id) => self.store.run(namespace, id).map_or(0, |run| run.version),
+            Shown::Job(namespace, id) => self.store.job(namespace, id).map_or(0, |job| job.version),
+        }
+    }
+
+    fn is_training(&self) -> bool {
+        let Shown::Run(namespace, id) = &self.of else { return false };
+        self.store.run(namespace, id).is_some_and(|run| run.is_live())
+    }
+
+    async fn next(&mut self) -> Event {
+        loop {
+            tokio::select! {
+                _ = self.heartbeat.tick() => {
+                    let data = json!({ "time": text::now().0 }).to_string();
+                    return Event::default().event("heartbeat").data(data);
+                }
+                _ = self.metrics.tick() => {
+                    if self.is_training() {
+                        let data = json!({ "version": text::now().0 }).to_string();
+                        return Event::default().event("metrics").data(data);
+                    }
+                }
+                changed = self.changes.changed() => {
+                    if changed.is_err() {
+                        // The server ends: the browser reconnects to the next one.
+                        std::future::pending::<()>().await;
+                    }
+                    sleep_until(self.last_change + CHANGES_MIN).await;
+                    self.changes.borrow_and_update();
+                    let version = self.version();
+                    if version != self.last_version {
+                        self.last_version = version;
+                        self.last_change = Instant::now();
+                        let data = json!({ "version": version }).to_string();
+                        return Event::default().event("change").data(data);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Stored logs of an attempt, line by line.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use stoker_storage::layout;
+
+use crate::store::Run;
+use crate::text;
+
+/// Maximum number of lines in one answer: the latest ones.
+const LINES_MAX: usize = 5_000;
+/// Maximum number of bytes that are read for one answer, from the end of the logs.
+const BYTES_MAX: u64 = 16 << 20;
+/// Maximum number of characters of a line.
+const LINE_CHARS_MAX: usize = 4_000;
+
+/// Query of logs.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct LogsQuery {
+    /// Number of the attempt; the latest if it is not set.
+    pub(crate) attempt: Option<String>,
+    /// Only lines of this rank.
+    pub(crate) rank: Option<String>,
+    /// `info`, `warn` or `error`.
+    pub(crate) level: Option<String>,
+    /// Only lines that contain this text, without regard to case.
+    pub(crate) q: Option<String>,
+    /// Only lines after this number of lines of the whole log.
+    after: Option<String>,
+}
+
+/// A line with what it says about itself.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Line {
+    pub(crate) time: Option<String>,
+    pub(crate) rank: Option<u32>,
+    pub(crate) level: Option<&'static str>,
+    pub(crate) text: String,
+}
+
+/// Returns the attempt of a query: its number, or the latest of the trial.
+pub(crate) fn attempt(run: &Run, index: u32, query: &LogsQuery) -> Option<u32> {
+    let latest = run.trials.get(&index)?.status.attempts.last().map(|attempt| attempt.number);
+    query.attempt.as_deref().and_then(|number| number.parse().ok()).or(latest)
+}
+
+/// Returns `logs.json` of a trial.
+///
+/// # Errors
+///
+/// The reason why the storage cannot be read.
+pub(crate) async fn logs(run: &Run, index: u32, query: &LogsQuery) -> Result<Value, String> {
+    let Some(attempt) = attempt(run, index, query) else {
+        return Ok(json!({ "attempt": null, "lines": [], "next": 0, "total": 0, "omitted": 0 }));
+    };
+    let (lines, is_cut) = read(run, index, attempt).await?;
+    let total = lines.len();
+    let after: usize = query.after.as_deref().and_then(|after| after.parse().ok()).unwrap_or(0);
+    let matching: Vec<&Line> =
+        lines.iter().skip(after).filter(|line| matches(line, query)).collect();
+    let omitted = matching.len().saturating_sub(LINES_MAX);
+    let shown: Vec<Value> = matching[omitted..]
+        .iter()
+        .map(|line| {
+            json!({ "time": line.time, "rank": line.rank, "level": line.level, "text": line.text })
+        })
+        .collect();
+    Ok(json!({
+        "attempt": attempt, "lines": shown, "next": total, "total": total, "omitted": omitted,
+        "beginning": !is_cut,
+    }))
+}
+
+/// Returns the whole text of an attempt's logs.
+///
+/// # Errors
+///
+/// The reason why the storage cannot be read.
+pub(crate) async fn text(run: &Run, index: u32, attempt: u32) -> Result<String, String> {
+    let storage = run.storage.as_ref().map_err(Clone::clone)?;
+    let mut all = String::new();
+    for (rank, _, path, _) in objects(run, index, attempt).await? {
+        let bytes = storage.get(&path).await.map_err(|error| error.to_string())?;
+        let is_gang = run.experiment.spec.resources.slots_per_trial > 1;
+        for line in String::from_utf8_lossy(&bytes).lines() {
+            if is_gang && !line.starts_with("[rank=") {
+                all.push_str(&format!("[rank={rank}] "));
+            }
+            all.push_str(line);
+            all.push('\n');
+        }
+    }
+    Ok(all)
+}
+
+type Object = (u32, u64, String, u64);
+
+/// Returns rank, number, path and size of the objects with an attempt's logs.
+async fn objects(run: &Run, index: u32, attempt: u32) -> Result<Vec<Object>, String> {
+    let storage = run.storage.as_ref().map_err(Clone::clone)?;
+    let folder = layout::logs_path(&run.trial_path(index), attempt);
+    let listed = storage.list_sized(&folder).await.map_err(|error| error.to_string())?;
+    let mut objects: Vec<Object> = listed
+        .into_iter()
+        .filter_map(|(path, size)| parse(&path).map(|(rank, seq)| (rank, seq, path, size)))
+        .collect();
+    objects.sort();
+    Ok(objects)
+}
+
+/// Returns the lines of an attempt, and whether older ones were left out.
+async fn read(run: &Run, index: u32, attempt: u32) -> Result<(Vec<Line>, bool), String> {
+    let storage = run.storage.as_ref().map_err(Clone::clone)?;
+    let objects = objects(run, index, attempt).await?;
+    let total: u64 = objects.iter().map(|(.., size)| size).sum();
+    let mut skipped = total.saturating_sub(BYTES_MAX);
+    let is_cut = skipped > 0;
+    let is_gang = run.experiment.spec.resources.slots_per_trial > 1;
+    let mut lines = Vec::new();
+    for (rank, _, path, size) in objects {
+        // Old objects of a long log are left out.
+        if skipped >= size {
+            skipped -= size;
+            continue;
+        }
+        let bytes = storage.get(&path).await.map_err(|error| error.to_string())?;
+        let text = String::from_utf8_lossy(&bytes);
+        lines.extend(text.lines().map(|text| parse_line(text, is_gang.then_some(rank))));
+    }
+    Ok((lines, is_cut))
+}
+
+/// Parses rank and sequence number from `.../RANK-SEQ.log`.
+fn parse(path: &str) -> Option<(u32, u64)> {
+    let name = path.rsplit_once('/')?.1.strip_suffix(".log")?;
+    let (rank, seq) = name.split_once('-')?;
+    Some((rank.parse().ok()?, seq.parse().ok()?))
+}
+
+/// Splits a line into its parts. `rank` is that of the file.
+pub(crate) fn parse_line(line: &str, rank: Option<u32>) -> Line {
+    let own = line.strip_prefix("[rank=").and_then(|rest| {
+        let (number, rest) = rest.split_once(']')?;
+        Some((number.parse::<u32>().ok()?, rest.strip_prefix(' ').unwrap_or(rest)))
+    });
+    let (rank, line) = match own {
+        Some((own, rest)) => (Some(own), rest),
+        None => (rank, line),
+    };
+    let (time, line) = match line.split_once(' ') {
+        Some((first, rest)) if is_time(first) => (Some(first.to_owned()), rest),
+        _ => (None, line),
+    };
+    let text: String = text::escape(line).chars().take(LINE_CHARS_MAX).collect();
+    Line { time, rank, level: level(&text), text }
+}
+
+/// Returns whether a word is a time such as `2026-11-24T14:04:51.204Z`.
+fn is_time(word: &str) -> bool {
+    let bytes = word.as_bytes();
+    bytes.len() >= 20
+        && bytes[4] == b'-'
+        && bytes[7] == b'-'
+        && bytes[10] == b'T'
+        && bytes[..4].iter().all(u8::is_ascii_digit)
+}
+
+/// Returns the level that the first words of a line name.
+fn level(text: &str) -> Option<&'static str> {
+    let is_end = |char: char| char.is_whitespace() || matches!(char, ':' | '[' | ']' | '(');
+    let mut words = text.split(is_end).filter(|word| !word.is_empty()).take(3).enumerate();
+    if text.starts_with("thread '") && text.contains("panicked at") {
+        return Some("error");
+    }
+    // Words in lower case count at the beginning only: `the error rate` is no error.
+    words.find_map(|(position, word)| match (word, position) {
+        ("ERROR" | "FATAL", _) | ("error" | "Error" | "fatal", 0) => Some("error"),
+        ("WARN" | "WARNING", _) | ("warning" | "warn" | "Warning", 0) => Some("warn"),
+        ("INFO" | "DEBUG" | "TRACE", _) | ("info" | "debug", 0) => Some("info"),
+        _ => None,
+    })
+}
+
+fn matches(line: &Line, query: &LogsQuery) -> bool {
+    let of = |text: &Option<String>| text.clone().filter(|text| !text.is_empty() && text != "all");
+    let has_rank = of(&query.rank).is_none_or(|rank| rank.parse().ok() == line.rank);
+    let has_level =
+        of(&query.level).is_none_or(|level| line.level.unwrap_or("info") == level.as_str());
+    let has_text =
+        of(&query.q).is_none_or(|text| line.text.to_lowercase().contains(&text.to_lowercase()));
+    has_rank && has_level && has_text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_split_into_their_parts() {
+        let check = |line: &str, rank: Option<u32>, expected: (Option<u32>, Option<&str>, &str)| {
+            let Line { rank, level, text, .. } = parse_line(line, rank);
+            assert_eq!((rank, level, text.as_str()), expected, "{line}");
+        };
+        check("training batches=8", None, (None, None, "training batches=8"));
+        check("[rank=3] WARN slow", Some(1), (Some(3), Some("warn"), "WARN slow"));
+        check("error: no space", Some(1), (Some(1), Some("error"), "error: no space"));
+        check("the error rate is 0.1", None, (None, None, "the error rate is 0.1"));
+        check("loss 0.1 with no error", None, (None, None, "loss 0.1 with no error"));
+        let line = parse_line("2026-11-24T14:04:51.204Z INFO begins", None);
+        assert_eq!(line.time.as_deref(), Some("2026-11-24T14:04:51.204Z"));
+        assert_eq!(line.level, Some("info"));
+        let panic = "thread 'main' panicked at src/main.rs:3:5:";
+        assert_eq!(parse_line(panic, None).level, Some("error"));
+    }
+
+    #[test]
+    fn hidden_characters_are_escaped() {
+        assert_eq!(parse_line("a\u{1b}[31mb\u{202e}c", None).text, "a\\u{1b}[31mb\\u{202e}c");
+    }
+
+    #[test]
+    fn query_selects_lines() {
+        let query = |rank: &str, level: &str, q: &str| LogsQuery {
+            rank: Some(rank.to_owned()),
+            level: Some(level.to_owned()),
+            q: Some(q.to_owned()),
+            ..LogsQuery::default()
+        };
+        let line = parse_line("[rank=2] WARN Disk is slow", None);
+        assert!(matches(&line, &query("", "", "")));
+        assert!(matches(&line, &query("2", "warn", "disk")));
+        assert!(!matches(&line, &query("1", "", "")));
+        assert!(!matches(&line, &query("all", "error", "")));
+        assert!(!matches(&line, &query("all", "all", "network")));
+    }
+}

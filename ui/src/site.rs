@@ -1,0 +1,19 @@
+//! What all pages have in common.
+
+use std::sync::Arc;
+
+use crate::actions::ClusterAccess;
+
+/// Where the data of the page comes from.
+#[derive(Clone, Debug, Default)]
+pub struct Site {
+    /// Source of the data, such as `local runs in /home/ada/.stoker`.
+    pub place: String,
+    /// Whether the experiments run on a cluster.
+    pub is_cluster: bool,
+    /// Arguments that let `stoker` find the same runs, such as `--root /data/runs`; empty if they
+    /// are not needed.
+    pub arguments: String,
+    /// Access to the cluster; `None` for local runs.
+    pub cluster: Option<Arc<ClusterAccess>>,
+}

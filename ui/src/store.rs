@@ -1,0 +1,250 @@
+//! Experiments and jobs that the page shows, as last read from their records.
+//!
+//! A source (local records, or a watch of a cluster) replaces runs and jobs in the store. All
+//! viewers share the store, so their number does not matter to the source.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock, RwLock};
+
+use stoker_api::experiment::{Experiment, Phase};
+use stoker_engine::trial::TrialRecord;
+use stoker_storage::{Storage, layout};
+use tokio::sync::watch;
+
+use crate::job::Job;
+use crate::search::Search;
+
+/// An experiment with its trials.
+#[derive(Debug)]
+pub struct Run {
+    /// Namespace of the experiment.
+    pub namespace: String,
+    /// Name of the experiment.
+    pub name: String,
+    /// UID of the experiment.
+    pub uid: String,
+    /// The experiment.
+    pub experiment: Experiment,
+    /// Trials by index.
+    pub trials: BTreeMap<u32, Arc<TrialRecord>>,
+    /// Whether a runner or the operator works on the experiment.
+    pub is_running: bool,
+    /// Storage with the files, or the reason why it cannot be read.
+    pub storage: Result<Arc<Storage>, String>,
+    /// Number of the change that this state contains; assigned by the store.
+    pub version: u64,
+    /// What the record says about the search; derived when it is first needed.
+    search: OnceLock<Search>,
+}
+
+impl Run {
+    /// Creates a run from its record.
+    pub fn new(
+        experiment: Experiment,
+        trials: BTreeMap<u32, Arc<TrialRecord>>,
+        is_running: bool,
+        storage: Result<Arc<Storage>, String>,
+    ) -> Self {
+        let metadata = experiment.metadata.clone();
+        Self {
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            uid: metadata.uid.unwrap_or_default(),
+            experiment,
+            trials,
+            is_running,
+            storage,
+            version: 0,
+            search: OnceLock::new(),
+        }
+    }
+
+    /// Returns the name and the first 8 characters of the UID.
+    pub fn id(&self) -> String {
+        format!("{}-{}", self.name, self.uid.get(..8).unwrap_or(&self.uid))
+    }
+
+    /// Returns the path of the experiment's page.
+    pub(crate) fn base(&self) -> String {
+        format!("/experiments/{}/{}", self.namespace, self.id())
+    }
+
+    /// Returns the path of a trial's page.
+    pub(crate) fn trial_base(&self, index: u32) -> String {
+        format!("{}/trials/{index}", self.base())
+    }
+
+    /// Returns the path of a trial's files in the storage.
+    pub(crate) fn trial_path(&self, index: u32) -> String {
+        layout::trial_path(&self.namespace, &self.name, &self.uid, index)
+    }
+
+    /// Returns the URL or path of a checkpoint, or its path below the root if that is unknown.
+    pub(crate) fn checkpoint_address(&self, index: u32, name: &str) -> String {
+        let path = layout::checkpoint_path(&self.trial_path(index), name);
+        match &self.storage {
+            Ok(storage) => format!("{}/{path}", storage.url().trim_end_matches('/')),
+            Err(_) => path,
+        }
+    }
+
+    /// Returns the phase.
+    pub(crate) fn phase(&self) -> Phase {
+        self.experiment.status.as_ref().map(|status| status.phase).unwrap_or_default()
+    }
+
+    /// Returns whether the record may still change.
+    pub(crate) fn is_live(&self) -> bool {
+        self.is_running && !self.phase().is_terminal()
+    }
+
+    /// Returns what the record says about the search.
+    pub(crate) fn search(&self) -> &Search {
+        self.search.get_or_init(|| {
+            Search::new(&self.experiment, self.trials.values().map(|trial| &**trial))
+        })
+    }
+}
+
+/// Key of a run or a job: namespace and ID.
+type Key = (String, String);
+
+/// Experiments and jobs by namespace and ID.
+#[derive(Debug)]
+pub struct Store {
+    runs: RwLock<BTreeMap<Key, Arc<Run>>>,
+    jobs: RwLock<BTreeMap<Key, Arc<Job>>>,
+    /// Records that cannot be read, with the reason.
+    unreadable: RwLock<BTreeMap<String, String>>,
+    /// Why jobs cannot be read.
+    jobs_error: RwLock<Option<String>>,
+    /// Number of changes so far.
+    version: watch::Sender<u64>,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self {
+            runs: RwLock::default(),
+            jobs: RwLock::default(),
+            unreadable: RwLock::default(),
+            jobs_error: RwLock::default(),
+            version: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Store {
+    /// Adds a run, or replaces the one with the same namespace and ID.
+    pub fn replace(&self, mut run: Run) {
+        let key = (run.namespace.clone(), run.id());
+        self.version.send_modify(|version| {
+            *version += 1;
+            run.version = *version;
+            write(&self.runs).insert(key, Arc::new(run));
+        });
+    }
+
+    /// Removes all runs for which `is_there` returns `false`.
+    pub fn retain(&self, is_there: impl Fn(&Run) -> bool) {
+        self.version.send_if_modified(|version| {
+            let mut runs = write(&self.runs);
+            let before = runs.len();
+            runs.retain(|_, run| is_there(run));
+            let is_changed = runs.len() != before;
+            *version += u64::from(is_changed);
+            is_changed
+        });
+    }
+
+    /// Adds a job, or replaces the one with the same namespace and ID.
+    pub fn replace_job(&self, mut job: Job) {
+        let key = (job.namespace.clone(), job.id());
+        self.version.send_modify(|version| {
+            *version += 1;
+            job.version = *version;
+            write(&self.jobs).insert(key, Arc::new(job));
+        });
+    }
+
+    /// Removes all jobs for which `is_there` returns `false`.
+    pub fn retain_jobs(&self, is_there: impl Fn(&Job) -> bool) {
+        self.version.send_if_modified(|version| {
+            let mut jobs = write(&self.jobs);
+            let before = jobs.len();
+            jobs.retain(|_, job| is_there(job));
+            let is_changed = jobs.len() != before;
+            *version += u64::from(is_changed);
+            is_changed
+        });
+    }
+
+    /// Replaces the list of records that cannot be read, each with the reason.
+    pub fn set_unreadable(&self, unreadable: BTreeMap<String, String>) {
+        *write(&self.unreadable) = unreadable;
+    }
+
+    /// Replaces the reason why jobs cannot be read.
+    pub fn set_jobs_error(&self, error: Option<String>) {
+        *write(&self.jobs_error) = error;
+    }
+
+    pub(crate) fn jobs_error(&self) -> Option<String> {
+        read(&self.jobs_error).clone()
+    }
+
+    pub(crate) fn unreadable(&self) -> BTreeMap<String, String> {
+        read(&self.unreadable).clone()
+    }
+
+    /// Returns all runs.
+    pub(crate) fn runs(&self) -> Vec<Arc<Run>> {
+        read(&self.runs).values().cloned().collect()
+    }
+
+    /// Returns the run with this ID, or the newest with this name.
+    pub(crate) fn run(&self, namespace: &str, name: &str) -> Option<Arc<Run>> {
+        let runs = read(&self.runs);
+        if let Some(run) = runs.get(&(namespace.to_owned(), name.to_owned())) {
+            return Some(run.clone());
+        }
+        let named = runs.values().filter(|run| run.namespace == namespace && run.name == name);
+        named.max_by_key(|run| (run.is_running, created(run))).cloned()
+    }
+
+    /// Returns all jobs.
+    pub(crate) fn jobs(&self) -> Vec<Arc<Job>> {
+        read(&self.jobs).values().cloned().collect()
+    }
+
+    /// Returns the job with this ID, or the newest with this name.
+    pub(crate) fn job(&self, namespace: &str, name: &str) -> Option<Arc<Job>> {
+        let jobs = read(&self.jobs);
+        if let Some(job) = jobs.get(&(namespace.to_owned(), name.to_owned())) {
+            return Some(job.clone());
+        }
+        let named = jobs.values().filter(|job| job.namespace == namespace && job.name == name);
+        named.max_by_key(|job| (job.is_running, job.created)).cloned()
+    }
+
+    /// Returns a receiver of the number of changes.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+}
+
+/// Returns the time of creation in seconds since 1970.
+pub(crate) fn created(run: &Run) -> i64 {
+    let starts = run.trials.values().take(1).filter_map(|trial| trial.status.attempts.first());
+    let first = starts.filter_map(|attempt| attempt.started_at).map(|at| at.0).next();
+    let created = run.experiment.metadata.creation_timestamp.as_ref();
+    created.and_then(crate::text::seconds_of).or(first).unwrap_or_default()
+}
+
+fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -20,11 +20,12 @@ use crate::print::Output;
 use crate::reopen;
 use crate::show;
 
-use self::arguments::{SourceArgs, TrialName};
+pub(crate) use self::arguments::SourceArgs;
+use self::arguments::TrialName;
 pub(crate) use outcome::{block_on, done};
 
 /// Shown below the help of all verbs that work both locally and on a cluster.
-const SOURCE_HELP: &str = "\
+pub(crate) const SOURCE_HELP: &str = "\
 Reads local runs under --root if given. Otherwise uses the cluster from --kubeconfig, KUBECONFIG, \
 ~/.kube/config or the pod's service account. Without any of these, reads ./.stoker.";
 

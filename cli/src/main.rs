@@ -21,6 +21,7 @@ mod show;
 mod simulate;
 mod smoke_test;
 mod supervise;
+mod ui;
 mod validate;
 
 use std::process::ExitCode;
@@ -81,6 +82,12 @@ enum Command {
     /// Run batch inference with a trained model, exactly once per input row
     #[command(subcommand)]
     Job(job::JobCommand),
+    /// Serve a web page with experiments, plots and logs
+    ///
+    /// The page is read-only, and listens on the loopback interface of this machine. The printed
+    /// URL contains a token, without which the page refuses all requests.
+    #[command(after_help = commands::SOURCE_HELP)]
+    Ui(ui::UiArgs),
     /// Show the versions of this program and of Stoker in the cluster
     Version(Options),
     /// Print a shell completion script, for example `source <(stoker completions bash)`
@@ -105,6 +112,7 @@ fn main() -> ExitCode {
         Command::Trial(command) => commands::trial(command, output),
         Command::Checkpoint(command) => commands::checkpoint(command, output),
         Command::Job(command) => job::job(command, output),
+        Command::Ui(args) => ui::serve(args, output),
         Command::Version(options) => commands::block_on(async {
             version::version(options, output).await;
             Ok(0)

@@ -18,6 +18,8 @@ mod fixture;
 mod gpus;
 #[path = "all/metrics.rs"]
 mod metrics;
+#[path = "all/page.rs"]
+mod page;
 #[path = "all/population.rs"]
 mod population;
 #[path = "all/run.rs"]
@@ -26,6 +28,8 @@ mod run;
 mod run_changes;
 #[path = "all/trainer.rs"]
 mod trainer;
+#[path = "all/ui.rs"]
+mod ui;
 
 /// Trainer of the other tests. Does nothing when run as a test.
 #[test]

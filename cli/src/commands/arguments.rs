@@ -13,15 +13,15 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "URL", conflicts_with_all = ["kubeconfig", "context", "namespace"])]
     root: Option<String>,
     #[command(flatten)]
-    pub(super) cluster: Options,
+    pub(crate) cluster: Options,
 }
 
 impl SourceArgs {
-    pub(super) fn is_cluster(&self) -> bool {
+    pub(crate) fn is_cluster(&self) -> bool {
         self.root.is_none() && self.cluster.selects_cluster()
     }
 
-    pub(super) fn root(&self) -> Option<&str> {
+    pub(crate) fn root(&self) -> Option<&str> {
         self.root.as_deref()
     }
 }

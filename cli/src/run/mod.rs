@@ -41,6 +41,7 @@ use crate::file;
 use crate::print::{self, Output};
 use crate::run_root::{self, RunRoot};
 use crate::smoke_test;
+use crate::ui;
 
 /// Remedy if checkpoints could not be deleted.
 const DELETION_REMEDY: &str = "run the same command again, without --fresh, to delete them";
@@ -73,6 +74,11 @@ pub(crate) struct Args {
     /// failure
     #[arg(long, conflicts_with = "fresh")]
     pub(crate) test: bool,
+    /// Serve the web page of the run while it lasts, on this port of the loopback interface
+    /// [default: 8265]
+    #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true,
+        default_missing_value = "8265", conflicts_with = "test")]
+    pub(crate) ui: Option<u16>,
     /// Override a field of the file, such as searcher.random.maxTrials=4; repeatable
     #[arg(long, value_name = "PATH=VALUE")]
     pub(crate) set: Vec<String>,
@@ -110,6 +116,9 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         .map_err(|error| Failure::Input(error.to_string()))?;
     storage.probe().await?;
     let opened = setup::open(&run_root, &loaded, args.fresh)?;
+    if let Some(port) = args.ui {
+        view.print_message(&format!("page: {}", ui::start_beside_run(&run_root, port)?));
+    }
     let seed = experiment_seed(&loaded.valid, &opened.uid);
     let paths = RunPaths {
         root: run_root.root.clone(),

@@ -1,0 +1,131 @@
+//! `stoker ui`: a web page with experiments, jobs, plots and logs.
+//!
+//! ```text
+//!   local records  -- [local]   --.
+//!                                 +--> stoker_ui::Store --> page
+//!   cluster, watch -- [cluster] --'
+//! ```
+
+mod beside_run;
+mod cluster;
+mod local;
+mod requests;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use stoker_ui::{Access, Site, Store};
+use tokio::net::TcpListener;
+
+pub(crate) use self::beside_run::start as start_beside_run;
+use crate::cluster::storage;
+use crate::commands::SourceArgs;
+use crate::failure::Failure;
+use crate::print::{self, Output};
+use crate::run::record::random_hex;
+use crate::run::signals::Signals;
+use crate::run_root::RunRoot;
+
+/// Bytes of the random token.
+const TOKEN_BYTES: usize = 16;
+/// Number of threads: one viewer that loads many curves must not delay the others.
+const THREADS: usize = 2;
+
+/// Arguments of `stoker ui`.
+#[derive(Debug, Args)]
+pub(crate) struct UiArgs {
+    /// Port on the loopback interface; 0 selects a free one
+    #[arg(long, value_name = "N", default_value_t = 8265)]
+    port: u16,
+    /// Show the experiments of all namespaces
+    #[arg(long, short = 'A', help_heading = "Cluster")]
+    all_namespaces: bool,
+    /// Show buttons that pause, cancel, kill, delete and continue experiments, with the permissions
+    /// of the kubeconfig
+    #[arg(long, help_heading = "Cluster")]
+    allow_actions: bool,
+    #[command(flatten)]
+    source: SourceArgs,
+    #[command(flatten)]
+    storage: storage::Options,
+}
+
+/// Serves the page until a signal arrives.
+pub(crate) fn serve(args: &UiArgs, output: Output) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::System(format!("cannot start the async runtime: {error}")))?;
+    let served = runtime.block_on(serve_until_signal(args, output));
+    // Do not wait for requests to a storage that does not answer.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served.map(|()| 0)
+}
+
+async fn serve_until_signal(args: &UiArgs, output: Output) -> Result<(), Failure> {
+    let mut signals = Signals::listen()?;
+    let store = Arc::new(Store::default());
+    let (listener, access) = listen(args.port).await?;
+    let address = address(&listener)?;
+    let site = match args.source.is_cluster() {
+        true => {
+            let options = args.storage.clone();
+            let (cluster, all) = (&args.source.cluster, args.all_namespaces);
+            cluster::start(cluster, all, options, store.clone(), args.allow_actions).await?
+        }
+        false if args.allow_actions => {
+            return Err(Failure::Input(
+                "cannot use --allow-actions with local runs: they are controlled from their \
+                 terminal; omit the option, or select a cluster"
+                    .to_owned(),
+            ));
+        }
+        false => start_local(args.source.root(), &store)?,
+    };
+    let url = format!("http://{address}/?token={}", access.token);
+    match output {
+        Output::Json => print::out(json!({ "url": url, "place": site.place })),
+        Output::Text => print::out(format!("{} at\n  {url}\nCtrl-C ends the page", site.place)),
+    }
+    let end = async move { signals.next().await };
+    stoker_ui::serve(listener, store, site, access, end)
+        .await
+        .map_err(|error| Failure::System(format!("cannot serve the page: {error}")))
+}
+
+fn start_local(root: Option<&str>, store: &Arc<Store>) -> Result<Site, Failure> {
+    let run_root = RunRoot::resolve(root, None)?;
+    let site = Site {
+        place: format!("Local runs in {}", run_root.root),
+        is_cluster: false,
+        arguments: root.map(|root| format!("--root {root}")).unwrap_or_default(),
+        cluster: None,
+    };
+    local::start(run_root, store.clone());
+    Ok(site)
+}
+
+/// Listens on the loopback interface. Other machines cannot reach the page.
+async fn listen(port: u16) -> Result<(TcpListener, Access), Failure> {
+    let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let listener = TcpListener::bind(wanted).await.map_err(|error| {
+        Failure::System(format!("cannot listen on {wanted}: {error}; set --port to another one"))
+    })?;
+    let port = address(&listener)?.port();
+    let access = Access {
+        token: random_hex(TOKEN_BYTES)?,
+        hosts: vec![format!("127.0.0.1:{port}"), format!("localhost:{port}")],
+        cookie: format!("stoker-{port}"),
+    };
+    Ok((listener, access))
+}
+
+fn address(listener: &TcpListener) -> Result<SocketAddr, Failure> {
+    let address = listener.local_addr();
+    address
+        .map_err(|error| Failure::System(format!("cannot read the address of the page: {error}")))
+}

@@ -1,0 +1,225 @@
+//! Local runs and jobs: reads records again when their files change.
+
+mod jobs;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use stoker_api::experiment::Experiment;
+use stoker_api::trial::Trial;
+use stoker_engine::trial::TrialRecord;
+use stoker_storage::Storage;
+use stoker_ui::{Run, Store};
+
+use self::jobs::Jobs;
+use crate::failure::Failure;
+use crate::run::record::{is_locked, read_json};
+use crate::run_root::RunRoot;
+
+/// Time between two checks. A recorded result is on the page within a second.
+const INTERVAL: Duration = Duration::from_millis(300);
+
+/// Files are checked again for this time after a change. Two changes within one tick of the file
+/// system's clock give a directory the same time.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// Time of the last change, and the inode: a replaced file has another one.
+type Stamp = (SystemTime, u64);
+
+/// A record as it was last read.
+#[derive(Debug, Default)]
+struct Known {
+    experiment_changed: Option<Stamp>,
+    trials_changed: Option<Stamp>,
+    experiment: Option<Experiment>,
+    trials: BTreeMap<PathBuf, (Option<Stamp>, Arc<TrialRecord>)>,
+    is_running: bool,
+    storage: Option<Result<Arc<Storage>, String>>,
+}
+
+/// Starts a task that puts all runs and jobs of `root` into the store.
+pub(super) fn start(root: RunRoot, store: Arc<Store>) {
+    // Files are read on a separate thread: a slow disk must not delay requests.
+    tokio::task::spawn_blocking(move || {
+        let mut known = BTreeMap::<PathBuf, Known>::new();
+        let mut jobs = Jobs::default();
+        // The store has no other owner once the page has ended.
+        while Arc::strong_count(&store) > 1 {
+            let mut unreadable = BTreeMap::new();
+            refresh(&root, &store, &mut known, &mut unreadable);
+            jobs.refresh(&root, &store, &mut unreadable);
+            store.set_unreadable(unreadable);
+            std::thread::sleep(INTERVAL);
+        }
+    });
+}
+
+fn refresh(
+    root: &RunRoot,
+    store: &Store,
+    known: &mut BTreeMap<PathBuf, Known>,
+    unreadable: &mut BTreeMap<String, String>,
+) {
+    let mut there = Vec::new();
+    // A missing directory has no runs yet.
+    for entry in std::fs::read_dir(root.records_dir()).into_iter().flatten().flatten() {
+        let path = entry.path().join("record");
+        let id = entry.file_name().to_string_lossy().into_owned();
+        if !path.join("experiment.json").exists() {
+            continue;
+        }
+        match known.entry(path.clone()).or_default().refresh(root, &path) {
+            Ok(run) => {
+                if let Some(run) = run {
+                    store.replace(run);
+                }
+            }
+            Err(error) => drop(unreadable.insert(id, error.to_string())),
+        }
+        there.push(path);
+    }
+    known.retain(|path, _| there.contains(path));
+    store.retain(|run| {
+        let path = root.record_dir(&run.name, &run.uid);
+        there.contains(&path)
+    });
+}
+
+impl Known {
+    /// Reads the files that have changed. Returns the run if any has.
+    fn refresh(&mut self, root: &RunRoot, path: &Path) -> Result<Option<Run>, Failure> {
+        let (file, folder) = (path.join("experiment.json"), path.join("trials"));
+        // Files are replaced, which changes the directory. Read the times before the files: a
+        // change between the two is seen in the next round.
+        let (experiment_changed, trials_changed) = (changed(&file), changed(&folder));
+        let mut is_changed = false;
+        if experiment_changed != self.experiment_changed || self.experiment.is_none() {
+            self.experiment = Some(read_json(&file)?);
+            self.experiment_changed = experiment_changed;
+            is_changed = true;
+        }
+        let is_recent = trials_changed
+            .and_then(|(time, _)| time.elapsed().ok())
+            .is_none_or(|elapsed| elapsed < SETTLED);
+        if trials_changed != self.trials_changed || is_recent {
+            is_changed |= self.read_trials(&folder)?;
+            self.trials_changed = trials_changed;
+        }
+        let Some(experiment) = &self.experiment else { return Ok(None) };
+        let metadata = &experiment.metadata;
+        let of = |text: &Option<String>| text.clone().unwrap_or_default();
+        let lock = format!("{}.{}.lock", of(&metadata.namespace), of(&metadata.name));
+        let is_running = is_locked(&root.records_dir().join(lock)) && self.is_current(root);
+        is_changed |= is_running != self.is_running;
+        self.is_running = is_running;
+        if !is_changed {
+            return Ok(None);
+        }
+        let storage = self.storage.get_or_insert_with(|| {
+            let endpoint = experiment.spec.checkpoint_storage.endpoint.as_deref();
+            let storage = Storage::open(&root.root, endpoint).map(Storage::with_few_retries);
+            storage.map(Arc::new).map_err(|error| error.to_string())
+        });
+        let trials = self.trials.values();
+        let trials = trials.map(|(_, trial)| (trial.spec.index, trial.clone())).collect();
+        Ok(Some(Run::new(experiment.clone(), trials, is_running, storage.clone())))
+    }
+
+    /// Returns whether the record is the latest of its name: the lock is that of the name.
+    fn is_current(&self, root: &RunRoot) -> bool {
+        let Some(experiment) = &self.experiment else { return false };
+        let metadata = &experiment.metadata;
+        let of = |text: &Option<String>| text.clone().unwrap_or_default();
+        let key = format!("{}.{}.current", of(&metadata.namespace), of(&metadata.name));
+        let current = crate::run::setup::current_uid(&root.records_dir().join(key)).ok().flatten();
+        current.is_some_and(|uid| uid == of(&metadata.uid))
+    }
+
+    /// Reads trials whose files have changed. Returns whether any has.
+    fn read_trials(&mut self, folder: &Path) -> Result<bool, Failure> {
+        let mut there = BTreeSet::new();
+        let mut is_changed = false;
+        let entries =
+            std::fs::read_dir(folder).map_err(|error| Failure::file("read", folder, error))?;
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let stamp = changed(&path);
+            if self.trials.get(&path).is_none_or(|(read, _)| *read != stamp) {
+                let trial: Trial = read_json(&path)?;
+                let status = trial.status.unwrap_or_default();
+                let record = Arc::new(TrialRecord { spec: trial.spec, status });
+                self.trials.insert(path.clone(), (stamp, record));
+                is_changed = true;
+            }
+            there.insert(path);
+        }
+        let num_before = self.trials.len();
+        self.trials.retain(|path, _| there.contains(path));
+        Ok(is_changed || self.trials.len() != num_before)
+    }
+}
+
+fn changed(path: &Path) -> Option<Stamp> {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.modified().ok()?, metadata.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::run::record::RecordDir;
+
+    fn experiment(phase: &str) -> Experiment {
+        serde_json::from_value(json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+            "metadata": {"name": "a", "namespace": "local", "uid": "0123456789"},
+            "spec": {
+                "entrypoint": {"command": ["true"]},
+                "searcher": {"metric": "loss", "maxLength": {"batches": 4}, "single": {}},
+            },
+            "status": {"phase": phase},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn changed_files_are_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = RunRoot::resolve(folder.path().to_str(), None).unwrap();
+        let record = RecordDir::new(root.record_dir("a", "0123456789"));
+        record.create().unwrap();
+        record.save_experiment(&experiment("Running")).unwrap();
+        let mut known = Known::default();
+        let mut refresh = || known.refresh(&root, record.path()).unwrap();
+        assert_eq!(refresh().unwrap().trials.len(), 0);
+        assert!(refresh().is_none());
+        let trial: Trial = serde_json::from_value(json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Trial", "metadata": {"name": "a-0"},
+            "spec": {
+                "experiment": "a", "index": 0, "requestId": "", "seed": 1, "hyperparameters": {},
+                "unit": "batches", "units": 4,
+            },
+            "status": {"phase": "Running", "batches": 1},
+        }))
+        .unwrap();
+        let mut trial = TrialRecord { spec: trial.spec, status: trial.status.unwrap() };
+        record.save_trial(&trial).unwrap();
+        assert_eq!(refresh().unwrap().trials[&0].status.batches, 1);
+        trial.status.batches = 2;
+        record.save_trial(&trial).unwrap();
+        assert_eq!(refresh().unwrap().trials[&0].status.batches, 2);
+        assert!(refresh().is_none());
+        std::fs::write(record.path().join("trials/0.json"), "{").unwrap();
+        std::fs::write(record.path().join("trials/x.json"), "{").unwrap();
+        let error = known.refresh(&root, record.path()).unwrap_err().to_string();
+        assert!(error.contains("trials/"), "{error}");
+    }
+}

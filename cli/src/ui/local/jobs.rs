@@ -1,0 +1,222 @@
+//! Local inference jobs: reads records again when their files change.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde_json::Value;
+use stoker_api::contract::Termination;
+use stoker_api::exit::ExitClass;
+use stoker_api::inference::{InferenceJob, Role, WorkerEnd};
+use stoker_api::time::Timestamp;
+use stoker_api::trial::AttemptEnd;
+use stoker_storage::Storage;
+use stoker_ui::{Job, Store};
+
+use super::{Stamp, changed};
+use crate::failure::Failure;
+use crate::job::record;
+use crate::run::record::{is_locked, read_json};
+use crate::run::setup::current_uid;
+use crate::run_root::RunRoot;
+
+/// Maximum number of failures in the status of a job, as on a cluster.
+const ENDS_MAX: usize = 16;
+/// Maximum number of the latest processes whose end is read.
+const ATTEMPTS_MAX: usize = 64;
+
+/// A record as it was last read.
+#[derive(Debug, Default)]
+struct Known {
+    /// Time and number of the file. Writes replace the file, and two of them can have one time.
+    stamp: Option<Stamp>,
+    job: Option<InferenceJob>,
+    is_running: bool,
+    /// Output directory. An error is not kept: the directory appears when the job starts.
+    output: Option<Arc<Storage>>,
+}
+
+/// Jobs of a root.
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    known: BTreeMap<PathBuf, Known>,
+}
+
+impl Jobs {
+    /// Puts changed jobs into the store, and removes those that are gone. Adds records that cannot
+    /// be read to `unreadable`.
+    pub(super) fn refresh(
+        &mut self,
+        root: &RunRoot,
+        store: &Store,
+        unreadable: &mut BTreeMap<String, String>,
+    ) {
+        let mut there = Vec::new();
+        for entry in std::fs::read_dir(root.records_dir()).into_iter().flatten().flatten() {
+            let path = entry.path().join("record");
+            if !path.join("job.json").exists() {
+                continue;
+            }
+            match self.known.entry(path.clone()).or_default().refresh(root, &path) {
+                Ok(Some(job)) => store.replace_job(job),
+                Ok(None) => {}
+                Err(error) => {
+                    let id = entry.file_name().to_string_lossy().into_owned();
+                    unreadable.insert(id, error.to_string());
+                }
+            }
+            there.push(path);
+        }
+        self.known.retain(|path, _| there.contains(path));
+        store.retain_jobs(|job| there.contains(&root.record_dir(&job.name, &job.uid)));
+    }
+}
+
+impl Known {
+    /// Reads the record if it has changed. Returns the job if it, or its runner, has.
+    fn refresh(&mut self, root: &RunRoot, path: &Path) -> Result<Option<Job>, Failure> {
+        let file = path.join("job.json");
+        // Read the stamp before the file: a change between the two is seen in the next round.
+        let stamp = changed(&file);
+        let mut is_changed = false;
+        if stamp != self.stamp || self.job.is_none() {
+            let mut job: InferenceJob = read_json(&file)?;
+            job.status.get_or_insert_default().ends = ends(&path.join("attempts"));
+            self.job = Some(job);
+            self.stamp = stamp;
+            is_changed = true;
+        }
+        let Some(job) = &self.job else { return Ok(None) };
+        let is_running = is_running(root, job);
+        is_changed |= is_running != self.is_running;
+        self.is_running = is_running;
+        if !is_changed {
+            return Ok(None);
+        }
+        let url = record::recorded_output_url(root, job);
+        let output = match &self.output {
+            Some(output) => Ok(output.clone()),
+            None => open(job, &url).map(Arc::new),
+        };
+        self.output = output.as_ref().ok().cloned();
+        let created = std::fs::metadata(path.join("attempts")).and_then(|folder| folder.created());
+        let created = created.ok().map(timestamp);
+        Ok(Some(Job::new(job.clone(), is_running, created, url, output)))
+    }
+}
+
+fn is_running(root: &RunRoot, job: &InferenceJob) -> bool {
+    let of = |text: &Option<String>| text.clone().unwrap_or_default();
+    let key = format!("{}.{}.job", of(&job.metadata.namespace), of(&job.metadata.name));
+    let local = root.records_dir();
+    // The lock is that of the name: only the latest record of a name can run.
+    let current = current_uid(&local.join(format!("{key}.current"))).ok().flatten();
+    current == job.metadata.uid && is_locked(&local.join(format!("{key}.lock")))
+}
+
+/// Opens an output directory, without creating it.
+fn open(job: &InferenceJob, url: &str) -> Result<Storage, String> {
+    if !url.contains("://") && !Path::new(url).is_dir() {
+        return Err(format!("{url} does not exist yet"));
+    }
+    let spec = &job.spec;
+    let endpoint = match spec.output.url {
+        Some(_) => &spec.output.endpoint,
+        None => &spec.storage.endpoint,
+    };
+    let storage = Storage::open(url, endpoint.as_deref()).map(Storage::with_few_retries);
+    storage.map_err(|error| error.to_string())
+}
+
+/// Returns the latest processes that did not complete, oldest first. The record of a local job does
+/// not contain them.
+fn ends(folder: &Path) -> Vec<WorkerEnd> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut attempts: Vec<(u32, u32, PathBuf)> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let (slot, attempt) = name.split_once('-')?;
+            Some((attempt.parse().ok()?, slot.parse().ok()?, entry.path()))
+        })
+        .collect();
+    attempts.sort();
+    let latest = attempts.iter().rev().take(ATTEMPTS_MAX);
+    let ends = latest.filter_map(|(attempt, slot, path)| end(*attempt, *slot, path));
+    let mut ends: Vec<WorkerEnd> = ends.take(ENDS_MAX).collect();
+    ends.reverse();
+    ends
+}
+
+fn end(attempt: u32, slot: u32, folder: &Path) -> Option<WorkerEnd> {
+    let file = folder.join("termination.json");
+    let termination: Termination = read_json(&file).ok()?;
+    let end = ExitClass::of_code(termination.code.into()).attempt_end();
+    if end == AttemptEnd::Completed {
+        return None;
+    }
+    let config: Option<Value> = read_json(&folder.join("trial.json")).ok();
+    let role = config.map(|config| config["inference"]["role"].clone()).unwrap_or_default();
+    Some(WorkerEnd {
+        attempt,
+        role: serde_json::from_value::<Role>(role).unwrap_or_default(),
+        slot,
+        end,
+        reason: format!("exit code {}", termination.code),
+        message: termination.message.unwrap_or_default(),
+        at: changed(&file).map(|(time, _)| timestamp(time)).unwrap_or_default(),
+    })
+}
+
+fn timestamp(time: SystemTime) -> Timestamp {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    Timestamp(since.map_or(0, |since| since.as_secs() as i64))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::run::record::{write, write_json};
+
+    fn job(rows: u64) -> InferenceJob {
+        serde_json::from_value(json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceJob",
+            "metadata": {"name": "species", "namespace": "local", "uid": "0123456789"},
+            "spec": {
+                "entrypoint": {"command": ["true"]}, "input": {"url": "rows.csv"},
+                "output": {"url": "out"},
+            },
+            "status": {"phase": "Running", "stage": "work", "rows": rows, "rowsTotal": 80},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn changed_jobs_are_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = RunRoot::resolve(folder.path().to_str(), None).unwrap();
+        let path = root.record_dir("species", "0123456789");
+        let attempt = path.join("attempts/1-2");
+        std::fs::create_dir_all(&attempt).unwrap();
+        write_json(&path.join("job.json"), &job(20)).unwrap();
+        let mut known = Known::default();
+        let read = known.refresh(&root, &path).unwrap().unwrap();
+        assert_eq!(read.job.status.unwrap().rows, 20);
+        assert!(read.output.unwrap_err().contains("does not exist yet"));
+        assert!(known.refresh(&root, &path).unwrap().is_none());
+        let task = json!({"inference": {"role": "work"}});
+        write_json(&attempt.join("trial.json"), &task).unwrap();
+        let end = json!({"code": 79, "message": "stopped"});
+        write_json(&attempt.join("termination.json"), &end).unwrap();
+        write_json(&path.join("job.json"), &job(40)).unwrap();
+        let read = known.refresh(&root, &path).unwrap().unwrap();
+        let status = read.job.status.unwrap();
+        let ends: Vec<_> =
+            status.ends.iter().map(|end| (end.attempt, end.slot, end.role)).collect();
+        assert_eq!((status.rows, ends), (40, vec![(2, 1, Role::Work)]));
+        write(&path.join("job.json"), b"{").unwrap();
+        assert!(known.refresh(&root, &path).is_err());
+    }
+}

@@ -1,0 +1,139 @@
+//! Requests of the page to the API server: actions, permissions, nodes and pods.
+
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use kube::api::{ListParams, PostParams};
+use serde::de::DeserializeOwned;
+use stoker_api::experiment::{DesiredState, Experiment};
+use stoker_api::names::{COMPONENT_JOB, COMPONENT_TRIAL, GROUP, LABEL_COMPONENT};
+use stoker_ui::{Action, ClusterApi, ClusterObjects, Permissions, Target};
+
+use crate::cluster::connect::{Cluster, chain};
+use crate::cluster::experiment;
+use crate::failure::Failure;
+use crate::reopen;
+
+/// Timeout for lists of nodes and pods: the page shows the rest without them.
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Requests with the viewer's kubeconfig.
+#[derive(Debug)]
+pub(super) struct Requests {
+    cluster: Cluster,
+    /// Whether the page shows all namespaces.
+    is_everywhere: bool,
+}
+
+impl Requests {
+    pub(super) fn new(cluster: Cluster, is_everywhere: bool) -> Self {
+        Self { cluster, is_everywhere }
+    }
+
+    async fn may(&self, namespace: &str, verb: &str) -> Result<bool, String> {
+        let attributes = ResourceAttributes {
+            group: Some(GROUP.to_owned()),
+            resource: Some("experiments".to_owned()),
+            verb: Some(verb.to_owned()),
+            namespace: Some(namespace.to_owned()),
+            ..ResourceAttributes::default()
+        };
+        let review = SelfSubjectAccessReview {
+            spec: SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(attributes),
+                ..SelfSubjectAccessReviewSpec::default()
+            },
+            ..SelfSubjectAccessReview::default()
+        };
+        let api: Api<SelfSubjectAccessReview> = Api::all(self.cluster.client.clone());
+        let params = PostParams::default();
+        let answer = self.cluster.request("permissions", api.create(&params, &review)).await;
+        let answer = answer.map_err(|error| error.to_string())?;
+        Ok(answer.status.is_some_and(|status| status.allowed))
+    }
+
+    async fn list<K>(&self, api: Api<K>, params: &ListParams) -> Result<Vec<K>, String>
+    where
+        K: Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        // Nodes and pods that are some seconds old are good enough, and spare the API server.
+        let params = params.clone().match_any();
+        match tokio::time::timeout(LIST_TIMEOUT, api.list(&params)).await {
+            Ok(Ok(list)) => Ok(list.items),
+            Ok(Err(kube::Error::Api(status))) => Err(status.message.clone()),
+            Ok(Err(error)) => Err(chain(&error)),
+            Err(_) => Err(format!("no answer within {} s", LIST_TIMEOUT.as_secs())),
+        }
+    }
+
+    /// Lists Stoker's pods of all namespaces, or of the page's namespace if the viewer may not.
+    async fn pods(&self) -> (Result<Vec<Pod>, String>, Option<String>) {
+        let labels = format!("{LABEL_COMPONENT} in ({COMPONENT_TRIAL},{COMPONENT_JOB})");
+        let params = ListParams::default().labels(&labels);
+        let all = self.list(Api::all(self.cluster.client.clone()), &params).await;
+        if all.is_ok() || self.is_everywhere {
+            return (all, None);
+        }
+        let namespace = self.cluster.namespace.clone();
+        (self.list(self.cluster.api(), &params).await, Some(namespace))
+    }
+}
+
+async fn act(cluster: &Cluster, target: &Target, action: Action) -> Result<String, Failure> {
+    let (name, uid) = (target.name.as_str(), target.uid.as_str());
+    let state = match action {
+        Action::Pause => DesiredState::Paused,
+        Action::Activate => DesiredState::Active,
+        Action::Cancel => DesiredState::Cancelled,
+        Action::Kill => DesiredState::Killed,
+        Action::Delete => {
+            let removed: Experiment = experiment::remove(cluster, name, Some(uid)).await?;
+            let left = experiment::storage_location(&removed);
+            return Ok(format!("checkpoints, metrics and logs remain in {left}"));
+        }
+        Action::Continue(trials) => {
+            return reopen::continue_same(cluster, name, uid, trials).await;
+        }
+    };
+    let requested = experiment::request_state::<Experiment>(cluster, name, Some(uid), state).await;
+    requested.map(|(effect, _)| effect)
+}
+
+impl ClusterApi for Requests {
+    fn act<'a>(
+        &'a self,
+        target: &'a Target,
+        action: Action,
+    ) -> BoxFuture<'a, Result<String, String>> {
+        async move {
+            let cluster = self.cluster.in_namespace(&target.namespace);
+            act(&cluster, target, action).await.map_err(|error| error.to_string())
+        }
+        .boxed()
+    }
+
+    fn permissions<'a>(&'a self, namespace: &'a str) -> BoxFuture<'a, Result<Permissions, String>> {
+        async move {
+            let (patch, delete) =
+                tokio::try_join!(self.may(namespace, "patch"), self.may(namespace, "delete"))?;
+            Ok(Permissions { may_patch: patch, may_delete: delete })
+        }
+        .boxed()
+    }
+
+    fn objects(&self) -> BoxFuture<'_, ClusterObjects> {
+        async move {
+            let params = ListParams::default();
+            let nodes = self.list::<Node>(Api::all(self.cluster.client.clone()), &params);
+            let (nodes, (pods, namespace)) = tokio::join!(nodes, self.pods());
+            ClusterObjects { nodes, pods, namespace }
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,172 @@
+//! Tests of the web page over HTTP, without a browser.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::fixture::{RunFixture, files, random, stoker, wait_until};
+
+/// Address and token of a page.
+struct Page {
+    address: String,
+    token: String,
+}
+
+impl Page {
+    fn of(url: &str) -> Self {
+        let rest = url.trim().strip_prefix("http://").unwrap();
+        let (address, token) = rest.split_once("/?token=").unwrap();
+        Self { address: address.to_owned(), token: token.to_owned() }
+    }
+
+    /// Sends a request with these headers. Returns status, head and body.
+    fn request(&self, path: &str, headers: &str) -> (u16, String, String) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n").unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head[9..12].parse().unwrap(), head.to_owned(), body.to_owned())
+    }
+
+    fn headers(&self) -> String {
+        let port = self.address.rsplit(':').next().unwrap();
+        format!("Host: {}\r\nCookie: stoker-{port}={}\r\n", self.address, self.token)
+    }
+
+    fn get(&self, path: &str) -> String {
+        let (status, _, body) = self.request(path, &self.headers());
+        assert_eq!(status, 200, "{path}: {body}");
+        body
+    }
+
+    fn json(&self, path: &str) -> Value {
+        serde_json::from_str(&self.get(path)).unwrap()
+    }
+}
+
+/// A process that ends with this value, also if a test fails.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts `stoker ui` for a directory.
+fn serve(root: &Path) -> (Process, Page) {
+    let mut command = stoker();
+    command.args(["ui", "--port", "0", "--output", "json", "--root"]).arg(root);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut process = Process(child);
+    let mut line = String::new();
+    BufReader::new(process.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let url = serde_json::from_str::<Value>(&line).unwrap()["url"].as_str().unwrap().to_owned();
+    (process, Page::of(&url))
+}
+
+#[test]
+fn page_shows_what_the_record_contains() {
+    let fixture = RunFixture::new(random(3), "");
+    assert!(fixture.run(&[]).status.success());
+    let (_process, page) = serve(&fixture.root());
+    let base = "/experiments/default/scripted";
+    wait_until("the run is on the page", || page.request(base, &page.headers()).0 == 200);
+    let data = page.json(&format!("{base}/data.json"));
+    let trials = fixture.trials();
+    for (index, trial) in trials.iter().enumerate() {
+        let result = &trial["status"]["facts"][0]["result"];
+        let metric: f64 = result["metric"].as_str().unwrap().parse().unwrap();
+        assert_eq!(data["trials"]["results"][index], json!([[result["units"], metric]]));
+        assert_eq!(data["trials"]["hp"]["x"][index], trial["spec"]["hyperparameters"]["x"]);
+        assert_eq!(data["trials"]["state"][index], "Completed");
+    }
+    assert_eq!((&data["phase"], &data["isLive"]), (&json!("Completed"), &json!(false)));
+    let csv = page.get(&format!("{base}/trials.csv"));
+    assert_eq!(csv.lines().count(), 4, "{csv}");
+    let (trial, name) = fixture.checkpoints().into_iter().next().unwrap();
+    check_download(&page, &fixture, trial, &name);
+    let log = page.get(&format!("{base}/trials/{trial}/logs.txt"));
+    assert!(log.contains("attempt 0 trains"), "{log}");
+}
+
+/// Checks that files of a manifest can be downloaded, and no others.
+fn check_download(page: &Page, fixture: &RunFixture, trial: u64, name: &str) {
+    let folder = format!("/experiments/default/scripted/trials/{trial}/checkpoints/{name}");
+    // The manifest of the scripted trainer is empty.
+    assert!(page.get(&folder).contains("missing field"), "{folder}");
+    let model = fixture.model(trial, name);
+    let manifest = json!({
+        "format": 1, "experimentId": "", "trial": trial, "attempt": 0, "batches": 10,
+        "files": {"model": {"bytes": model.len(), "sha256": "0"}},
+    });
+    let run = files(&fixture.root().join("default")).remove(0);
+    let path = run.join(format!("trials/{trial}/checkpoints/{name}/manifest.json"));
+    std::fs::write(path, manifest.to_string()).unwrap();
+    assert_eq!(page.get(&format!("{folder}/files/model")), model);
+    for file in ["../../../record.json", "..%2f..%2f..%2frecord.json", "manifest.json"] {
+        let (status, _, body) = page.request(&format!("{folder}/files/{file}"), &page.headers());
+        assert_eq!(status, 404, "{file}: {body}");
+    }
+}
+
+#[test]
+fn page_refuses_requests_without_its_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_process, page) = serve(folder.path());
+    let host = format!("Host: {}\r\n", page.address);
+    let check = |path: &str, headers: &str, expected: u16| {
+        let (status, head, _) = page.request(path, headers);
+        assert_eq!(status, expected, "{path} {headers}");
+        assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
+        head
+    };
+    check("/experiments", &host, 403);
+    check("/assets/app.js", &host, 403);
+    check("/experiments", &format!("{host}Cookie: stoker-0={}\r\n", page.token), 403);
+    check("/experiments", &page.headers().replace(&page.address, "evil.example"), 403);
+    check("/experiments?token=0", &host, 403);
+    let head = check(&format!("/experiments?token={}", page.token), &host, 303);
+    assert!(head.contains("location: /experiments\r\n"), "{head}");
+    assert!(head.contains("HttpOnly; SameSite=Strict"), "{head}");
+    check("/experiments", &page.headers(), 200);
+}
+
+#[test]
+fn run_serves_its_page_while_it_lasts() {
+    let mut fixture = RunFixture::new(random(1), "").pause_at(3);
+    // The checkpoint after five batches is on the page before the run ends.
+    fixture.spec["data"]["sleepMs"] = json!(300);
+    let mut command = fixture.command(&["--ui=0"]);
+    let run = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut run = Process(run);
+    let mut lines = BufReader::new(run.0.stderr.take().unwrap()).lines();
+    let url = lines.find_map(|line| line.unwrap().strip_prefix("page: ").map(str::to_owned));
+    let page = Page::of(&url.unwrap());
+    let states = || page.json("/experiments/default/scripted/data.json")["trials"]["state"].clone();
+    let base = "/experiments/default/scripted";
+    wait_until("the run is on the page", || page.request(base, &page.headers()).0 == 200);
+    wait_until("the trial runs", || states() == json!(["Running"]));
+    let live = stream(&page, "/live?e=default/scripted");
+    fixture.release();
+    // The stream reports the change without a further request.
+    let mut events = BufReader::new(live).lines();
+    assert!(events.any(|line| line.unwrap() == "event: change"));
+    assert!(run.0.wait().unwrap().success());
+    assert!(TcpStream::connect(&page.address).is_err());
+}
+
+/// Opens a stream of events.
+fn stream(page: &Page, path: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(&page.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\n{}\r\n", page.headers()).unwrap();
+    stream
+}

@@ -75,7 +75,7 @@ fn search(arguments: &[String]) -> Result<(), BenchError> {
     if is_for(&["decisions", "quality"]) {
         bench.arg("--python").arg(python(Some("search"))?);
     }
-    if is_for(&["runner"]) {
+    if is_for(&["runner", "page"]) {
         bench.arg("--stoker").arg(stoker()?);
     }
     let status = bench.status().map_err(|source| start("cargo", source))?;

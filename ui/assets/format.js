@@ -40,8 +40,8 @@ export function plural(number, word) {
 /** Shows control and bidirectional characters as escapes. */
 export function escapes(text) {
   return String(text).replace(UNSAFE, (character) => {
-    const code = character.charCodeAt(0).toString(16).padStart(4, '0');
-    return `\\u${code}`;
+    const code = character.charCodeAt(0).toString(16);
+    return `\\u{${code}}`;
   });
 }
 

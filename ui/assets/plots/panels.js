@@ -1,7 +1,7 @@
 // Small multiples of line plots in one element: a title, a legend and a plot per panel.
 
 import { make } from '../dom.js';
-import { name, result } from '../format.js';
+import { escapes, name, result } from '../format.js';
 import { LinePlot } from './lines.js';
 
 export class Panels {
@@ -63,7 +63,7 @@ export class Panels {
       flexWrap: 'wrap', marginInlineStart: 'auto', fontSize: '12px', color: 'var(--text2)' } });
     const head = make('div', { class: 'panel-head', style: { display: 'flex', gap: '8px',
       alignItems: 'baseline', flexWrap: 'wrap' } },
-    make('b', { text: name(panel.title), title: String(panel.title).slice(0, 500),
+    make('b', { text: name(panel.title), title: escapes(String(panel.title).slice(0, 500)),
       style: { fontSize: '13.5px', fontWeight: '600' } }),
     panel.unit ? make('span', { text: name(panel.unit), style: { fontSize: '12px',
       color: 'var(--text3)' } }) : null, legend);

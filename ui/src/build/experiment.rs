@@ -271,7 +271,9 @@ pub(crate) fn configuration(site: &Site, run: &Run) -> ConfigurationPage {
     let spec = &run.experiment.spec;
     let (valid, errors) = match validate_started(&run.name, spec) {
         Ok(valid) => (yaml(&valid.spec), Vec::new()),
-        Err(errors) => (String::new(), errors.iter().map(ToString::to_string).collect()),
+        Err(errors) => {
+            (String::new(), errors.iter().map(|error| text::escape(&error.to_string())).collect())
+        }
     };
     ConfigurationPage {
         head: head(site, run, ExperimentTab::Configuration),
@@ -281,10 +283,11 @@ pub(crate) fn configuration(site: &Site, run: &Run) -> ConfigurationPage {
     }
 }
 
-/// Returns a value as YAML.
+/// Returns a value as YAML. Hidden characters are shown as escapes.
 pub(crate) fn yaml(value: &impl serde::Serialize) -> String {
     let value = serde_json::to_value(value).unwrap_or_default();
-    serde_saphyr::to_string(&value).unwrap_or_else(|error| format!("cannot write YAML: {error}"))
+    let text = serde_saphyr::to_string(&value);
+    text::escape(&text.unwrap_or_else(|error| format!("cannot write YAML: {error}")))
 }
 
 /// Returns the page with decisions and conditions.

@@ -14,6 +14,7 @@ mod language;
 mod learner;
 mod links;
 mod local_run;
+mod page;
 mod promotion;
 mod proxy;
 mod readers;

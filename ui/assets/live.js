@@ -91,7 +91,8 @@ function show(word) {
     const button = banner.querySelector('[data-live-retry]') ? null : make('button', {
       type: 'button', class: 'button small', 'data-live-retry': true, text: 'Try now' });
     place.replaceChildren(make('strong', { text: 'Live updates stopped.' }),
-      ` The page shows the state of ${clock(dataTime)}. `);
+      ` The page shows the state of ${clock(dataTime)}. If "stoker ui" was started again, open the `,
+      'URL that it printed. ');
     if (button) banner.append(button);
   }
 }

@@ -94,7 +94,7 @@ pub struct Target {
     pub uid: String,
 }
 
-/// What the viewer may do with experiments of a namespace.
+/// Actions that the viewer may use on experiments of a namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Permissions {
     /// Whether the viewer may patch experiments.

@@ -116,7 +116,7 @@ fn curve(
     curve
 }
 
-/// Returns the axis of a query, or the one that suits the experiment.
+/// Returns the axis of a query, or else the unit of the experiment.
 pub(crate) fn axis(run: &Run, query: Option<&str>) -> &'static str {
     match query {
         Some("batches") => "batches",
@@ -127,7 +127,7 @@ pub(crate) fn axis(run: &Run, query: Option<&str>) -> &'static str {
     }
 }
 
-/// Returns the trials whose curves are drawn: `focus`, those that train, the best, and others
+/// Returns the trials whose curves are drawn: `focus`, training ones, the best, and others
 /// spread over the ranks.
 fn selected(run: &Run, focus: &[u32]) -> BTreeSet<u32> {
     if run.trials.len() <= CURVES_MAX {
@@ -358,7 +358,7 @@ fn profiler_rank(path: &str) -> Option<u32> {
     name.split('-').nth(1)?.parse().ok()
 }
 
-/// Returns a title for people and a unit, from a name such as `read_mib_per_s`.
+/// Returns a human-readable title and a unit, from a name such as `read_mib_per_s`.
 fn title_and_unit(name: &str) -> (String, &'static str) {
     const UNITS: [(&str, &str); 4] =
         [("_mib_per_s", "MiB/s"), ("_percent", "%"), ("_mib", "MiB"), ("_seconds", "s")];

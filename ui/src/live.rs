@@ -20,7 +20,7 @@ const METRICS: Duration = Duration::from_secs(1);
 /// Minimum time between two changes, which a busy experiment would otherwise report for each write.
 const CHANGES_MIN: Duration = Duration::from_millis(300);
 
-/// What a page shows. Runs and jobs have a namespace and an ID.
+/// Contents of a page. Runs and jobs have a namespace and an ID.
 pub(crate) enum Shown {
     All,
     Run(String, String),

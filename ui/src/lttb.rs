@@ -8,7 +8,7 @@
 pub(crate) type Point = (f64, f64);
 
 /// Returns at most `max` points, in order: always the first, the last, the smallest and the
-/// greatest one, and those that LTTB selects. The result depends on `points` and `max` only.
+/// greatest one, and the selection of LTTB. The result depends on `points` and `max` only.
 pub(crate) fn down_sample(points: &[Point], max: usize) -> Vec<Point> {
     if points.len() <= max.max(4) {
         return points.to_vec();

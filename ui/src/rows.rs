@@ -73,7 +73,7 @@ impl TrialMetrics {
 #[derive(Debug)]
 struct Entry {
     metrics: Arc<TrialMetrics>,
-    /// What the rows were read for: they are read again if it has changed.
+    /// State of the trial when the rows were read. They are read again if it has changed.
     key: Key,
     read_at: Instant,
     used_at: u64,

@@ -1,4 +1,4 @@
-//! What a record says about its search: explanation, importance, hyperparameters and results.
+//! Contents of a record about its search: explanation, importance, hyperparameters and results.
 //!
 //! Decisions and their reasons are the engine's. This module only arranges them.
 

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-/// Who may see the page.
+/// Credentials and host names of the page.
 #[derive(Clone, Debug)]
 pub struct Access {
     /// Token that the first request contains as `?token=`, and later ones as a cookie.

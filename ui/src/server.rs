@@ -27,7 +27,7 @@ use crate::store::{Run, Store};
 use crate::views::TrialTab;
 use crate::{action_routes, assets, data, files, job_routes, live};
 
-/// What all requests share.
+/// State that all requests share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Arc<Store>,

@@ -1,4 +1,4 @@
-//! What all pages have in common.
+//! Properties of all pages.
 
 use std::sync::Arc;
 

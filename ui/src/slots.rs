@@ -19,7 +19,7 @@ pub(crate) struct NodeSlots {
     pub(crate) notes: Vec<String>,
 }
 
-/// What the pods on a node use of a resource.
+/// Use of a resource by the pods on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Used {
     /// Sum of the requests.

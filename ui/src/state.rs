@@ -65,7 +65,7 @@ pub(crate) fn of_trial(trial: &TrialRecord, state: Option<State>, is_running: bo
     }
 }
 
-/// Returns the phase of an experiment. Without a runner, one that has not ended is stopped. A local
+/// Returns the phase of an experiment. Without a runner, an open experiment is stopped. A local
 /// record contains the phase of its last decision: since then, a trial may have started.
 pub(crate) fn of_run(run: &Run) -> Badge {
     let phase = run.phase();

@@ -33,7 +33,7 @@ pub struct Run {
     pub storage: Result<Arc<Storage>, String>,
     /// Number of the change that this state contains; assigned by the store.
     pub version: u64,
-    /// What the record says about the search; derived when it is first needed.
+    /// Search in the record; derived when it is first needed.
     search: OnceLock<Search>,
 }
 

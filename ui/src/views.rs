@@ -64,7 +64,7 @@ pub(crate) struct OverviewPage {
     /// Whether at least one hyperparameter varies.
     pub(crate) has_hyperparameters: bool,
     pub(crate) importance: ImportanceCard,
-    /// What each bracket does next.
+    /// Next action of each bracket.
     pub(crate) next: Vec<NextRow>,
     pub(crate) trials: TrialTable,
     /// The latest decisions, newest first.
@@ -89,7 +89,7 @@ pub(crate) struct CurvesCard {
     pub(crate) empty: Option<String>,
 }
 
-/// What a bracket does next.
+/// Next action of a bracket.
 #[derive(Debug)]
 pub(crate) struct NextRow {
     pub(crate) bracket: u32,

@@ -34,7 +34,7 @@ const BATCH: usize = 1_000;
 
 /// A change of an object.
 enum Change {
-    /// All objects of a kind, by UID: those that are missing are gone.
+    /// All objects of a kind, by UID. Missing objects are gone.
     Experiments(Vec<Experiment>),
     Trials(Vec<Trial>),
     Jobs(Vec<InferenceJob>),
@@ -258,7 +258,7 @@ impl Objects {
         Some(owner)
     }
 
-    /// Puts changed experiments and jobs into the store, and removes those that are gone.
+    /// Puts changed experiments and jobs into the store, and removes deleted ones.
     fn publish(&mut self, changed: &BTreeSet<String>, store: &Store) {
         for uid in changed {
             if let Some(job) = self.jobs.get(uid).cloned() {

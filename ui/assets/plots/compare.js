@@ -1,4 +1,4 @@
-// Compares experiments: best so far by GPU hours, wall time or trials.
+// Compares experiments: best so far by slot hours, wall time or trials.
 
 import { clock, duration, name, parameter, plural, result } from '../format.js';
 import { loadJson } from '../data.js';
@@ -9,7 +9,7 @@ import { limitsOf } from './panels.js';
 import { durationTicks } from './ticks.js';
 
 const COLUMNS = { 'gpu-hours': 0, wall: 1, trials: 2 };
-const LABELS = { 'gpu-hours': 'GPU hours', wall: 'wall time', trials: 'trials' };
+const LABELS = { 'gpu-hours': 'slot hours', wall: 'wall time', trials: 'trials' };
 
 export function create(host) {
   return new Compare(host);
@@ -70,7 +70,7 @@ class Compare {
     const row = line.rows[i];
     const ending = row[4] === null || row[4] === undefined ? '' : `, trial ${row[4]}`;
     return [line.name, `${result(row[3])}${ending}`,
-      `${parameter(+row[0].toPrecision(3))} GPU hours, ${duration(row[1])}, `
+      `${parameter(+row[0].toPrecision(3))} slot hours, ${duration(row[1])}, `
       + `${plural(row[2], 'trial')} ended`];
   }
 
@@ -112,7 +112,7 @@ class Compare {
   }
 
   table() {
-    return { columns: ['Experiment', 'GPU hours', 'Wall seconds', 'Trials ended',
+    return { columns: ['Experiment', 'Slot hours', 'Wall seconds', 'Trials ended',
       this.json.metric, 'Trial'],
     rows: this.json.experiments.flatMap((one) => one.bestSoFar.map((row) => [one.name, ...row])) };
   }

@@ -79,10 +79,7 @@ export function tracePath(ctx, line, view) {
 export function drawLine(ctx, line, view, thicker = 0) {
   ctx.globalAlpha = thicker ? 1 : line.alpha ?? 1;
   if (line.fill) drawFill(ctx, line, view);
-  else if (line.x.length === 1) {
-    // A line of one point would be invisible.
-    drawDot(ctx, { x: line.x[0], y: line.y[0], color: line.color, r: 2 + thicker }, view);
-  } else {
+  else {
     ctx.lineJoin = 'round';
     stroke(ctx, line.color, (line.width || 1.5) + thicker, line.dash || [], () =>
       tracePath(ctx, line, view));

@@ -15,7 +15,7 @@ use crate::site::Site;
 use crate::store::{Run, created};
 use crate::text;
 use crate::views::{
-    CompareChip, ComparePage, CompareRow, CompareSection, Crumb, Pair, SelectOption,
+    CompareChip, ComparePage, CompareRow, CompareSection, Crumb, Notice, Pair, SelectOption,
 };
 
 /// Maximum number of things side by side.
@@ -94,7 +94,9 @@ pub(crate) fn experiments(site: &Site, runs: &[Arc<Run>], show_all: bool) -> Com
             Pair { name: "Show all".to_owned(), value: format!("/compare?{}&all=1", query(None)) }
         }
     };
-    let lengths: BTreeSet<u64> = runs.iter().flat_map(|run| run.search().lengths.clone()).collect();
+    let metrics: BTreeSet<&str> =
+        runs.iter().map(|run| run.experiment.spec.searcher.metric.as_str()).collect();
+    let lengths = if metrics.len() > 1 { BTreeSet::new() } else { common_lengths(runs) };
     let length = |units: u64| SelectOption {
         value: units.to_string(),
         text: text::count(units),
@@ -104,6 +106,7 @@ pub(crate) fn experiments(site: &Site, runs: &[Arc<Run>], show_all: bool) -> Com
     ComparePage {
         frame: page,
         title: format!("Compare {}", text::num(runs.len(), "experiment")),
+        notice: metrics_notice(&metrics),
         chips: runs.iter().enumerate().map(chip).collect(),
         source: format!("/compare.json?{}", query(None)),
         is_trials: false,
@@ -113,6 +116,26 @@ pub(crate) fn experiments(site: &Site, runs: &[Arc<Run>], show_all: bool) -> Com
         lengths: lengths.into_iter().map(length).collect(),
         csv_href: format!("/compare.csv?{}", query(None)),
     }
+}
+
+/// Returns the lengths at which each run has at least one finite result.
+fn common_lengths(runs: &[Arc<Run>]) -> BTreeSet<u64> {
+    let of = |run: &Arc<Run>| -> BTreeSet<u64> {
+        let all = run.trials.values().flat_map(|trial| results(trial));
+        all.filter(|(_, value)| value.is_some()).map(|(units, _)| units).collect()
+    };
+    runs.iter().map(of).reduce(|one, other| &one & &other).unwrap_or_default()
+}
+
+/// Returns a notice if experiments have different metrics: their results do not compare.
+fn metrics_notice(metrics: &BTreeSet<&str>) -> Option<Notice> {
+    let names: Vec<String> = metrics.iter().map(|name| text::name(name)).collect();
+    (names.len() > 1).then(|| Notice {
+        class: "invalid",
+        title: "These experiments have different metrics".to_owned(),
+        text: format!("{} do not compare. The plots show numbers only.", names.join(", ")),
+        links: Vec::new(),
+    })
 }
 
 fn experiment_sections(runs: &[Arc<Run>], show_all: bool) -> Vec<CompareSection> {
@@ -201,6 +224,7 @@ pub(crate) fn trials(site: &Site, run: &Run, indexes: &[u32], show_all: bool) ->
     ComparePage {
         frame,
         title: format!("Compare {}", text::num(known.len(), "trial")),
+        notice: None,
         chips: known.iter().enumerate().map(chip).collect(),
         source: format!("{}/data.json", run.base()),
         is_trials: true,

@@ -125,7 +125,7 @@ pub(crate) fn importance(run: &Run) -> ImportanceCard {
     ImportanceCard { title, rows, empty: None }
 }
 
-/// Returns a reason as a sentence of its own.
+/// Returns a reason with a capital letter.
 fn sentence(reason: &str) -> String {
     let mut chars = reason.chars();
     let first = chars.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();

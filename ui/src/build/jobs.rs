@@ -16,7 +16,7 @@ use crate::store::Store;
 use crate::text;
 use crate::views::{Badge, JobRow, JobsPage};
 
-/// Returns all jobs: those that run first, then the newest.
+/// Returns all jobs: running ones first, then the newest.
 fn sorted(store: &Store) -> Vec<Arc<Job>> {
     let mut jobs = store.jobs();
     jobs.sort_by_key(|job| (Reverse(job.is_live()), Reverse(job.created)));

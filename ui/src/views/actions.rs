@@ -35,7 +35,7 @@ pub(crate) struct ActionButton {
 pub(crate) struct ConfirmPage {
     pub(crate) frame: Frame,
     pub(crate) title: String,
-    /// What the action does, and what is lost: a sentence each.
+    /// Effect of the action and the lost work, a sentence each.
     pub(crate) effects: Vec<String>,
     /// Alternatives, such as which trials continue; `value` is that of the field `trials`.
     pub(crate) choices: Vec<SelectOption>,

@@ -2,7 +2,7 @@
 
 use askama::Template;
 
-use super::parts::{Badge, Bar, Frame, Pair, SelectOption};
+use super::parts::{Badge, Bar, Frame, Notice, Pair, SelectOption};
 
 /// List of experiments.
 #[derive(Debug, Template)]
@@ -63,6 +63,8 @@ pub(crate) struct ExperimentRow {
 pub(crate) struct ComparePage {
     pub(crate) frame: Frame,
     pub(crate) title: String,
+    /// Reason why the compared things do not compare.
+    pub(crate) notice: Option<Notice>,
     pub(crate) chips: Vec<CompareChip>,
     /// URL of the JSON of the plots.
     pub(crate) source: String,
@@ -71,7 +73,7 @@ pub(crate) struct ComparePage {
     /// URL of the JSON of the curves of trials.
     pub(crate) curves: String,
     pub(crate) sections: Vec<CompareSection>,
-    /// Link that shows all fields or only those that differ: text and link.
+    /// Link that shows all fields or only the different ones: text and link.
     pub(crate) toggle: Option<Pair>,
     /// Lengths at which results can be compared.
     pub(crate) lengths: Vec<SelectOption>,
@@ -114,6 +116,6 @@ pub(crate) struct MessagePage {
     pub(crate) frame: Frame,
     pub(crate) title: String,
     pub(crate) text: String,
-    /// What to do: text and link or command.
+    /// Remedy: text and link or command.
     pub(crate) remedy: Option<Pair>,
 }

@@ -44,7 +44,7 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    /// Puts changed jobs into the store, and removes those that are gone. Adds records that cannot
+    /// Puts changed jobs into the store, and removes deleted ones. Adds records that cannot
     /// be read to `unreadable`.
     pub(super) fn refresh(
         &mut self,

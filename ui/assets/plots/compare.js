@@ -8,8 +8,8 @@ import { LinePlot } from './lines.js';
 import { limitsOf } from './panels.js';
 import { durationTicks } from './ticks.js';
 
-const COLUMNS = { 'gpu-hours': 0, wall: 1, trials: 2 };
-const LABELS = { 'gpu-hours': 'slot hours', wall: 'wall time', trials: 'trials' };
+const COLUMNS = { 'slot-hours': 0, wall: 1, trials: 2 };
+const LABELS = { 'slot-hours': 'slot hours', wall: 'wall time', trials: 'trials' };
 
 export function create(host) {
   return new Compare(host);
@@ -37,8 +37,8 @@ class Compare {
   }
 
   get x() {
-    const x = state.get('x', this.host.options.x || 'gpu-hours');
-    return x in COLUMNS ? x : 'gpu-hours';
+    const x = state.get('x', this.host.options.x || 'slot-hours');
+    return x in COLUMNS ? x : 'slot-hours';
   }
 
   async load() {

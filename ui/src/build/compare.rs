@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use stoker_api::number;
 use stoker_engine::trial::TrialRecord;
 
-use super::head::{method, seconds};
+use super::head::{method, ran, seconds};
 use super::{frame, plain_frame};
 use crate::data::{attempt_seconds, best_so_far, best_value, state, trained};
 use crate::search::{category, flat, results};
@@ -147,10 +147,6 @@ fn experiment_sections(runs: &[Arc<Run>], show_all: bool) -> Vec<CompareSection>
         Some(best) => format!("{} (trial {})", text::result_text(Some(&best.metric)), best.index),
         None => text::NONE.to_owned(),
     };
-    let ran = |run: &Run| {
-        let end = status(run).ended_at.map_or_else(|| text::now().0, |at| at.0);
-        text::duration(u64::try_from(end - created(run)).unwrap_or(0))
-    };
     let failed = |run: &Run| {
         let all = super::head::badges(run);
         all.values().filter(|badge| badge.class == "failed").count().to_string()
@@ -161,7 +157,7 @@ fn experiment_sections(runs: &[Arc<Run>], show_all: bool) -> Vec<CompareSection>
         row("Best result", &best),
         row("Slot hours", &|run| text::hours(seconds(run).1)),
         row("Trials", &|run| text::count(run.trials.len() as u64)),
-        row("Wall time", &ran),
+        row("Wall time", &|run| text::duration(ran(run))),
         row("Search", &|run| method(&run.experiment)),
         row("Failed trials", &failed),
     ];

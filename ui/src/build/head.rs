@@ -121,26 +121,32 @@ fn facts(run: &Run) -> Vec<Fact> {
     facts.push(fact("Slot time", format!("{} h", text::hours(slot_seconds)), limit));
     let begin = created(run);
     if begin > 0 {
-        let end = status.ended_at.unwrap_or_else(|| last_end(run).unwrap_or_else(text::now));
-        let ran = u64::try_from(end.0 - begin).unwrap_or(0);
-        let (label, note) = match (run.is_live(), status.ended_at) {
-            (true, _) => ("Running for", format!("{} %", status.progress_percent)),
+        let (label, note) = match (run.is_live(), ended(run)) {
             (false, Some(ended)) => ("Ran for", format!("ended {ended}")),
-            (false, None) => ("Ran for", format!("{} %", status.progress_percent)),
+            (false, None) => ("Ran for", String::new()),
+            (true, _) => ("Running for", format!("{} % done", status.progress_percent)),
         };
-        facts.push(fact(label, text::duration(ran), note));
+        facts.push(fact(label, text::duration(ran(run)), note));
     }
     facts.push(fact("Search", method(&run.experiment), search_note(run)));
     facts
 }
 
-/// Returns the end of the last attempt of a run whose runner is gone.
-fn last_end(run: &Run) -> Option<Timestamp> {
+/// Returns the end of a run that is not live. A local record contains the ends of attempts only.
+fn ended(run: &Run) -> Option<Timestamp> {
     if run.is_live() {
         return None;
     }
     let attempts = run.trials.values().filter_map(|trial| trial.status.attempts.last());
-    attempts.filter_map(|attempt| attempt.ended_at).max()
+    let status = run.experiment.status.as_ref();
+    let recorded = status.and_then(|status| status.ended_at);
+    recorded.or_else(|| attempts.filter_map(|attempt| attempt.ended_at).max())
+}
+
+/// Returns the seconds from the start of a run to its end, or to now.
+pub(crate) fn ran(run: &Run) -> u64 {
+    let end = ended(run).unwrap_or_else(text::now);
+    u64::try_from(end.0 - created(run)).unwrap_or(0)
 }
 
 fn best_at(run: &Run, index: u32) -> String {
@@ -247,4 +253,36 @@ fn commands(site: &Site, run: &Run) -> Vec<Pair> {
         commands.push(command("Delete the experiment and its trials", "delete"));
     }
     commands
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn ended_runs_do_not_grow_older() {
+        let attempt =
+            |from: &str, to: &str| json!({ "number": 0, "startedAt": from, "endedAt": to });
+        let trials: Vec<Value> = [
+            attempt("2026-11-24T10:00:00Z", "2026-11-24T10:01:00Z"),
+            attempt("2026-11-24T10:00:30Z", "2026-11-24T10:02:10Z"),
+        ]
+        .map(|attempt| json!({ "phase": "Completed", "attempts": [attempt] }))
+        .to_vec();
+        let check = |status: Value, expected: u64| {
+            assert_eq!(
+                ran(&fixture::run(json!({}), status.clone(), &trials)),
+                expected,
+                "{status}"
+            );
+        };
+        // A local record contains the ends of attempts only.
+        check(json!({ "phase": "Completed" }), 130);
+        check(json!({ "phase": "Completed", "endedAt": "2026-11-24T10:03:00Z" }), 180);
+        let running = fixture::run(json!({}), json!({ "phase": "Running" }), &trials);
+        assert!(ran(&running) > 130);
+    }
 }

@@ -1,4 +1,5 @@
-//! Third-party software reads the results of a run: TensorBoard, pandas, an S3 server.
+//! Third-party software reads the results of a run: TensorBoard, pandas, Polars, DuckDB, an S3
+//! server.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -11,7 +12,7 @@ use crate::local_run::{last_line, run};
 /// Returns the path of a tool that scripts/fetch-tools installs: Python with the readers, or the S3
 /// server.
 pub(crate) fn tool(name: &str) -> std::path::PathBuf {
-    let path = cache().join("tools/python-2/bin").join(name);
+    let path = cache().join("tools/python-3/bin").join(name);
     assert!(path.exists(), "{} is missing; run scripts/fetch-tools", path.display());
     path
 }
@@ -59,6 +60,108 @@ fn tensorboard_and_pandas_read_the_metrics() {
     assert!(output.status.success(), "{}", describe_output(&output));
     let trials = glob_trials(root.path());
     let read = Command::new(tool("python")).args(["-c", READ]).arg(&trials[0]).output().unwrap();
+    assert!(read.status.success(), "{}", describe_output(&read));
+}
+
+/// Lines of docs/metrics.md that read all metrics of an experiment: from the CSV, from the files.
+const DOCUMENTED: [&str; 6] = [
+    r#"pandas.read_csv("metrics.csv")"#,
+    r#"polars.read_csv("metrics.csv")"#,
+    "SELECT * FROM 'metrics.csv'",
+    concat!(
+        "pandas.concat(pandas.read_json(path, lines=True).assign(path=path) for path in ",
+        r#"glob.glob("trials/*/metrics/*.jsonl"))"#
+    ),
+    concat!(
+        r#"polars.concat([polars.read_ndjson(path, include_file_paths="path") for path in "#,
+        r#"glob.glob("trials/*/metrics/*.jsonl")], how="diagonal_relaxed")"#
+    ),
+    "SELECT * FROM read_json('trials/*/metrics/*.jsonl', filename=true)",
+];
+
+/// Further lines of docs/metrics.md, about the tables `data` of pandas and Polars, and of DuckDB.
+const ABOUT_ROWS: [&str; 6] = [
+    concat!(
+        r#"data.query("metric == 'validation_loss'")"#,
+        r#".pivot(index="batches", columns="trial", values="value")"#
+    ),
+    concat!(
+        "SELECT trial, min(value) FROM 'metrics.csv' WHERE metric = 'validation_loss' ",
+        "GROUP BY trial ORDER BY 2 LIMIT 1"
+    ),
+    r#"data["path"].str.extract(r"trials/(\d+)/")"#,
+    r#"data["metrics"].str.get("loss")"#,
+    concat!(
+        r#"data[data["attempt"] == data.groupby(["trial", "group", "batches"])"#,
+        r#"["attempt"].transform("max")]"#
+    ),
+    r#"data.unnest("metrics")"#,
+];
+
+/// Runs the documented lines in the directory of an experiment, and compares their tables.
+const READ_ALL: &str = r#"
+import glob, json, math, sys
+import duckdb, pandas, polars
+read, about = json.loads(sys.argv[1])
+lines = open("metrics.csv").read().splitlines()[1:]
+from_pandas, from_polars, from_duckdb = eval(read[0]), eval(read[1]), duckdb.sql(read[2]).df()
+assert len(lines) == len(from_pandas) == len(from_polars) == len(from_duckdb) > 0
+assert from_pandas["value"].dtype == "float64" and from_duckdb["value"].dtype == "float64"
+assert from_polars["value"].dtype == polars.Float64, from_polars["value"].dtype
+nans = [int(values.isna().sum()) for values in (from_pandas["value"], from_duckdb["value"])]
+assert nans == [1, 1] and from_polars["value"].is_nan().sum() == 1, nans
+data = from_pandas
+by_trial = eval(about[0])
+assert list(by_trial.columns) == sorted(data["trial"].unique()), by_trial
+best = duckdb.sql(about[1]).fetchall()[0]
+assert best[0] == by_trial.min().idxmin(), best
+assert math.isclose(best[1], by_trial.min().min()), (best, by_trial.min().min())
+exact = pandas.read_csv("metrics.csv", float_precision="round_trip")["value"]
+values = duckdb.sql(read[2]).df()["value"]
+assert exact.equals(values), "DuckDB is not exact"
+assert exact.equals(pandas.Series(from_polars["value"].to_list())), "Polars is not exact"
+rows = sum(len(open(path).read().splitlines()) for path in glob.glob("trials/*/metrics/*.jsonl"))
+data = eval(read[3])
+from_files = duckdb.sql(read[5])
+assert rows == len(data) == len(eval(read[4])) == len(from_files.df()), rows
+losses = eval(about[3])
+expected = duckdb.sql(f"SELECT avg(metrics.loss) FROM ({read[5]}) WHERE \"group\" = 'training'")
+assert math.isclose(losses[data["group"] == "training"].mean(), expected.fetchall()[0][0])
+data["trial"] = eval(about[2])[0].astype(int)
+assert 0 < len(eval(about[4])) <= rows
+data = eval(read[4])
+assert math.isclose(eval(about[5])["loss"].mean(), losses.mean())
+print(rows, "rows agree")
+"#;
+
+#[test]
+fn pandas_polars_and_duckdb_read_an_experiment() {
+    if !has_data("iris") {
+        return;
+    }
+    let documentation = std::fs::read_to_string(repository().join("docs/metrics.md")).unwrap();
+    for line in DOCUMENTED.iter().chain(&ABOUT_ROWS) {
+        assert!(documentation.contains(line), "docs/metrics.md does not contain {line}");
+    }
+    let root = tempfile::tempdir().unwrap();
+    let more = ["--set", "schedulingUnit=8"];
+    let output = run(&repository().join("examples/iris/asha.yaml"), root.path(), &more);
+    assert!(output.status.success(), "{}", describe_output(&output));
+    let trial = glob_trials(root.path()).remove(0);
+    // NaN must not turn the numbers into text.
+    let row = concat!(
+        r#"{"group":"training","batches":999,"epoch":0,"attempt":0,"#,
+        r#""metrics":{"loss":null},"nonfinite":{"loss":"NaN"}}"#
+    );
+    std::fs::write(trial.join("metrics/0-00000099.jsonl"), format!("{row}\n")).unwrap();
+    let experiment = trial.parent().unwrap().parent().unwrap();
+    let metrics = ["experiment", "metrics", "iris-asha", "--output", "csv", "--root"];
+    let csv = stoker(metrics).arg(root.path()).output().unwrap();
+    assert!(csv.status.success(), "{}", describe_output(&csv));
+    std::fs::write(experiment.join("metrics.csv"), csv.stdout).unwrap();
+    let lines = serde_json::json!([DOCUMENTED, ABOUT_ROWS]).to_string();
+    let mut read = Command::new(tool("python"));
+    let read = read.args(["-c", READ_ALL, &lines]).current_dir(experiment).output().unwrap();
     assert!(read.status.success(), "{}", describe_output(&read));
 }
 

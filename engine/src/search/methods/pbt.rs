@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use stoker_api::trial::CloseCause;
 
 use super::SearchMethod;
-use crate::search::book::{Before, Book, TrialState};
+use crate::search::book::{Before, Book, TrialEntry, TrialState};
 use crate::search::rung::Loss;
 use crate::search::turn::{Edit, Event, Source, Step};
 use crate::search::view::{BracketView, NextPromotion, PEERS_MAX, Rule, RungView, Standing};
@@ -239,10 +239,12 @@ impl SearchMethod for Pbt {
 
     /// The other trials of an earlier round have continued without this one.
     fn may_reopen(&self, trial: u32, book: &Book) -> bool {
-        let entry = book.trial(trial);
-        let units = self.length_at(entry.group, entry.units);
-        let rounds = self.finished.keys().chain(self.on_way.keys());
-        rounds.max().is_none_or(|latest| units >= *latest)
+        let round_of = |entry: &TrialEntry| self.length_at(entry.group, entry.units);
+        // Of all trials, not only of those with a result: all trials of the latest round may have
+        // ended before their first one.
+        let others = book.trials().iter().filter(|other| other.state != TrialState::Deleted);
+        let latest = others.map(round_of).max();
+        latest.is_none_or(|latest| round_of(book.trial(trial)) >= latest)
     }
 
     fn edit(&mut self, _edit: &Edit) {}

@@ -21,7 +21,7 @@
 //! 4. [`inference`]: batch inference jobs.
 //! 5. [`contract`]: the protocol between trainer and runner: configuration, reports and directives.
 //! 6. [`exit`]: the meaning of a trainer's exit code for its attempt.
-//! 7. [`pod`]: pod settings that users may specify.
+//! 7. [`pod`]: pod settings that users may specify; [`quantity`]: their amounts.
 //! 8. [`validate`]: validation of experiments and jobs.
 //! 9. [`condition`], [`time`], [`number`], [`text`]: building blocks of a status.
 //! 10. [`names`]: names of environment variables, files and labels.
@@ -41,6 +41,7 @@ pub mod inference;
 pub mod names;
 pub mod number;
 pub mod pod;
+pub mod quantity;
 pub mod text;
 pub mod time;
 pub mod trial;

@@ -24,7 +24,7 @@ use crate::run_root::RunRoot;
 
 /// Number of trials that a message lists.
 const LISTED_MAX: usize = 16;
-/// What happens next on a cluster.
+/// Next step on a cluster.
 const ON_CLUSTER: &str = "the operator continues them";
 
 /// A request, and the trials that it continues.

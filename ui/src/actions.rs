@@ -19,7 +19,7 @@ use crate::text;
 
 /// Time for which the answer about permissions is used.
 const PERMISSIONS_AGE: Duration = Duration::from_secs(60);
-/// Time for which nodes and pods are used, whatever the number of viewers.
+/// Time for which all viewers use the same nodes and pods.
 const OBJECTS_AGE: Duration = Duration::from_secs(5);
 /// Maximum time that a page waits for the answer about permissions.
 const PERMISSIONS_TIMEOUT: Duration = Duration::from_secs(3);

@@ -170,8 +170,7 @@ pub(crate) fn category(value: &Value) -> String {
     }
 }
 
-/// Returns the hyperparameters that vary: those of the space, or those of the trials if there is no
-/// valid space.
+/// Returns the hyperparameters that vary in the space, or between the trials if there is none.
 fn hyperparameters(
     valid: Option<&ValidExperiment>,
     trials: &BTreeMap<u32, &TrialRecord>,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use stoker_api::names::LABEL_EXPERIMENT;
+use stoker_api::quantity;
 
 /// Resource that CPU ranks request.
 pub(crate) const CPU: &str = "cpu";
@@ -81,30 +82,9 @@ pub(crate) fn used(
 }
 
 fn amounts(quantities: &BTreeMap<String, Quantity>) -> BTreeMap<String, f64> {
-    let of = |(name, quantity): (&String, &Quantity)| Some((name.clone(), amount(&quantity.0)?));
+    let of =
+        |(name, amount): (&String, &Quantity)| Some((name.clone(), quantity::parse(&amount.0)?));
     quantities.iter().filter_map(of).collect()
-}
-
-/// Parses a quantity of Kubernetes, such as `500m` or `16Gi`.
-fn amount(text: &str) -> Option<f64> {
-    let suffix = text.trim_start_matches(|char: char| char.is_ascii_digit() || char == '.');
-    let number: f64 = text[..text.len() - suffix.len()].parse().ok()?;
-    let factor = match suffix {
-        "n" => 1e-9,
-        "u" => 1e-6,
-        "m" => 1e-3,
-        "" => 1.0,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "Ki" => 1024.0,
-        "Mi" => 1024_f64.powi(2),
-        "Gi" => 1024_f64.powi(3),
-        "Ti" => 1024_f64.powi(4),
-        _ => return None,
-    };
-    Some(number * factor)
 }
 
 #[cfg(test)]
@@ -112,18 +92,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn quantities_have_their_amount() {
-        let check =
-            |text: &str, expected: Option<f64>| assert_eq!(amount(text), expected, "{text}");
-        check("4", Some(4.0));
-        check("500m", Some(0.5));
-        check("1.5k", Some(1500.0));
-        check("2Gi", Some(2_147_483_648.0));
-        check("", None);
-        check("4x", None);
-    }
 
     fn pod(node: Option<&str>, phase: &str, experiment: &str, requests: serde_json::Value) -> Pod {
         serde_json::from_value(json!({

@@ -8,6 +8,7 @@ use super::{FieldError, item, member};
 use crate::experiment::{CodeContext, ExperimentSpec, Resources};
 use crate::names::{ENV_RENDEZVOUS_PORT, pod_paths};
 use crate::pod::PodTemplate;
+use crate::quantity;
 
 /// Maximum number of slots of a trial: all ranks connect to rank 0 for the rendezvous.
 const SLOTS_MAX: u32 = 1024;
@@ -105,7 +106,9 @@ pub(super) fn check_resources(resources: &Resources, errors: &mut Vec<FieldError
         map.iter().map(move |(name, value)| (member(&member("spec.resources", list), name), value))
     });
     let shm = ("spec.resources.shmSize".to_owned(), &resources.shm_size);
-    for (path, quantity) in quantities.chain([shm]).filter(|(_, value)| !is_quantity(value)) {
+    for (path, quantity) in
+        quantities.chain([shm]).filter(|(_, value)| quantity::parse(value).is_none())
+    {
         let rule = "must be a quantity, such as 4, 500m or 16Gi";
         errors.push(FieldError::new(&path, &json!(quantity), rule));
     }
@@ -214,13 +217,4 @@ fn is_name(name: &str) -> bool {
             && bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
     };
     !name.is_empty() && name.len() <= 253 && name.split('.').all(is_label)
-}
-
-/// Returns `true` for a Kubernetes quantity: a decimal number with an optional suffix.
-fn is_quantity(text: &str) -> bool {
-    let suffix = text.trim_start_matches(|char: char| char.is_ascii_digit() || char == '.');
-    let number = &text[..text.len() - suffix.len()];
-    let suffixes =
-        ["", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "n", "u"];
-    number.parse::<f64>().is_ok() && suffixes.contains(&suffix)
 }

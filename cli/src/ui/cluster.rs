@@ -1,5 +1,4 @@
-//! Experiments and jobs of a cluster: one list and one watch per kind, whatever the number of
-//! viewers.
+//! Experiments and jobs of a cluster: one list and one watch per kind, which all viewers share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -105,7 +104,7 @@ where
     if all { Api::all(cluster.client.clone()) } else { cluster.api() }
 }
 
-/// Lists and watches a kind for ever.
+/// Lists and watches a kind until the page ends.
 async fn watch<K>(
     api: Api<K>,
     sender: UnboundedSender<Change>,

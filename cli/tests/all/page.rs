@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -141,9 +141,7 @@ fn page_refuses_requests_without_its_token() {
 
 #[test]
 fn run_serves_its_page_while_it_lasts() {
-    let mut fixture = RunFixture::new(random(1), "").pause_at(3);
-    // The checkpoint after five batches is on the page before the run ends.
-    fixture.spec["data"]["sleepMs"] = json!(300);
+    let fixture = RunFixture::new(random(1), "").pause_at(3);
     let mut command = fixture.command(&["--ui=0"]);
     let run = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut run = Process(run);
@@ -154,11 +152,17 @@ fn run_serves_its_page_while_it_lasts() {
     let base = "/experiments/default/scripted";
     wait_until("the run is on the page", || page.request(base, &page.headers()).0 == 200);
     wait_until("the trial runs", || states() == json!(["Running"]));
-    let live = stream(&page, "/live?e=default/scripted");
-    fixture.release();
-    // The stream reports the change without a further request.
-    let mut events = BufReader::new(live).lines();
+    let mut events = BufReader::new(stream(&page, "/live?e=default/scripted")).lines();
+    assert!(events.any(|line| line.unwrap() == "event: heartbeat"));
+    // The trial is held, so its record changes only here: the stream reports it without a request.
+    let run_of = |path: &PathBuf| path.join("record/trials/0.json");
+    let record = files(&fixture.root().join("local")).iter().map(run_of).find(|path| path.exists());
+    let record = record.unwrap();
+    let changed = record.with_extension("changed");
+    std::fs::copy(&record, &changed).unwrap();
+    std::fs::rename(&changed, &record).unwrap();
     assert!(events.any(|line| line.unwrap() == "event: change"));
+    fixture.release();
     assert!(run.0.wait().unwrap().success());
     assert!(TcpStream::connect(&page.address).is_err());
 }

@@ -12,6 +12,7 @@ use stoker_api::names::{
     LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX, LABEL_TRIAL,
     RENDEZVOUS_PORT, pod_paths,
 };
+use stoker_api::quantity;
 use stoker_api::validate::ValidExperiment;
 
 use super::config::{OperatorConfig, TrialNames};
@@ -180,40 +181,15 @@ fn cleanup_resources(settings: &PodSettings<'_>) -> Value {
     let mut resources = small_resources();
     // Extended resources, such as network cards, are only for programs.
     for (name, limit) in settings.limits.iter().filter(|(name, _)| !name.contains('/')) {
-        let request = resources["requests"][name].as_str().and_then(quantity);
+        let request = resources["requests"][name].as_str().and_then(quantity::parse);
         // A request above its limit is invalid, and a missing request defaults to the limit.
-        if request.is_none_or(|request| quantity(limit).is_none_or(|limit| limit < request)) {
+        let limit_amount = quantity::parse(limit);
+        if request.is_none_or(|request| limit_amount.is_none_or(|limit| limit < request)) {
             resources["requests"][name] = json!(limit);
         }
         resources["limits"][name] = json!(limit);
     }
     resources
-}
-
-/// Parses a Kubernetes quantity, such as `500m` or `16Gi`.
-fn quantity(text: &str) -> Option<f64> {
-    let suffix = text.trim_start_matches(|char: char| char.is_ascii_digit() || char == '.');
-    let number: f64 = text[..text.len() - suffix.len()].parse().ok()?;
-    let factor = match suffix {
-        "n" => 1e-9,
-        "u" => 1e-6,
-        "m" => 1e-3,
-        "" => 1.0,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "P" => 1e15,
-        "E" => 1e18,
-        "Ki" => 1024.0,
-        "Mi" => 1024_f64.powi(2),
-        "Gi" => 1024_f64.powi(3),
-        "Ti" => 1024_f64.powi(4),
-        "Pi" => 1024_f64.powi(5),
-        "Ei" => 1024_f64.powi(6),
-        _ => return None,
-    };
-    Some(number * factor)
 }
 
 fn spec(

@@ -6,8 +6,8 @@
 //! record/attempts/INDEX-ATTEMPT/{trial.json, token}
 //! ```
 //!
-//! Files are replaced atomically and are durable when a write returns. Only the process that holds
-//! the lock writes.
+//! Files are replaced atomically, and are durable when a write returns, except for those of an
+//! attempt. Only the process that holds the lock writes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -106,30 +106,44 @@ pub(crate) fn trial_object(trial: &TrialRecord) -> Trial {
     object
 }
 
-/// Writes `value` as JSON, atomically. Other users cannot read the file.
+/// Writes `value` as JSON, atomically and durably. Other users cannot read the file.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
+    write(path, &to_json(path, value)?)
+}
+
+/// Returns `value` as JSON with a line end. The error names `path`, for which it is meant.
+pub(crate) fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, Failure> {
     let mut bytes =
         serde_json::to_vec_pretty(value).map_err(|error| Failure::file("write", path, error))?;
     bytes.push(b'\n');
-    write(path, &bytes)
+    Ok(bytes)
 }
 
 /// Replaces the file at `path` atomically; it is durable on return. Other users cannot read it.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let all = || -> std::io::Result<()> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(".new");
-        let temporary = folder.join(name);
-        let mut options = OpenOptions::new();
-        let mut file =
-            options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        File::open(folder)?.sync_all()
-    };
-    all().map_err(|error| Failure::file("write", path, error))
+    replace(path, bytes, true).map_err(|error| Failure::file("write", path, error))
+}
+
+/// Like [`write`], but the file may be lost if the machine loses power. Suits files of an attempt,
+/// which ends then, too.
+pub(crate) fn write_for_this_boot(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    replace(path, bytes, false).map_err(|error| Failure::file("write", path, error))
+}
+
+fn replace(path: &Path, bytes: &[u8], is_durable: bool) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let temporary = folder.join(name);
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(bytes)?;
+    if !is_durable {
+        return fs::rename(&temporary, path);
+    }
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    File::open(folder)?.sync_all()
 }
 
 /// Reads a JSON file.

@@ -138,6 +138,7 @@ impl<'a> Runner<'a> {
         view: &mut View,
     ) -> Result<(), Failure> {
         self.run_loop(signals, view).await?;
+        self.shared.state().finish_status();
         self.finish_asking().await;
         // Safe to abort: the remaining checkpoints are deleted at the end or on resume.
         self.pruning.take().inspect(JoinHandle::abort);
@@ -158,8 +159,7 @@ impl<'a> Runner<'a> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.shared.state().settle()?;
         loop {
-            self.shared.state().retry();
-            self.shared.state().enforce_limits();
+            self.shared.state().tick();
             self.start_ready_trials(view);
             self.ask();
             self.kill_overdue_trials();
@@ -244,7 +244,7 @@ impl<'a> Runner<'a> {
         let token = record::random_hex(32)?;
         let folder = self.folder.attempt(index, attempt)?;
         let token_file = folder.join("token");
-        record::write(&token_file, token.as_bytes())?;
+        record::write_for_this_boot(&token_file, token.as_bytes())?;
         let Some(trial) = self.shared.state().trials.get(&index).cloned() else { return Ok(()) };
         let visible = self.devices.take(index, self.slots_per_trial());
         if visible.is_none() && !self.devices.is_empty() {
@@ -260,7 +260,7 @@ impl<'a> Runner<'a> {
             gang: gang.clone(),
         });
         let config_file = folder.join("trial.json");
-        record::write_json(&config_file, &config)?;
+        record::write_for_this_boot(&config_file, &record::to_json(&config_file, &config)?)?;
         self.shared.state().begin(index, attempt, &token)?;
         let spec = &self.valid.spec;
         let program = spec.entrypoint.command.iter().chain(&spec.entrypoint.args).cloned();

@@ -10,17 +10,16 @@ mod changes;
 mod checkpoints;
 mod queue;
 mod reports;
+mod status;
 mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use stoker_api::decisions::PriorTrial;
-use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus};
+use stoker_api::experiment::Experiment;
 use stoker_api::trial::{AttemptEnd, TrialSpec};
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::experiment::{
-    Ledger, Record, Refusal, Summary, Unreadable, Write, append, set_phase, set_refusal,
-};
+use stoker_engine::experiment::{Ledger, Record, Refusal, Summary, Unreadable, Write, append};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::search::book::TrialState;
 use stoker_engine::trial::{
@@ -29,6 +28,7 @@ use stoker_engine::trial::{
 use tokio::sync::mpsc::UnboundedSender;
 
 use self::queue::Queue;
+use self::status::StatusFile;
 use self::trouble::Trouble;
 use super::record::RecordDir;
 use crate::cluster::text::now;
@@ -85,6 +85,7 @@ pub(crate) struct State {
     prunable: BTreeSet<u32>,
     tokens: BTreeMap<u32, BTreeMap<String, u32>>,
     unrecorded: Vec<UnrecordedEnd>,
+    status_file: StatusFile,
     trouble: Option<Trouble>,
     /// Why the external searcher has not answered.
     refusal: Option<Refusal>,
@@ -122,6 +123,7 @@ impl State {
             release_seconds: valid.spec.searcher.release_seconds,
             tokens: BTreeMap::new(),
             unrecorded: vec![],
+            status_file: StatusFile::default(),
             trouble: None,
             refusal: None,
         };
@@ -143,19 +145,9 @@ impl State {
         Ok(())
     }
 
-    /// Returns the experiment's status.
-    pub(crate) fn status(&self) -> ExperimentStatus {
-        self.experiment.status.clone().unwrap_or_default()
-    }
-
     /// Returns the experiment's name.
     pub(crate) fn name(&self) -> &str {
         self.experiment.metadata.name.as_deref().unwrap_or_default()
-    }
-
-    /// Returns the part of the search that is done, from 0 to 1.
-    pub(crate) fn progress(&self) -> f64 {
-        self.summary.progress(&self.ledger, self.status().phase)
     }
 
     /// Lets the search take in everything that is recorded, and records what follows.
@@ -169,8 +161,15 @@ impl State {
         settled.map_err(|error| self.fail(error))
     }
 
+    /// Does what is due: repeats a failed write, ends the search at a limit, and writes the status.
+    pub(crate) fn tick(&mut self) {
+        self.retry();
+        self.enforce_limits();
+        self.flush_status();
+    }
+
     /// Ends the search if a limit is reached.
-    pub(crate) fn enforce_limits(&mut self) {
+    fn enforce_limits(&mut self) {
         if self.ledger.seconds_to_limit(&self.summary, now()) == Some(0) {
             // A failed write is repeated.
             let _ = self.settle();
@@ -234,8 +233,7 @@ impl State {
                 Write::Log(entry) => {
                     let mut experiment = self.experiment.clone();
                     append(&mut experiment.status.get_or_insert_default().log, entry);
-                    self.folder.save_experiment(&experiment)?;
-                    self.experiment = experiment;
+                    self.save_experiment(experiment)?;
                 }
                 Write::Grant { trial, grant } => {
                     let Some(mut record) = self.trials.get(&trial).cloned() else { continue };
@@ -276,25 +274,6 @@ impl State {
         }
         trial::stamp_facts(&mut record, num_facts, now());
         self.save(record)
-    }
-
-    fn save_status(&mut self) -> Result<(), Failure> {
-        let ExperimentStatus { log, conditions, .. } = self.status();
-        let status = self.summary.status(&self.ledger, false, |index| self.trials.get(&index));
-        let mut status = ExperimentStatus { log, conditions, ..status };
-        if self.is_pausing {
-            let trials: Vec<&TrialRecord> = self.trials.values().collect();
-            set_phase(&mut status, &trials, DesiredState::Paused);
-        }
-        set_refusal(&mut status, self.refusal.as_ref(), 0, now());
-        if self.experiment.status.as_ref() == Some(&status) {
-            return Ok(());
-        }
-        let mut experiment = self.experiment.clone();
-        experiment.status = Some(status);
-        self.folder.save_experiment(&experiment)?;
-        self.experiment = experiment;
-        Ok(())
     }
 
     /// Writes a new or changed trial, then replaces it in memory.

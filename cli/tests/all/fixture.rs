@@ -75,6 +75,13 @@ impl RunFixture {
         self.command(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
+    /// Returns the experiment of the only run.
+    pub(crate) fn experiment(&self) -> Value {
+        let runs = files(&self.root().join("local"));
+        let run = runs.iter().find(|path| path.is_dir()).expect("no run");
+        serde_json::from_slice(&std::fs::read(run.join("record/experiment.json")).unwrap()).unwrap()
+    }
+
     /// Returns the trials of all runs, sorted by index.
     pub(crate) fn trials(&self) -> Vec<Value> {
         let mut trials = Vec::new();

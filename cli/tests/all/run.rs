@@ -243,6 +243,9 @@ fn stopped_run_resumes() {
     assert!(!fixture.is_any_trainer_alive());
     let was_preempted = |trial: &Value| trial["status"]["attempts"][0]["end"] == "Preempted";
     assert!(fixture.trials().iter().any(was_preempted));
+    // The counts in the record are those of the end, although they are written less often.
+    let status = &fixture.experiment()["status"];
+    assert_eq!((&status["trialsRunning"], &status["trialsClosed"]), (&json!(0), &json!(0)));
     check(&fixture.run(&[]), 0, "");
     assert_eq!(fixture.trials()[0]["status"]["restarts"], 0);
 }

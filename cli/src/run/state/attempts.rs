@@ -4,7 +4,7 @@ use stoker_api::contract::Directive;
 use stoker_api::experiment::Phase;
 use stoker_api::trial::AttemptEnd;
 use stoker_engine::search::book::TrialState;
-use stoker_engine::trial::{self, BackOff, TargetState};
+use stoker_engine::trial::{self, BackOff, NextStep, TargetState};
 
 use super::{Happening, State, UnrecordedEnd};
 use crate::cluster::text::now;
@@ -47,6 +47,13 @@ impl State {
         trial::stamp_facts(&mut record, num_facts, now());
         if let Some(attempt) = record.status.attempts.last_mut() {
             attempt.ended_at = Some(now());
+        }
+        // If the search knows everything about the trial, one write ends and closes it.
+        if self.ledger.pending([&record]).is_empty()
+            && let NextStep::Close { cause } = trial::next(&record, self.target(index))
+        {
+            trial::close(&mut record, cause, None);
+            trial::stamp_facts(&mut record, num_facts, now());
         }
         if trial::closed(&record).is_none() {
             let is_idle = self.ledger.state(index) != Some(TrialState::Active);

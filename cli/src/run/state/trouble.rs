@@ -32,7 +32,7 @@ impl State {
     }
 
     /// Repeats a failed write if it is due.
-    pub(crate) fn retry(&mut self) {
+    pub(super) fn retry(&mut self) {
         if self.trouble.as_ref().is_some_and(|trouble| trouble.retry_at <= Instant::now()) {
             let _ = self.settle();
         }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
 pub(crate) use self::retry::RetryPolicy;
 use crate::StorageError;
@@ -198,16 +198,32 @@ impl Storage {
     ///
     /// The storage failed.
     pub async fn list_sized(&self, prefix: &str) -> Result<Vec<(String, u64)>, StorageError> {
+        self.list_with(prefix, |object| object.size).await
+    }
+
+    /// Same as [`list`](Self::list), with the time at which each object was written, in seconds
+    /// since 1970.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed.
+    pub async fn list_timed(&self, prefix: &str) -> Result<Vec<(String, i64)>, StorageError> {
+        self.list_with(prefix, |object| object.last_modified.timestamp()).await
+    }
+
+    async fn list_with<T: Ord>(
+        &self,
+        prefix: &str,
+        of: impl Fn(&ObjectMeta) -> T,
+    ) -> Result<Vec<(String, T)>, StorageError> {
         let location = self.location(prefix)?;
         let listing = self.retry(prefix, || async {
-            let objects = self.store.list(Some(&location));
-            let objects = objects.map_ok(|object| (object.location, object.size));
-            objects.try_collect::<Vec<_>>().await
+            self.store.list(Some(&location)).try_collect::<Vec<_>>().await
         });
-        let relative = |(path, size): &(Path, u64)| -> Option<(String, u64)> {
-            let names: Vec<String> =
-                path.prefix_match(&self.prefix)?.map(|part| part.as_ref().to_owned()).collect();
-            Some((names.join("/"), *size))
+        let relative = |object: &ObjectMeta| -> Option<(String, T)> {
+            let parts = object.location.prefix_match(&self.prefix)?;
+            let names: Vec<String> = parts.map(|part| part.as_ref().to_owned()).collect();
+            Some((names.join("/"), of(object)))
         };
         let mut objects: Vec<_> = listing.await?.iter().filter_map(relative).collect();
         objects.sort();

@@ -146,6 +146,10 @@ async fn check(storage: Storage) {
     assert_eq!(storage.list("").await.unwrap().len(), 31);
     assert_eq!(storage.list("nowhere").await.unwrap(), Vec::<String>::new());
     assert_eq!(storage.list_sized("a/b").await.unwrap()[4], ("a/b/04".to_owned(), 3));
+    let (path, written) = storage.list_timed("a/b").await.unwrap().swap_remove(4);
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs().cast_signed();
+    assert_eq!(path, "a/b/04");
+    assert!((now - 3600..=now + 3600).contains(&written), "{written}");
     storage.put("a/c/d/e", "zz".into()).await.unwrap();
     assert_eq!(storage.size("a/c/d/e").await.unwrap(), Some(2));
     assert_eq!(storage.size("a/c/d").await.unwrap(), None);

@@ -10,6 +10,8 @@ mod explain;
 mod failure;
 mod file;
 mod job;
+mod json;
+mod list;
 mod metrics;
 mod preview;
 mod print;
@@ -24,6 +26,7 @@ mod supervise;
 mod ui;
 mod validate;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -32,7 +35,7 @@ use clap_complete::Shell;
 use crate::cluster::connect::Options;
 use crate::cluster::version;
 use crate::failure::Failure;
-use crate::print::Format;
+use crate::print::{Format, Output};
 
 /// Run and monitor deep-learning experiments, locally or on a Kubernetes cluster
 #[derive(Debug, Parser)]
@@ -40,7 +43,17 @@ use crate::print::Format;
     name = "stoker",
     version,
     propagate_version = true,
-    after_help = "Exit codes: 0 completed, 1 failed, 2 invalid input, 3 stopped early."
+    after_help = "\
+Exit codes: 0 completed, 1 failed, 2 invalid input, 3 stopped early.
+
+Trials have one name in all commands: EXPERIMENT-INDEX, such as mnist-0. `mnist 0` and `mnist/0` \
+mean the same. Commands that accept several names try all of them, print a line for each, and \
+return the exit code of the first that did not succeed.
+
+With --output json, numbers are numbers, and null if not finite. The last line of standard error \
+of a failed command is {\"error\": {\"kind\": .., \"message\": .., \"exitCode\": N}}. Kinds: \
+usage (the command line), file (with all `errors` of a file), input, system (the cluster, a disk), \
+storage, and for waits timeout and deleted. With several names, `name` is the failed object."
 )]
 struct Cli {
     /// Output format: human-readable text, or JSON for scripts
@@ -72,13 +85,13 @@ enum Command {
     Simulate(simulate::Args),
     /// Create, monitor and stop experiments
     #[command(subcommand, visible_alias = "exp")]
-    Experiment(commands::ExperimentCommand),
+    Experiment(commands::experiment::ExperimentCommand),
     /// List and describe trials, print their logs and metrics, kill them
     #[command(subcommand)]
-    Trial(commands::TrialCommand),
+    Trial(commands::trial::TrialCommand),
     /// List and download checkpoints
     #[command(subcommand)]
-    Checkpoint(commands::CheckpointCommand),
+    Checkpoint(commands::checkpoint::CheckpointCommand),
     /// Run batch inference with a trained model, exactly once per input row
     #[command(subcommand)]
     Job(job::JobCommand),
@@ -101,16 +114,22 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let output = requested_output(std::env::args_os().skip(1));
+            return ExitCode::from(failure::print_usage(&error, output));
+        }
+    };
     let output = cli.output.into();
     let result: Result<u8, Failure> = match &cli.command {
         Command::Run(args) => run::run(args, output),
         Command::Validate(args) => Ok(validate::validate(args, output)),
         Command::Preview(args) => preview::preview(args, output),
         Command::Simulate(args) => simulate::run_simulations(args, output),
-        Command::Experiment(command) => commands::experiment(command, output),
-        Command::Trial(command) => commands::trial(command, output),
-        Command::Checkpoint(command) => commands::checkpoint(command, output),
+        Command::Experiment(command) => commands::experiment::experiment(command, output),
+        Command::Trial(command) => commands::trial::trial(command, output),
+        Command::Checkpoint(command) => commands::checkpoint::checkpoint(command, output),
         Command::Job(command) => job::job(command, output),
         Command::Ui(args) => ui::serve(args, output),
         Command::Version(options) => commands::block_on(async {
@@ -124,9 +143,32 @@ fn main() -> ExitCode {
         Command::Supervise(args) => Ok(supervise::supervise(args)),
     };
     ExitCode::from(result.unwrap_or_else(|failure| {
-        print::err(format!("stoker: {failure}"));
+        failure.print(None, output);
         failure.code()
     }))
+}
+
+/// Returns the output format of a command line that cannot be parsed.
+fn requested_output(arguments: impl Iterator<Item = OsString>) -> Output {
+    let mut output = Output::Text;
+    let mut is_value = false;
+    for argument in arguments {
+        let argument = argument.to_string_lossy();
+        let value = match is_value {
+            true => Some(&*argument),
+            false => argument
+                .strip_prefix("--output=")
+                .or_else(|| argument.strip_prefix("-o").map(|rest| rest.trim_start_matches('='))),
+        };
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            output = if value == "json" { Output::Json } else { Output::Text };
+        }
+        is_value = !is_value && matches!(&*argument, "--output" | "-o");
+        if argument == "--" {
+            break;
+        }
+    }
+    output
 }
 
 fn complete(shell: Shell) {
@@ -142,5 +184,22 @@ mod tests {
     #[test]
     fn command_definitions_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn output_format_of_an_invalid_command_line_is_found() {
+        let check = |line: &str, expected: Output| {
+            let arguments = line.split_whitespace().map(OsString::from);
+            assert_eq!(requested_output(arguments), expected, "{line}");
+        };
+        check("trial lst", Output::Text);
+        check("trial lst --output json", Output::Json);
+        check("--output=json trial lst", Output::Json);
+        check("trial lst -o json", Output::Json);
+        check("trial lst -ojson", Output::Json);
+        check("trial lst -o=json x", Output::Json);
+        check("trial lst -o yaml", Output::Text);
+        check("trial lst -o json -o text", Output::Text);
+        check("supervise -- x -o json", Output::Text);
     }
 }

@@ -3,7 +3,10 @@
 use std::io::Write as _;
 
 use clap::ValueEnum;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use serde_json::Value;
+
+use crate::failure::Failure;
 
 /// Output format of all commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,34 +17,73 @@ pub(crate) enum Output {
     Json,
 }
 
-/// Value of `--output`. The commands for metrics accept all values, other commands
-/// [`text_or_json`](Self::text_or_json).
+/// Value of `--output`. Each command accepts some of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Human-readable text
     #[default]
     Text,
+    /// Text with all columns
+    #[value(skip)]
+    Wide,
     /// JSON: one value, or one value per line
     Json,
+    /// The value of `json` as YAML
+    #[value(skip)]
+    Yaml,
+    /// Only the names, one per line
+    #[value(skip)]
+    Name,
     /// CSV: a header, and one line per value
     Csv,
 }
 
 impl Format {
-    /// Returns the parser for commands without CSV. clap requires one type for all arguments with
-    /// the name of a global one.
+    /// Returns the parser for commands without other formats. clap requires one type for all
+    /// arguments with the name of a global one.
     pub(crate) fn text_or_json() -> impl TypedValueParser<Value = Self> {
-        let formats = [Self::Text, Self::Json];
-        PossibleValuesParser::new(formats.iter().filter_map(Self::to_possible_value))
-            .try_map(|text| <Self as ValueEnum>::from_str(&text, false))
+        Self::parser(&[Self::Text, Self::Json])
+    }
+
+    /// Returns the parser for commands that show objects.
+    pub(crate) fn of_objects() -> impl TypedValueParser<Value = Self> {
+        Self::parser(&[Self::Text, Self::Json, Self::Yaml])
+    }
+
+    /// Returns the parser for commands that list objects.
+    pub(crate) fn of_lists() -> impl TypedValueParser<Value = Self> {
+        Self::parser(&[Self::Text, Self::Wide, Self::Json, Self::Yaml, Self::Name])
+    }
+
+    fn parser(formats: &[Self]) -> impl TypedValueParser<Value = Self> + use<> {
+        let formats = formats.to_vec();
+        let possible = formats.iter().map(|format| {
+            let (name, help) = format.name_and_help();
+            PossibleValue::new(name).help(help)
+        });
+        PossibleValuesParser::new(possible.collect::<Vec<_>>()).try_map(move |text| {
+            let found = formats.iter().find(|format| format.name_and_help().0 == text);
+            found.copied().ok_or("unknown format")
+        })
+    }
+
+    fn name_and_help(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Text => ("text", "Human-readable text"),
+            Self::Wide => ("wide", "Text with all columns"),
+            Self::Json => ("json", "JSON: one value, or one value per line"),
+            Self::Yaml => ("yaml", "The value of json as YAML"),
+            Self::Name => ("name", "Only the names, one per line"),
+            Self::Csv => ("csv", "CSV: a header, and one line per value"),
+        }
     }
 }
 
 impl From<Format> for Output {
     fn from(format: Format) -> Self {
         match format {
-            // Commands that accept CSV read their own argument.
-            Format::Text | Format::Csv => Self::Text,
+            // Commands that accept other formats read their own argument.
+            Format::Text | Format::Wide | Format::Yaml | Format::Name | Format::Csv => Self::Text,
             Format::Json => Self::Json,
         }
     }
@@ -62,21 +104,50 @@ pub(crate) fn raw(bytes: &[u8]) {
     let _ = std::io::stdout().lock().write_all(bytes);
 }
 
+/// Prints a line to standard output. Returns `false` if the reader has closed the pipe.
+pub(crate) fn try_out(line: impl std::fmt::Display) -> bool {
+    writeln!(std::io::stdout().lock(), "{line}").is_ok()
+}
+
+/// Prints an object as YAML, or else as JSON.
+pub(crate) fn object(value: &Value, format: Format) -> Result<(), Failure> {
+    match format {
+        Format::Yaml => out(yaml(value)?),
+        _ => out(value),
+    }
+    Ok(())
+}
+
+/// Formats a value as YAML, without a newline at its end.
+pub(crate) fn yaml(value: &Value) -> Result<String, Failure> {
+    let text = serde_saphyr::to_string(value)
+        .map_err(|error| Failure::System(format!("cannot write YAML: {error}")))?;
+    Ok(text.trim_end().to_owned())
+}
+
 /// Formats `rows` under `header` with left-aligned columns, two spaces apart.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let mut widths: Vec<usize> = header.iter().map(|name| name.chars().count()).collect();
+    let header: Vec<String> = header.iter().map(|name| (*name).to_owned()).collect();
+    let mut widths = Vec::new();
+    widen(&mut widths, std::iter::once(&header).chain(rows));
+    let lines = std::iter::once(&header).chain(rows).map(|row| padded(row, &widths));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Widens columns to the width of their cells, in characters.
+pub(crate) fn widen<'a>(widths: &mut Vec<usize>, rows: impl Iterator<Item = &'a Vec<String>>) {
     for row in rows {
+        widths.resize(widths.len().max(row.len()), 0);
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let line = |cells: Vec<&str>| {
-        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    let mut lines = vec![line(header.to_vec())];
-    lines.extend(rows.iter().map(|row| line(row.iter().map(String::as_str).collect())));
-    lines.join("\n")
+}
+
+/// Formats one row of a table, without trailing spaces.
+pub(crate) fn padded(row: &[String], widths: &[usize]) -> String {
+    let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+    cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
 }
 
 #[cfg(test)]

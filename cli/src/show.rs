@@ -1,24 +1,31 @@
 //! `stoker experiment|trial|checkpoint` for local runs: reads the records of `stoker run`.
 
+mod logs;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde_json::{Value, json};
 use stoker_api::experiment::{Experiment, ReopenedTrials};
+use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
+use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
-use stoker_storage::{Storage, layout};
+use stoker_storage::Storage;
 
-use crate::cluster::checkpoint::{Choice, Download, Lines};
-use crate::cluster::text;
-use crate::commands::block_on;
+pub(crate) use self::logs::{cannot_follow, experiment_logs, trial_logs};
+use crate::cluster::checkpoint::{Choice, Download, best_trial, no_best_trial, split_name};
+use crate::cluster::{text, trial};
+use crate::commands::names::TrialRef;
 use crate::describe::{self, Description};
 use crate::explain::Explained;
 use crate::failure::Failure;
+use crate::json;
+use crate::list::experiments::Listed;
+use crate::list::{self, List};
 use crate::metrics::{MetricsFiles, TrialFiles};
-use crate::print::{self, Output};
+use crate::print::{self, Format, Output};
 use crate::reopen;
 use crate::run::record::{RecordDir, is_locked, trial_object};
-use crate::run::{self, MetricRanking, RunPaths, setup};
+use crate::run::{MetricRanking, RunPaths, setup};
 use crate::run_root::{self, RunRoot};
 
 /// A local run.
@@ -29,24 +36,35 @@ struct LocalRun {
     paths: RunPaths,
     /// Whether a runner holds the experiment's lock.
     is_running: bool,
+    /// Whether this is the latest run of its name.
+    is_current: bool,
 }
 
 impl LocalRun {
     fn open(root: Option<&str>, name: &str) -> Result<Self, Failure> {
         let run_root = RunRoot::resolve(root, None)?;
         let matches = read_runs(&run_root)?.into_iter().filter(|run| run.is_named(name));
-        let is_current = |run: &Self| {
-            let key = format!("{}.{}.current", run.paths.namespace, run.paths.name);
-            let uid = setup::current_uid(&run_root.records_dir().join(key)).ok().flatten();
-            uid.is_some_and(|uid| uid == run.paths.uid)
-        };
         // Of several runs with the same name, use the latest. A run ID is unique.
-        matches.max_by_key(is_current).ok_or_else(|| {
+        matches.max_by_key(|run| run.is_current).ok_or_else(|| {
             Failure::Input(format!(
                 "no run of `{name}` in {}; `stoker experiment list --root URL` lists the runs",
                 run_root.root
             ))
         })
+    }
+
+    /// Opens the run of an experiment, or of one of its trials.
+    fn open_with_trial(root: Option<&str>, name: &str) -> Result<(Self, Option<u32>), Failure> {
+        let trial = TrialRef::split(name);
+        match (Self::open(root, name), trial) {
+            (Ok(run), _) => Ok((run, None)),
+            (Err(_), Some(trial)) => {
+                let run = Self::open(root, &trial.experiment)?;
+                run.trial(trial.index)?;
+                Ok((run, Some(trial.index)))
+            }
+            (Err(error), None) => Err(error),
+        }
     }
 
     fn is_named(&self, name: &str) -> bool {
@@ -55,6 +73,23 @@ impl LocalRun {
 
     fn id(&self) -> String {
         run_root::run_id(&self.paths.name, &self.paths.uid)
+    }
+
+    /// Returns the name in commands: the experiment's, or the run ID if a later run has the name.
+    fn name(&self) -> String {
+        if self.is_current { self.paths.name.clone() } else { self.id() }
+    }
+
+    /// Returns a trial as the object that a cluster would hold.
+    fn object(&self, trial: &TrialRecord) -> Trial {
+        let mut object = trial_object(trial);
+        let name = object.metadata.name.clone().unwrap_or_default();
+        object.metadata.namespace = Some(self.paths.namespace.clone());
+        object.metadata.labels = Some(BTreeMap::from([
+            (LABEL_EXPERIMENT.to_owned(), self.paths.name.clone()),
+            (LABEL_TRIAL.to_owned(), name),
+        ]));
+        object
     }
 
     fn ranking(&self) -> MetricRanking<'_> {
@@ -83,7 +118,10 @@ impl LocalRun {
     fn trial(&self, index: u32) -> Result<&TrialRecord, Failure> {
         self.trials.get(&index).ok_or_else(|| {
             let num = self.trials.len();
-            Failure::Input(format!("trial {index} of {} not found: it has {num} trials", self.id()))
+            Failure::Input(format!(
+                "trial `{}-{index}` not found: the experiment has {num} trials",
+                self.name()
+            ))
         })
     }
 }
@@ -120,32 +158,36 @@ fn read(run_root: &RunRoot, path: &Path) -> Result<Option<LocalRun>, Failure> {
     };
     let lock = run_root.records_dir().join(format!("{}.{}.lock", paths.namespace, paths.name));
     let is_running = is_locked(&lock);
-    Ok(Some(LocalRun { trials: folder.trials()?, experiment, paths, is_running }))
+    let key = format!("{}.{}.current", paths.namespace, paths.name);
+    let current = setup::current_uid(&run_root.records_dir().join(key)).ok().flatten();
+    let is_current = current.is_some_and(|uid| uid == paths.uid);
+    Ok(Some(LocalRun { trials: folder.trials()?, experiment, paths, is_running, is_current }))
 }
 
-/// Prints all runs.
-pub(crate) fn list_experiments(root: Option<&str>, output: Output) -> Result<(), Failure> {
-    let runs = read_runs(&RunRoot::resolve(root, None)?)?;
-    let header = ["ID", "PHASE", "TRIALS", "ENDED", "BEST"];
-    let rows: Vec<Vec<String>> = runs.iter().map(experiment_row).collect();
-    let values = runs.iter().map(|run| json!(run.experiment)).collect();
-    print_list(output, &header, &rows, values);
-    Ok(())
+/// Lists all runs.
+pub(crate) fn experiments(root: Option<&str>) -> Result<List, Failure> {
+    let run_root = RunRoot::resolve(root, None)?;
+    let runs = read_runs(&run_root)?.into_iter();
+    let experiments = runs.map(|run| {
+        let (name, phase) = (run.name(), run.phase());
+        Listed { experiment: run.experiment, name, phase }
+    });
+    let empty = format!("no experiments in {}", run_root.root);
+    Ok(list::experiments::list(experiments.collect(), false, empty))
 }
 
 /// Prints one run and its trials.
 pub(crate) fn describe_experiment(
     root: Option<&str>,
     name: &str,
-    output: Output,
+    format: Format,
 ) -> Result<(), Failure> {
     let run = LocalRun::open(root, name)?;
     let explained = run.explained();
     let importance = describe::importance(&run.experiment, run.trials.values());
-    if output == Output::Json {
-        let object = explained.add_to_experiment(json!(run.experiment));
-        print::out(importance.add_to(run.ranking().metric, object));
-        return Ok(());
+    if format != Format::Text {
+        let object = explained.add_to_experiment(json::object(&run.experiment));
+        return print::object(&importance.add_to(run.ranking().metric, object), format);
     }
     let (id, paths) = (run.id(), &run.paths);
     print::out(Description {
@@ -174,70 +216,28 @@ pub(crate) fn continue_experiment(
     reopen::continue_locally(root, &run.experiment, trials, output)
 }
 
-fn experiment_row(run: &LocalRun) -> Vec<String> {
-    let status = run.experiment.status.clone().unwrap_or_default();
-    let best = status.best.map(|best| format!("{} (trial {})", best.metric, best.index));
-    vec![
-        run.id(),
-        run.phase(),
-        status.trials_created.to_string(),
-        status.trials_closed.to_string(),
-        best.unwrap_or_else(|| "-".to_owned()),
-    ]
-}
-
-/// Prints the trials of a run.
-pub(crate) fn list_trials(root: Option<&str>, name: &str, output: Output) -> Result<(), Failure> {
-    print_trials(&LocalRun::open(root, name)?, output);
-    Ok(())
+/// Lists the trials of a run.
+pub(crate) fn trials(root: Option<&str>, name: &str) -> Result<List, Failure> {
+    let run = LocalRun::open(root, name)?;
+    let trials: Vec<Trial> = run.trials.values().map(|trial| run.object(trial)).collect();
+    Ok(list::trials::list(&run.experiment.spec.searcher, &run.name(), &trials))
 }
 
 /// Prints one trial of a run.
 pub(crate) fn describe_trial(
     root: Option<&str>,
-    name: &str,
-    index: u32,
-    output: Output,
+    trial: &TrialRef,
+    format: Format,
 ) -> Result<(), Failure> {
-    let run = LocalRun::open(root, name)?;
-    let object = json!(trial_object(run.trial(index)?));
+    let run = LocalRun::open(root, &trial.experiment)?;
+    let object = run.object(run.trial(trial.index)?);
     let explained = run.explained();
-    match output {
-        Output::Json => print::out(explained.add_to_trial(index, object)),
-        Output::Text => {
-            print_yaml(&object)?;
-            if let Some(why) = explained.why(index) {
-                print::out(format!("\nWhy: {why}"));
-            }
-            print_section(&explained.trial_section(index));
-        }
+    if format != Format::Text {
+        let object = explained.add_to_trial(trial.index, json::object(&object));
+        return print::object(&object, format);
     }
+    print::out(trial::render(&object, Some(&run.experiment), &explained, text::now()));
     Ok(())
-}
-
-/// Prints the logs of one attempt of a trial.
-pub(crate) fn logs(
-    root: Option<&str>,
-    name: &str,
-    index: u32,
-    attempt: Option<u32>,
-    output: Output,
-) -> Result<(), Failure> {
-    let run = LocalRun::open(root, name)?;
-    let attempts = &run.trial(index)?.status.attempts;
-    let latest = attempts.last().map(|attempt| attempt.number);
-    if let Some(number) = attempt
-        && attempts.iter().all(|attempt| attempt.number != number)
-    {
-        return Err(Failure::Input(match latest {
-            None => format!("trial {index} has not started yet"),
-            Some(latest) => {
-                format!("attempt {number} of trial {index} not found; the latest is {latest}")
-            }
-        }));
-    }
-    let attempt = attempt.or(latest).unwrap_or_default();
-    block_on(print_logs(&run, index, attempt, output))
 }
 
 /// Returns the metrics files of a run's trials, or of one trial.
@@ -263,96 +263,48 @@ pub(crate) fn metrics_files(
     })
 }
 
-fn print_trials(run: &LocalRun, output: Output) {
-    let ranking = run.ranking();
-    let metric = ranking.metric.to_uppercase();
-    let count = run::position_header(&run.experiment.spec.searcher);
-    let header = ["TRIAL", "PHASE", &metric, count, "HYPERPARAMETERS", "CHECKPOINT"];
-    let rows: Vec<Vec<String>> =
-        run.trials.values().map(|trial| run::row(trial, &ranking)).collect();
-    let values = run.trials.values().map(|trial| json!(trial_object(trial))).collect();
-    print_list(output, &header, &rows, values);
-}
-
-async fn print_logs(
-    run: &LocalRun,
-    trial: u32,
-    attempt: u32,
-    output: Output,
-) -> Result<(), Failure> {
-    let storage = run.storage()?;
-    let folder = format!("{}/", layout::logs_path(&run.paths.trial(trial), attempt));
-    for path in storage.list(&folder).await? {
-        let bytes = storage.get(&path).await?;
-        if output == Output::Text {
-            print::raw(&bytes);
-            continue;
-        }
-        for line in String::from_utf8_lossy(&bytes).lines() {
-            print::out(json!({"trial": trial, "attempt": attempt, "line": line}));
-        }
-    }
-    Ok(())
-}
-
-/// Prints the checkpoints of a run.
-pub(crate) fn list_checkpoints(
+/// Lists the checkpoints of a run or of one trial.
+pub(crate) fn checkpoints(
     root: Option<&str>,
     name: &str,
     trial: Option<u32>,
-    output: Output,
-) -> Result<(), Failure> {
-    let run = LocalRun::open(root, name)?;
+) -> Result<List, Failure> {
+    let (run, named) = LocalRun::open_with_trial(root, name)?;
     if let Some(index) = trial {
         run.trial(index)?;
     }
-    let mut lines = Lines::default();
-    for (index, record) in run.trials.iter().filter(|(index, _)| trial.is_none_or(|t| t == **index))
-    {
+    let is_selected =
+        |index: u32| [trial, named].into_iter().flatten().all(|selected| selected == index);
+    let searcher = &run.experiment.spec.searcher;
+    let (name, mut list) = (run.name(), list::checkpoints::list(&searcher.metric));
+    for (index, record) in run.trials.iter().filter(|(index, _)| is_selected(**index)) {
         for checkpoint in &record.status.checkpoints {
-            lines.add(*index, checkpoint, run.paths.checkpoint(*index, &checkpoint.name));
+            let address = run.paths.checkpoint(*index, &checkpoint.name);
+            let (of, smaller_is_better) = ((name.as_str(), *index), searcher.smaller_is_better);
+            list::checkpoints::add(&mut list, of, checkpoint, smaller_is_better, address);
         }
     }
-    lines.print(run.ranking().metric, output);
-    Ok(())
+    Ok(list)
 }
 
 /// Downloads a checkpoint of a run.
 pub(crate) async fn download(
     root: Option<&str>,
     name: &str,
-    index: u32,
     choice: &Choice,
     folder: &Path,
     output: Output,
 ) -> Result<(), Failure> {
-    let run = LocalRun::open(root, name)?;
-    let trial = format!("{name}-{index}");
+    let (name, checkpoint) = split_name(name);
+    let choice = choice.with_name(checkpoint)?;
+    let (run, index) = LocalRun::open_with_trial(root, name)?;
+    let index = index.or_else(|| best_trial(&run.experiment));
+    let index = index.ok_or_else(|| no_best_trial(name))?;
+    let trial = TrialRef { experiment: run.name(), index }.to_string();
     let checkpoints = &run.trial(index)?.status.checkpoints;
     let record = choice.of(&trial, checkpoints, run.ranking().smaller_is_better)?;
     let (storage, path) = (run.storage()?, run.paths.trial(index));
     Download { storage: &storage, trial: &trial, path: &path, record }
         .write_into(folder, output)
         .await
-}
-
-fn print_list(output: Output, header: &[&str], rows: &[Vec<String>], values: Vec<Value>) {
-    match output {
-        Output::Json => print::out(Value::Array(values)),
-        Output::Text => print::out(print::table(header, rows)),
-    }
-}
-
-/// Prints tables below other output. They begin with an empty line.
-fn print_section(section: &str) {
-    if !section.is_empty() {
-        print::out(section.strip_prefix('\n').unwrap_or(section));
-    }
-}
-
-fn print_yaml(value: &Value) -> Result<(), Failure> {
-    let text = serde_saphyr::to_string(value)
-        .map_err(|error| Failure::System(format!("cannot write YAML: {error}")))?;
-    print::out(text.trim_end());
-    Ok(())
 }

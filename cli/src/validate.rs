@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use crate::failure::error_value;
 use crate::file::{self, FileError};
 use crate::print::{self, Output};
 
@@ -66,7 +67,12 @@ pub(crate) fn validate(args: &Args, output: Output) -> u8 {
 /// Prints the errors of a file and returns the exit code.
 pub(crate) fn print_error(error: &FileError, output: Output) -> u8 {
     match output {
-        Output::Json => print::err(json!({"errors": error})),
+        Output::Json => {
+            let mut value = error_value("file", &error.to_string(), 2);
+            value["error"]["file"] = json!(error.path);
+            value["error"]["errors"] = json!(error);
+            print::err(value);
+        }
         Output::Text => print::err(error),
     }
     2

@@ -10,6 +10,8 @@
 mod cluster;
 #[path = "all/cluster_fixture.rs"]
 mod cluster_fixture;
+#[path = "all/commands.rs"]
+mod commands;
 #[path = "all/external.rs"]
 mod external;
 #[path = "all/fixture.rs"]
@@ -26,6 +28,8 @@ mod population;
 mod run;
 #[path = "all/run_changes.rs"]
 mod run_changes;
+#[path = "all/shapes.rs"]
+mod shapes;
 #[path = "all/trainer.rs"]
 mod trainer;
 #[path = "all/ui.rs"]

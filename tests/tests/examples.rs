@@ -37,7 +37,7 @@ fn complete(name: &str, file: &str, root: &Path, more: &[&str]) -> Value {
 
 /// Returns the best trial's metric from a summary.
 fn metric(line: &Value) -> f64 {
-    line["best"]["metric"].as_str().unwrap().parse().unwrap()
+    line["best"]["metric"].as_f64().unwrap()
 }
 
 /// Returns the output of all ranks of a trial.

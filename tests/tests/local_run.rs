@@ -33,7 +33,7 @@ fn check(file: &str, accuracy: f64) {
     assert!(output.status.success(), "{file}: {}", describe_output(&output));
     let line = last_line(&output);
     assert_eq!(line["phase"], "Completed", "{file}: {line}");
-    let metric: f64 = line["best"]["metric"].as_str().unwrap().parse().unwrap();
+    let metric: f64 = line["best"]["metric"].as_f64().unwrap();
     assert!(metric >= accuracy, "{file}: {metric} < {accuracy}");
     assert!(line["best"]["checkpoint"].is_string(), "{file}: {line}");
 }
@@ -74,7 +74,7 @@ fn four_local_ranks_match_one_rank() {
         assert!(output.status.success(), "{ranks}: {}", describe_output(&output));
         let line = last_line(&output);
         assert_eq!(line["phase"], "Completed", "{ranks}: {line}");
-        line["best"]["metric"].as_str().unwrap().parse().unwrap()
+        line["best"]["metric"].as_f64().unwrap()
     };
     let (one, four) = (accuracy(1), accuracy(4));
     // Rounding may change the predictions of one or two of the 10,000 samples.

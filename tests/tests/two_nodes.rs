@@ -170,7 +170,7 @@ fn outcome(cluster: &Cluster, trial: &str) -> (Value, Value) {
 fn weights(cluster: &Cluster, trial: &str, folder: &Path) -> Value {
     let endpoint = cluster.s3().local_endpoint.clone();
     let to = folder.join(trial);
-    let arguments = ["checkpoint", "download", trial, to.to_str().unwrap(), "--latest"];
+    let arguments = ["checkpoint", "download", trial, "--to", to.to_str().unwrap(), "--latest"];
     stoker_on(cluster, &[&arguments[..], &["--storage-endpoint", &endpoint]].concat());
     let manifest = std::fs::read(to.join("manifest.json")).unwrap();
     let manifest: Value = serde_json::from_slice(&manifest).unwrap();

@@ -13,7 +13,9 @@ use stoker_storage::{Storage, StorageError, layout};
 
 use super::connect::Cluster;
 use super::{experiment, storage};
+use crate::commands::names::TrialRef;
 use crate::failure::Failure;
+use crate::list::{List, checkpoints};
 use crate::print::{self, Output};
 
 /// Flags that select one of a trial's checkpoints.
@@ -32,6 +34,19 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
+    /// Adds the checkpoint that the argument names.
+    pub(crate) fn with_name(&self, name: Option<&str>) -> Result<Self, Failure> {
+        let is_chosen = self.checkpoint.is_some() || self.best || self.latest;
+        match name {
+            None => Ok(self.clone()),
+            Some(name) if is_chosen => Err(Failure::Input(format!(
+                "the argument already names the checkpoint `{name}`; remove --checkpoint, --best \
+                 or --latest"
+            ))),
+            Some(name) => Ok(Self { checkpoint: Some(name.to_owned()), ..Self::default() }),
+        }
+    }
+
     /// Returns the selected checkpoint. Without a flag, this is the best checkpoint, or the latest
     /// one if none has a metric.
     pub(crate) fn of<'a>(
@@ -74,6 +89,19 @@ impl Choice {
     }
 }
 
+/// Splits `NAME/CHECKPOINT`. Names of checkpoints are `BATCHES-ATTEMPT`.
+pub(crate) fn split_name(name: &str) -> (&str, Option<&str>) {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_checkpoint = |text: &str| {
+        text.split_once('-')
+            .is_some_and(|(batches, attempt)| is_number(batches) && is_number(attempt))
+    };
+    match name.rsplit_once('/') {
+        Some((name, checkpoint)) if is_checkpoint(checkpoint) => (name, Some(checkpoint)),
+        _ => (name, None),
+    }
+}
+
 /// Finds the experiment `name` and all its trials, or the trial `name` and its experiment. Returns
 /// the index only for a trial.
 async fn find(
@@ -81,25 +109,31 @@ async fn find(
     name: &str,
 ) -> Result<(Experiment, Vec<Trial>, Option<u32>), Failure> {
     let target = format!("experiment or trial `{name}`");
-    let experiment = cluster.request(&target, cluster.api::<Experiment>().get_opt(name)).await?;
-    if let Some(experiment) = experiment {
-        let trials = experiment::trials(cluster, &experiment).await?;
-        return Ok((experiment, trials.into_iter().map(|(trial, _)| trial).collect(), None));
-    }
-    let trial = cluster.request(&target, cluster.api::<Trial>().get(name)).await?;
+    let name = match name.contains('/') {
+        true => TrialRef::split(name).map_or_else(|| name.to_owned(), |trial| trial.to_string()),
+        false => {
+            let api = cluster.api::<Experiment>();
+            if let Some(experiment) = cluster.request(&target, api.get_opt(name)).await? {
+                let trials = experiment::trials(cluster, &experiment).await?;
+                let trials = trials.into_iter().map(|(trial, _)| trial).collect();
+                return Ok((experiment, trials, None));
+            }
+            name.to_owned()
+        }
+    };
+    let trial = cluster.request(&target, cluster.api::<Trial>().get(&name)).await?;
     let index = trial.spec.index;
     let experiment = cluster.experiment(&trial.spec.experiment).await?;
     Ok((experiment, vec![trial], Some(index)))
 }
 
-/// Prints the checkpoints of the experiment or trial `name`. If `trial` is set, prints only the
+/// Lists the checkpoints of the experiment or trial `name`. If `trial` is set, lists only the
 /// checkpoints of the trial with this index.
 pub(crate) async fn list(
     cluster: &Cluster,
     name: &str,
     trial: Option<u32>,
-    output: Output,
-) -> Result<(), Failure> {
+) -> Result<List, Failure> {
     let (experiment, mut trials, _) = find(cluster, name).await?;
     if let Some(index) = trial {
         trials.retain(|trial| trial.spec.index == index);
@@ -110,55 +144,20 @@ pub(crate) async fn list(
             )));
         }
     }
-    let mut lines = Lines::default();
+    let searcher = &experiment.spec.searcher;
+    let mut list = checkpoints::list(&searcher.metric);
     for trial in &trials {
-        let index = trial.spec.index;
+        let of = (trial.spec.experiment.as_str(), trial.spec.index);
         for record in trial.status.iter().flat_map(|status| &status.checkpoints) {
-            lines.add(index, record, storage::checkpoint_address(&experiment, index, &record.name));
+            let address = storage::checkpoint_address(&experiment, of.1, &record.name);
+            checkpoints::add(&mut list, of, record, searcher.smaller_is_better, address);
         }
     }
-    lines.print(&experiment.spec.searcher.metric, output);
-    Ok(())
+    Ok(list)
 }
 
-/// Checkpoints to print.
-#[derive(Debug, Default)]
-pub(crate) struct Lines {
-    rows: Vec<Vec<String>>,
-    values: Vec<serde_json::Value>,
-}
-
-impl Lines {
-    /// Adds a checkpoint with its URL or path.
-    pub(crate) fn add(&mut self, trial: u32, record: &CheckpointRecord, address: String) {
-        self.values.push(json!({
-            "trial": trial, "name": record.name, "batches": record.batches,
-            "metric": record.metric, "bytes": record.bytes,
-            "manifestSha256": record.manifest_sha256, "checkpoint": address,
-        }));
-        self.rows.push(vec![
-            trial.to_string(),
-            record.batches.to_string(),
-            record.metric.clone().unwrap_or_else(|| "-".to_owned()),
-            record.bytes.to_string(),
-            address,
-        ]);
-    }
-
-    /// Prints the table or the JSON array.
-    pub(crate) fn print(self, metric: &str, output: Output) {
-        let metric = metric.to_uppercase();
-        match output {
-            Output::Json => print::out(json!(self.values)),
-            Output::Text => {
-                let header = ["TRIAL", "BATCHES", &metric, "BYTES", "CHECKPOINT"];
-                print::out(print::table(&header, &self.rows));
-            }
-        }
-    }
-}
-
-/// Downloads a checkpoint of the trial `name`, or of the best trial of the experiment `name`.
+/// Downloads a checkpoint of the trial `name`, or of the best trial of the experiment `name`. The
+/// name may end with `/CHECKPOINT`.
 pub(crate) async fn download(
     cluster: &Cluster,
     name: &str,
@@ -167,13 +166,10 @@ pub(crate) async fn download(
     folder: &Path,
     output: Output,
 ) -> Result<(), Failure> {
+    let (name, checkpoint) = split_name(name);
+    let choice = choice.with_name(checkpoint)?;
     let (experiment, trials, index) = find(cluster, name).await?;
-    let best = || Some(experiment.status.as_ref()?.best.as_ref()?.index);
-    let index = index.or_else(best).ok_or_else(|| {
-        Failure::Input(format!(
-            "experiment `{name}` has no best trial yet; choose one with `stoker trial list {name}`"
-        ))
-    })?;
+    let index = index.or_else(|| best_trial(&experiment)).ok_or_else(|| no_best_trial(name))?;
     let trial = trials.iter().find(|trial| trial.spec.index == index);
     let trial_name = format!("{}-{index}", experiment.metadata.name.as_deref().unwrap_or(name));
     let status = trial.and_then(|trial| trial.status.as_ref());
@@ -188,6 +184,17 @@ pub(crate) async fn download(
         Failure::Storage(error) => storage::failure(error, spec),
         other => other,
     })
+}
+
+/// Returns the index of the best trial.
+pub(crate) fn best_trial(experiment: &Experiment) -> Option<u32> {
+    Some(experiment.status.as_ref()?.best.as_ref()?.index)
+}
+
+pub(crate) fn no_best_trial(name: &str) -> Failure {
+    Failure::Input(format!(
+        "experiment `{name}` has no best trial yet; choose one with `stoker trial list {name}`"
+    ))
 }
 
 /// Download of one checkpoint.
@@ -310,6 +317,20 @@ mod tests {
             Err(error) => error.to_string(),
         };
         assert!(text.contains(expected), "{choice:?} {metrics:?}: {text}");
+    }
+
+    #[test]
+    fn checkpoint_is_split_off_the_name() {
+        let check = |name: &str, expected: (&str, Option<&str>)| {
+            assert_eq!(split_name(name), expected);
+        };
+        check("mnist", ("mnist", None));
+        check("mnist-0", ("mnist-0", None));
+        check("mnist/0", ("mnist/0", None));
+        check("mnist-0/000000000010-1", ("mnist-0", Some("000000000010-1")));
+        check("mnist/0/000000000010-1", ("mnist/0", Some("000000000010-1")));
+        let both = Choice { latest: true, ..Choice::default() }.with_name(Some("10-0"));
+        assert!(both.unwrap_err().to_string().contains("remove --checkpoint"));
     }
 
     #[test]

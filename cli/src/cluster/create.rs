@@ -17,6 +17,7 @@ use stoker_storage::layout;
 
 use super::archive::{self, Archive};
 use super::connect::{Cluster, Options};
+use super::logs::line::LogArgs;
 use super::resource::ClusterResource;
 use super::{logs, storage, text, wait};
 use crate::failure::Failure;
@@ -82,7 +83,8 @@ pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
     };
     let cluster = validate_and_create(experiment, &request, output).await?;
     if !args.dry_run && (args.follow || args.test) {
-        let logs = logs::experiment(&cluster, &loaded.name, &args.storage, true, output);
+        let lines = (true, LogArgs::default());
+        let logs = logs::experiment(&cluster, &loaded.name, &args.storage, lines, output);
         // Wait for the outcome even if the logs cannot be read.
         if let Err(error) = logs.await {
             print::err(format!("stoker: {error}"));
@@ -142,7 +144,8 @@ pub(crate) async fn create_job(args: &JobArgs, output: Output) -> Result<u8, Fai
     };
     let cluster = validate_and_create(job, &request, output).await?;
     if args.follow {
-        let logs = logs::job(&cluster, &loaded.name, None, true, &args.storage, output);
+        let lines = (true, LogArgs::default());
+        let logs = logs::job(&cluster, &loaded.name, None, lines, &args.storage, output);
         if let Err(error) = logs.await {
             print::err(format!("stoker: {error}"));
         }

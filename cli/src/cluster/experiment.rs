@@ -5,7 +5,6 @@ use serde_json::json;
 use stoker_api::condition::{Condition, ConditionStatus};
 use stoker_api::experiment::{DesiredState, Experiment};
 use stoker_api::names::LABEL_EXPERIMENT;
-use stoker_api::time::Timestamp;
 use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
 
@@ -15,50 +14,26 @@ use super::{events, storage, text};
 use crate::describe::{self, Description, desired};
 use crate::explain::Explained;
 use crate::failure::Failure;
-use crate::print::{self, Output};
+use crate::json;
+use crate::list::List;
+use crate::list::experiments::{self, Listed};
+use crate::print::{self, Format, Output};
 
-/// Prints the experiments of the namespace, or with `all` of all namespaces.
-pub(crate) async fn list(cluster: &Cluster, all: bool, output: Output) -> Result<(), Failure> {
-    let listed = cluster.list::<Experiment>("experiments", &ListParams::default(), all).await?;
-    if output == Output::Json {
-        let values: Vec<_> = listed.into_iter().map(|(_, value)| value).collect();
-        print::out(json!(values));
-        return Ok(());
-    }
-    if listed.is_empty() {
-        let scope =
-            if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
-        print::err(format!("no experiments in {scope} of the cluster at {}", cluster.server));
-        return Ok(());
-    }
-    let now = text::now();
-    let rows: Vec<Vec<String>> =
-        listed.iter().map(|(experiment, _)| row(experiment, all, now)).collect();
-    let header = ["NAME", "PHASE", "TRIALS", "RUNNING", "ENDED", "PROGRESS", "BEST", "AGE"];
-    let namespace = all.then_some("NAMESPACE");
-    let header: Vec<&str> = namespace.into_iter().chain(header).collect();
-    print::out(print::table(&header, &rows));
-    Ok(())
-}
-
-fn row(experiment: &Experiment, all: bool, now: Timestamp) -> Vec<String> {
-    let metadata = &experiment.metadata;
-    let status = experiment.status.clone().unwrap_or_default();
-    let best = status.best.map(|best| format!("{} (trial {})", best.metric, best.index));
-    let mut cells = vec![
-        metadata.name.clone().unwrap_or_default(),
-        phase(experiment),
-        status.trials_created.to_string(),
-        status.trials_running.to_string(),
-        status.trials_closed.to_string(),
-        format!("{}%", status.progress_percent),
-        best.unwrap_or_else(|| "-".to_owned()),
-        text::age(text::created(metadata), now),
-    ];
-    if all {
-        cells.insert(0, metadata.namespace.clone().unwrap_or_default());
-    }
-    cells
+/// Lists the experiments of the namespace, or with `all` of all namespaces.
+pub(crate) async fn list(
+    cluster: &Cluster,
+    all: bool,
+    selector: Option<String>,
+) -> Result<List, Failure> {
+    let params = ListParams { label_selector: selector, ..ListParams::default() };
+    let listed = cluster.list::<Experiment>("experiments", &params, all).await?.into_iter();
+    let scope = if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
+    let empty = format!("no experiments in {scope} of the cluster at {}", cluster.server);
+    let experiments = listed.map(|(experiment, _)| {
+        let (name, phase) = (experiment.name(), phase(&experiment));
+        Listed { experiment, name, phase }
+    });
+    Ok(experiments::list(experiments.collect(), all, empty))
 }
 
 /// Returns the phase, or `Invalid`: the operator does not act on an invalid experiment.
@@ -79,8 +54,18 @@ pub(crate) async fn trials(
     cluster: &Cluster,
     experiment: &Experiment,
 ) -> Result<Vec<(Trial, serde_json::Value)>, Failure> {
-    let name = experiment.metadata.name.clone().unwrap_or_default();
-    let params = ListParams::default().labels(&format!("{LABEL_EXPERIMENT}={name}"));
+    trials_with(cluster, experiment, None).await
+}
+
+/// Same as [`trials`], for those with matching labels.
+pub(crate) async fn trials_with(
+    cluster: &Cluster,
+    experiment: &Experiment,
+    selector: Option<String>,
+) -> Result<Vec<(Trial, serde_json::Value)>, Failure> {
+    let of = format!("{LABEL_EXPERIMENT}={}", experiment.name());
+    let labels: Vec<String> = std::iter::once(of).chain(selector).collect();
+    let params = ListParams::default().labels(&labels.join(","));
     let mut trials = cluster.list::<Trial>("trials", &params, false).await?;
     // Skip trials of an earlier experiment of the same name that are still being deleted.
     trials.retain(|(trial, _)| {
@@ -94,17 +79,17 @@ pub(crate) async fn trials(
 }
 
 /// Prints one experiment.
-pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
+pub(crate) async fn describe(cluster: &Cluster, name: &str, format: Format) -> Result<(), Failure> {
     let experiment = cluster.experiment(name).await?;
     let trials: Vec<Trial> =
         trials(cluster, &experiment).await?.into_iter().map(|(trial, _)| trial).collect();
     let records = records(&trials);
     let explained = Explained::new(&experiment, &records);
     let importance = describe::importance(&experiment, &records);
-    if output == Output::Json {
-        let object = explained.add_to_experiment(json!(experiment));
-        print::out(importance.add_to(&experiment.spec.searcher.metric, object));
-        return Ok(());
+    if format != Format::Text {
+        let object = explained.add_to_experiment(json::object(&experiment));
+        let object = importance.add_to(&experiment.spec.searcher.metric, object);
+        return print::object(&object, format);
     }
     let events = events::section(cluster, "Experiment", name, None).await;
     let description = Description {
@@ -283,16 +268,6 @@ mod tests {
             },
         }))
         .unwrap()
-    }
-
-    fn now() -> Timestamp {
-        "2026-11-21T19:05:00Z".parse().unwrap()
-    }
-
-    #[test]
-    fn row_matches_the_print_columns() {
-        let cells = row(&experiment(), true, now());
-        assert_eq!(cells, ["ml", "mnist", "Running", "3", "1", "2", "25%", "0.25 (trial 1)", "5m"]);
     }
 
     #[test]

@@ -14,54 +14,26 @@ use super::text::{self, Fields};
 use super::{events, experiment, storage};
 use crate::describe::conditions;
 use crate::failure::Failure;
-use crate::print::{self, Output};
+use crate::json;
+use crate::list::List;
+use crate::list::jobs::{self, Listed};
+use crate::print::{self, Format, Output};
 
-/// Prints the jobs of the namespace. If `all` is set, prints the jobs of all namespaces.
-pub(crate) async fn list(cluster: &Cluster, all: bool, output: Output) -> Result<(), Failure> {
-    let listed = cluster.list::<InferenceJob>("jobs", &ListParams::default(), all).await?;
-    if output == Output::Json {
-        let values: Vec<_> = listed.into_iter().map(|(_, value)| value).collect();
-        print::out(json!(values));
-        return Ok(());
-    }
-    if listed.is_empty() {
-        let scope =
-            if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
-        print::err(format!("no jobs in {scope} of the cluster at {}", cluster.server));
-        return Ok(());
-    }
-    let now = text::now();
-    let rows: Vec<Vec<String>> = listed.iter().map(|(job, _)| row(job, all, now)).collect();
-    let header = ["NAME", "PHASE", "STAGE", "SLOTS", "ROWS", "OF", "REJECTED", "RESTARTS", "AGE"];
-    let namespace = all.then_some("NAMESPACE");
-    let header: Vec<&str> = namespace.into_iter().chain(header).collect();
-    print::out(print::table(&header, &rows));
-    Ok(())
-}
-
-fn row(job: &InferenceJob, all: bool, now: Timestamp) -> Vec<String> {
-    let metadata = &job.metadata;
-    let status = job.status.clone().unwrap_or_default();
-    let mut cells = vec![
-        job.name(),
-        phase(&status),
-        word(&status.stage),
-        job.spec.resources.slots.to_string(),
-        status.rows.to_string(),
-        status.rows_total.to_string(),
-        status.rejected.to_string(),
-        status.restarts.to_string(),
-        text::age(text::created(metadata), now),
-    ];
-    if all {
-        cells.insert(0, metadata.namespace.clone().unwrap_or_default());
-    }
-    cells
-}
-
-/// Returns an enum value as it is spelled in the object.
-fn word(value: &impl serde::Serialize) -> String {
-    json!(value).as_str().unwrap_or_default().to_owned()
+/// Lists the jobs of the namespace. If `all` is set, lists the jobs of all namespaces.
+pub(crate) async fn list(
+    cluster: &Cluster,
+    all: bool,
+    selector: Option<String>,
+) -> Result<List, Failure> {
+    let params = ListParams { label_selector: selector, ..ListParams::default() };
+    let listed = cluster.list::<InferenceJob>("jobs", &params, all).await?.into_iter();
+    let scope = if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
+    let empty = format!("no jobs in {scope} of the cluster at {}", cluster.server);
+    let jobs = listed.map(|(job, _)| {
+        let (name, phase) = (job.name(), phase_of(&job));
+        Listed { job, name, phase }
+    });
+    Ok(jobs::list(jobs.collect(), all, empty))
 }
 
 /// Returns the phase. If the spec is invalid and the job has not ended, returns `Invalid`, because
@@ -80,19 +52,23 @@ fn invalid(status: &InferenceStatus) -> Option<&Condition> {
 }
 
 /// Prints the state and the events of one job.
-pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
+pub(crate) async fn describe(cluster: &Cluster, name: &str, format: Format) -> Result<(), Failure> {
     let job: InferenceJob = cluster.read(name).await?;
-    if output == Output::Json {
-        print::out(json!(job));
-        return Ok(());
+    if format != Format::Text {
+        return print::object(&json::object(&job), format);
     }
     let pods = format!("{name}-a");
     let events = events::section(cluster, "InferenceJob", name, Some(&pods)).await;
-    print::out(render(&job, text::now()) + &events);
+    print::out(render(&job, &phase_of(&job), storage_location(&job), text::now()) + &events);
     Ok(())
 }
 
-fn render(job: &InferenceJob, now: Timestamp) -> String {
+fn phase_of(job: &InferenceJob) -> String {
+    phase(&job.status.clone().unwrap_or_default())
+}
+
+/// Describes a job with the phase to show and the location of its files.
+pub(crate) fn render(job: &InferenceJob, phase: &str, storage: String, now: Timestamp) -> String {
     let (metadata, spec) = (&job.metadata, &job.spec);
     let status = job.status.clone().unwrap_or_default();
     let ago = |time: Timestamp| format!("{time} ({} ago)", text::age(Some(time), now));
@@ -102,11 +78,11 @@ fn render(job: &InferenceJob, now: Timestamp) -> String {
     fields.add("Description", spec.description.clone().unwrap_or_default());
     fields.add("Created", text::created(metadata).map(ago).unwrap_or_default());
     fields.add("Ended", status.ended_at.map(ago).unwrap_or_default());
-    fields.add("Desired", word(&spec.state));
+    fields.add("Desired", text::word(&spec.state));
     let message =
         status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
-    fields.add("Phase", format!("{}{message}", phase(&status)));
-    fields.add("Stage", word(&status.stage));
+    fields.add("Phase", format!("{phase}{message}"));
+    fields.add("Stage", text::word(&status.stage));
     let rejected = match status.rejected {
         0 => String::new(),
         num => format!(", {num} rejected"),
@@ -120,7 +96,7 @@ fn render(job: &InferenceJob, now: Timestamp) -> String {
     fields.add("Checkpoint", spec.checkpoint.as_ref().map(checkpoint).unwrap_or_default());
     fields.add("Input", spec.input.url.clone());
     fields.add("Output", status.output.clone().unwrap_or_default());
-    fields.add("Storage", storage_location(job));
+    fields.add("Storage", storage);
     let slot = spec.resources.slot_resource.as_deref().unwrap_or("CPU process");
     let (slots, running) = (spec.resources.slots, status.running);
     fields.add("Slots", format!("{slots} ({slot}), {running} running"));
@@ -128,7 +104,7 @@ fn render(job: &InferenceJob, now: Timestamp) -> String {
     let row = |end: &WorkerEnd| {
         vec![
             end.attempt.to_string(),
-            word(&end.role),
+            text::word(&end.role),
             end.slot.to_string(),
             format!("{:?}", end.end),
             end.reason.clone(),
@@ -150,7 +126,7 @@ fn checkpoint(choice: &CheckpointChoice) -> String {
         (_, _, Some(stored)) => format!("{}/{}", stored.url, stored.trial_path),
         _ => return String::new(),
     };
-    let which = choice.name.clone().unwrap_or_else(|| word(&choice.which));
+    let which = choice.name.clone().unwrap_or_else(|| text::word(&choice.which));
     format!("{which} of {of}")
 }
 
@@ -200,7 +176,7 @@ pub(crate) fn progress(job: &InferenceJob) -> String {
         "{}: {:?}, {}, {} of {} rows{}",
         job.name(),
         status.phase,
-        word(&status.stage),
+        text::word(&status.stage),
         status.rows,
         status.rows_total,
         message.map_or_else(String::new, |message| format!("; {message}"))
@@ -271,14 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn row_matches_the_print_columns() {
-        let cells = row(&job(), true, now());
-        assert_eq!(cells, ["ml", "species", "Running", "work", "4", "20", "80", "0", "1", "5m"]);
-    }
-
-    #[test]
     fn description_shows_input_output_and_failures() {
-        let text = render(&job(), now());
+        let text = render(&job(), "Running", storage_location(&job()), now());
         for line in [
             "Progress:    25%, 20 of 80 rows",
             "Checkpoint:  largestMetric of trial iris-0",

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use serde_json::Value;
 use stoker_api::time::Timestamp;
 
 use crate::print;
@@ -29,6 +30,42 @@ pub(crate) fn length(seconds: u64) -> String {
         691_200..63_072_000 => format!("{days}d"),
         _ => two(days / 365, "y", days % 365, "d"),
     }
+}
+
+/// Number of significant digits of a number in text.
+const DIGITS: usize = 5;
+
+/// Formats a hyperparameter. Floats have at most five significant digits; integers are exact.
+pub(crate) fn short_value(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Number(number) if number.is_f64() => {
+            short_float(number.as_f64().unwrap_or_default())
+        }
+        other => other.to_string(),
+    }
+}
+
+fn short_float(value: f64) -> String {
+    let scientific = format!("{value:.*e}", DIGITS - 1);
+    let Some((digits, exponent)) = scientific.split_once('e') else { return value.to_string() };
+    let trim = |text: &str| match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text.to_owned(),
+    };
+    let exponent: i32 = exponent.parse().unwrap_or_default();
+    match exponent {
+        -4..=4 => {
+            let decimals = usize::try_from(4 - exponent).unwrap_or_default();
+            trim(&format!("{value:.decimals$}"))
+        }
+        _ => format!("{}e{exponent}", trim(digits)),
+    }
+}
+
+/// Returns an enum value as it is spelled in the objects.
+pub(crate) fn word(value: &impl serde::Serialize) -> String {
+    serde_json::json!(value).as_str().unwrap_or_default().to_owned()
 }
 
 /// Formats the time from `since` to `now`; `-` without `since`.
@@ -140,6 +177,24 @@ mod tests {
         check(3 * 86_400 + 2 * 3600, "3d2h");
         check(100 * 86_400, "100d");
         check(800 * 86_400, "2y70d");
+    }
+
+    #[test]
+    fn floats_have_at_most_five_significant_digits() {
+        let check = |value: Value, expected: &str| assert_eq!(short_value(&value), expected);
+        check(0.5.into(), "0.5");
+        check(0.123_456_78.into(), "0.12346");
+        check(0.000_123_456_78.into(), "0.00012346");
+        check(0.000_012_345_678.into(), "1.2346e-5");
+        check(0.001.into(), "0.001");
+        check((-3.0).into(), "-3");
+        check(12_345.678.into(), "12346");
+        check(99_999.9.into(), "1e5");
+        check(1_234_567.0.into(), "1.2346e6");
+        check(0.0.into(), "0");
+        check(1_234_567.into(), "1234567");
+        check("adam".into(), "adam");
+        check(true.into(), "true");
     }
 
     #[test]

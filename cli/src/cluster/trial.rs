@@ -7,7 +7,6 @@ use stoker_api::experiment::Experiment;
 use stoker_api::names::LABEL_TRIAL;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Attempt, CheckpointRecord, DesiredTrialState, Trial, TrialStatus};
-use stoker_engine::trial::TrialRecord;
 
 use super::connect::Cluster;
 use super::text::{self, Fields};
@@ -15,72 +14,34 @@ use super::{events, experiment};
 use crate::describe::conditions;
 use crate::explain::Explained;
 use crate::failure::Failure;
-use crate::print::{self, Output};
-use crate::run::{self, MetricRanking};
+use crate::json;
+use crate::list::{List, trials};
+use crate::print::{self, Format, Output};
+use crate::run;
 
 /// Maximum number of retries after a write conflict.
 const CONFLICTS_MAX: u32 = 5;
 
-/// Prints the trials of an experiment.
-pub(crate) async fn list(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
+/// Lists the trials of an experiment.
+pub(crate) async fn list(
+    cluster: &Cluster,
+    name: &str,
+    selector: Option<String>,
+) -> Result<List, Failure> {
     let experiment = cluster.experiment(name).await?;
-    let trials = experiment::trials(cluster, &experiment).await?;
-    if output == Output::Json {
-        let values: Vec<_> = trials.into_iter().map(|(_, value)| value).collect();
-        print::out(json!(values));
-        return Ok(());
-    }
-    if trials.is_empty() {
-        print::err(format!("experiment {name} has no trials yet"));
-        return Ok(());
-    }
-    let searcher = &experiment.spec.searcher;
-    let ranking =
-        MetricRanking { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better };
-    let now = text::now();
-    let rows: Vec<Vec<String>> =
-        trials.iter().map(|(trial, _)| row(trial, &ranking, now)).collect();
-    let metric = searcher.metric.to_uppercase();
-    let header = [
-        "TRIAL",
-        "PHASE",
-        &metric,
-        run::position_header(searcher),
-        "OF",
-        "RESTARTS",
-        "HYPERPARAMETERS",
-        "CHECKPOINT",
-        "AGE",
-    ];
-    print::out(print::table(&header, &rows));
-    Ok(())
-}
-
-fn row(trial: &Trial, ranking: &MetricRanking<'_>, now: Timestamp) -> Vec<String> {
-    let status = trial.status.clone().unwrap_or_default();
-    let of = match status.batches_total {
-        0 => "-".to_owned(),
-        total => total.to_string(),
-    };
-    let restarts = status.restarts.to_string();
-    let record = TrialRecord { spec: trial.spec.clone(), status };
-    // Columns of `stoker run`, with additional ones for a cluster.
-    let mut cells = run::row(&record, ranking);
-    cells[0] = trial.metadata.name.clone().unwrap_or_default();
-    cells.insert(4, of);
-    cells.insert(5, restarts);
-    cells.push(text::age(text::created(&trial.metadata), now));
-    cells
+    let trials = experiment::trials_with(cluster, &experiment, selector).await?;
+    let trials: Vec<Trial> = trials.into_iter().map(|(trial, _)| trial).collect();
+    Ok(trials::list(&experiment.spec.searcher, name, &trials))
 }
 
 /// Prints one trial.
-pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
+pub(crate) async fn describe(cluster: &Cluster, name: &str, format: Format) -> Result<(), Failure> {
     let trial = cluster.trial(name).await?;
     let experiment = cluster.experiment(&trial.spec.experiment).await;
     let explained = explained(cluster, &experiment).await;
-    if output == Output::Json {
-        print::out(explained.add_to_trial(trial.spec.index, json!(trial)));
-        return Ok(());
+    if format != Format::Text {
+        let object = explained.add_to_trial(trial.spec.index, json::object(&trial));
+        return print::object(&object, format);
     }
     let experiment = experiment.ok();
     let params = ListParams::default().labels(&format!("{LABEL_TRIAL}={name}"));
@@ -112,7 +73,8 @@ async fn explained(cluster: &Cluster, experiment: &Result<Experiment, Failure>) 
     }
 }
 
-fn render(
+/// Describes a trial.
+pub(crate) fn render(
     trial: &Trial,
     experiment: Option<&Experiment>,
     explained: &Explained,
@@ -332,26 +294,6 @@ Checkpoints:
   NAME            BATCHES  METRIC  SIZE
   000000000100-0  100      0.5     1.5 MB";
         assert_eq!(text, expected);
-    }
-
-    #[test]
-    fn row_matches_the_print_columns() {
-        let ranking = MetricRanking { metric: "val_loss", smaller_is_better: true };
-        let cells = row(&trial(), &ranking, "2026-11-21T19:05:10Z".parse().unwrap());
-        assert_eq!(
-            cells,
-            [
-                "mnist-3",
-                "Running",
-                "0.40000",
-                "120",
-                "400",
-                "1",
-                "lr=0.5 net.width=8",
-                "000000000100-0",
-                "5m10s"
-            ]
-        );
     }
 
     #[test]

@@ -12,7 +12,8 @@ use stoker_api::trial::Trial;
 use super::connect::Cluster;
 use super::resource::ClusterResource;
 use super::storage;
-use crate::failure::Failure;
+use crate::failure::{Failure, error_value};
+use crate::json;
 use crate::print::{self, Output};
 use crate::run;
 
@@ -39,12 +40,12 @@ pub(crate) async fn wait<K: ClusterResource>(
         Ok(ended) => ended,
         Err(_) => {
             let phase = cluster.read::<K>(name).await?.phase();
-            print::err(format!(
+            let message = format!(
                 "timed out after {}: {} {name} is still {phase:?}",
                 super::text::length(timeout.as_secs()),
                 K::KIND_NAME
-            ));
-            Ok(STOPPED)
+            );
+            Ok(stopped("timeout", &message, name, output))
         }
     }
 }
@@ -61,7 +62,7 @@ async fn wait_for_end<K: ClusterResource>(
     let mut object: K = cluster.read(name).await?;
     loop {
         if uid.get_or_insert_with(|| object.meta().uid.clone()) != &object.meta().uid {
-            return Ok(deleted::<K>(name));
+            return Ok(deleted::<K>(name, output));
         }
         if object.phase().is_terminal() {
             return object.print_outcome(cluster, output).await;
@@ -84,7 +85,7 @@ async fn wait_for_end<K: ClusterResource>(
         }
         match cluster.api::<K>().get_opt(name).await {
             Ok(Some(current)) => object = current,
-            Ok(None) => return Ok(deleted::<K>(name)),
+            Ok(None) => return Ok(deleted::<K>(name, output)),
             // Ignore the error: the next watch fails too and counts it.
             Err(_) => {}
         }
@@ -122,8 +123,21 @@ async fn watch_until_ended<K: ClusterResource>(
     Ok(None)
 }
 
-fn deleted<K: ClusterResource>(name: &str) -> u8 {
-    print::err(format!("{} {name} was deleted before it ended", K::KIND_NAME));
+fn deleted<K: ClusterResource>(name: &str, output: Output) -> u8 {
+    let message = format!("{} {name} was deleted before it ended", K::KIND_NAME);
+    stopped("deleted", &message, name, output)
+}
+
+/// Prints why the wait is over and returns the exit code.
+fn stopped(kind: &str, message: &str, name: &str, output: Output) -> u8 {
+    match output {
+        Output::Text => print::err(message),
+        Output::Json => {
+            let mut value = error_value(kind, message, STOPPED);
+            value["error"]["name"] = name.into();
+            print::err(value);
+        }
+    }
     STOPPED
 }
 
@@ -192,16 +206,20 @@ fn outcome(experiment: &Experiment, trial: Option<&Trial>) -> Value {
         let address = |name: &String| storage::checkpoint_address(experiment, best.index, name);
         json!({
             "trial": best.index,
-            "metric": best.metric,
+            "metric": json::metric(&best.metric),
             "hyperparameters": trial.map(|trial| &trial.spec.hyperparameters),
             "checkpoint": best.checkpoint.as_ref().map(address),
         })
     });
+    let mut pareto = json!(status.pareto);
+    json::metrics_to_numbers(&mut pareto);
     json!({
         "experiment": experiment.metadata.name,
         "phase": status.phase,
+        "message": status.message,
         "trials": status.trials_created,
         "best": best,
+        "pareto": pareto,
     })
 }
 
@@ -271,8 +289,9 @@ mod tests {
         );
         assert_eq!(
             outcome(&experiment, None),
-            json!({"experiment": "mnist", "phase": "Completed", "trials": 2, "best":
-                {"trial": 1, "metric": "0.25", "hyperparameters": null, "checkpoint": at}})
+            json!({"experiment": "mnist", "phase": "Completed", "message": "so it is",
+                "trials": 2, "pareto": [], "best":
+                {"trial": 1, "metric": 0.25, "hyperparameters": null, "checkpoint": at}})
         );
     }
 

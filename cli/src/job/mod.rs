@@ -9,6 +9,7 @@
 //! The processes write results and commits to the output directory. The record holds little more
 //! than the number of processes started. A killed runner resumes from both.
 
+mod local;
 pub(crate) mod record;
 mod runner;
 mod view;
@@ -26,15 +27,19 @@ use self::record::OpenedRecord;
 use self::runner::{Runner, RunnerConfig};
 use self::view::View;
 use crate::cluster::connect::{Cluster, Options};
+use crate::cluster::logs::line::LogArgs;
 use crate::cluster::{create, experiment, job as jobs, logs, storage, text, wait};
-use crate::commands::{block_on, done};
+use crate::commands::names::{JobNames, for_all, for_each, parse_name, show_each};
+use crate::commands::{SOURCE_HELP, ShowArgs, SourceArgs, block_on, done};
 use crate::failure::Failure;
 use crate::file::{self, LoadedJob};
+use crate::list::{self, ListArgs};
 use crate::print::Output;
 use crate::run::gpus;
 use crate::run::setup::find_program;
 use crate::run::signals::Signals;
 use crate::run_root::RunRoot;
+use crate::show::cannot_follow;
 
 /// `stoker job ...`
 #[derive(Debug, Subcommand)]
@@ -51,40 +56,61 @@ pub(crate) enum JobCommand {
     /// are stored as NAMESPACE/contexts/SHA256.tar.gz in the job's storage. The same content is
     /// uploaded only once. The upload uses credentials from the environment.
     Create(Box<create::JobArgs>),
-    /// List the jobs of a cluster
+    /// List jobs
+    ///
+    /// For local runs, the name of an older run is its run ID. `Stopped` is a run without a runner.
+    #[command(after_help = SOURCE_HELP)]
     List {
         #[command(flatten)]
-        cluster: Options,
+        list: ListArgs,
+        #[command(flatten)]
+        source: SourceArgs,
         /// List jobs of all namespaces
-        #[arg(long, short = 'A', help_heading = "Cluster", conflicts_with = "namespace")]
+        #[arg(
+            long, short = 'A', help_heading = "Cluster", conflicts_with_all = ["root", "namespace"]
+        )]
         all_namespaces: bool,
     },
-    /// Show one job: input, output, progress and failures
-    Describe(OnCluster),
+    /// Show jobs: input, output, progress and failures
+    #[command(after_help = SOURCE_HELP)]
+    Describe {
+        #[command(flatten)]
+        names: JobNames,
+        #[command(flatten)]
+        show: ShowArgs,
+        #[command(flatten)]
+        source: SourceArgs,
+    },
     /// Print the logs of a job, each line prefixed with its slot
     ///
     /// Logs are read from the pods while they exist, then from the job's storage.
+    #[command(after_help = SOURCE_HELP)]
     Logs {
-        #[command(flatten)]
-        on: OnCluster,
+        /// Job name; for local runs also a run ID
+        #[arg(value_parser = parse_name)]
+        job: String,
         /// Print only the lines of this slot
         #[arg(long, value_name = "N")]
         slot: Option<u32>,
         /// Stream new lines until the job ends
-        #[arg(long, short)]
+        #[arg(long, short, help_heading = "Cluster")]
         follow: bool,
+        #[command(flatten)]
+        lines: LogArgs,
+        #[command(flatten)]
+        source: SourceArgs,
         #[command(flatten)]
         storage: storage::Options,
     },
-    /// Pause a job: workers exit after their current batch; committed shards are kept
+    /// Pause jobs: workers exit after their current batch; committed shards are kept
     Pause(OnCluster),
-    /// Resume a paused job
+    /// Resume paused jobs
     Activate(OnCluster),
-    /// Cancel a job permanently: workers exit after their current batch
+    /// Cancel jobs permanently: workers exit after their current batch
     Cancel(OnCluster),
-    /// Kill a job permanently and immediately
+    /// Kill jobs permanently and immediately
     Kill(OnCluster),
-    /// Wait until a job ends; the exit code reports the outcome
+    /// Wait until jobs end; the exit code reports the outcome
     #[command(
         after_help = "Exit codes: 0 completed, 1 failed, 2 invalid input, 3 cancelled, deleted \
                             or timed out."
@@ -96,15 +122,15 @@ pub(crate) enum JobCommand {
         #[arg(long, value_name = "DURATION", value_parser = text::parse_length)]
         timeout: Option<Duration>,
     },
-    /// Delete a job and its pods; their files in the storage remain
+    /// Delete jobs and their pods; their files in the storage remain
     Delete(OnCluster),
 }
 
-/// Arguments of commands on one job of a cluster.
+/// Arguments of commands on jobs of a cluster.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OnCluster {
-    /// Job name
-    job: String,
+    #[command(flatten)]
+    names: JobNames,
     #[command(flatten)]
     cluster: Options,
 }
@@ -135,12 +161,37 @@ pub(crate) struct Args {
 
 /// Runs `stoker job ...` and returns the exit code.
 pub(crate) fn job(command: &JobCommand, output: Output) -> Result<u8, Failure> {
-    let JobCommand::Run(args) = command else { return block_on(on_cluster(command, output)) };
-    let loaded = match file::load_job(&args.file, &args.set) {
-        Ok(loaded) => loaded,
-        Err(error) => return Ok(crate::validate::print_error(&error, output)),
-    };
-    block_on(run(args, output, loaded))
+    use JobCommand as C;
+    match command {
+        C::Run(args) => match file::load_job(&args.file, &args.set) {
+            Ok(loaded) => block_on(run(args, output, loaded)),
+            Err(error) => Ok(crate::validate::print_error(&error, output)),
+        },
+        C::List { source, all_namespaces: false, .. }
+        | C::Describe { source, .. }
+        | C::Logs { source, .. }
+            if !source.is_cluster() =>
+        {
+            block_on(locally(command, source.root(), output))
+        }
+        _ => block_on(on_cluster(command, output)),
+    }
+}
+
+async fn locally(command: &JobCommand, root: Option<&str>, output: Output) -> Result<u8, Failure> {
+    use JobCommand as C;
+    match command {
+        C::List { list: args, .. } => done(list::list(args, async || local::jobs(root)).await),
+        C::Describe { names, show: args, .. } => {
+            let show = async |name: &String| local::describe(root, name, args.output);
+            show_each(&names.jobs, args.output, show).await
+        }
+        C::Logs { follow: true, .. } => Err(cannot_follow()),
+        C::Logs { job, slot, lines, .. } => {
+            done(local::print_logs(root, job, *slot, *lines, output).await)
+        }
+        _ => on_cluster(command, output).await,
+    }
 }
 
 async fn on_cluster(command: &JobCommand, output: Output) -> Result<u8, Failure> {
@@ -148,25 +199,32 @@ async fn on_cluster(command: &JobCommand, output: Output) -> Result<u8, Failure>
     let (on, state) = match command {
         C::Run(_) => return Ok(0),
         C::Create(args) => return create::create_job(args, output).await,
-        C::List { cluster, all_namespaces } => {
-            let cluster = Cluster::connect(cluster).await?;
-            return done(jobs::list(&cluster, *all_namespaces, output).await);
+        C::List { list: args, source, all_namespaces } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
+            let read = async || jobs::list(&cluster, *all_namespaces, args.selector()).await;
+            return done(list::list(args, read).await);
         }
-        C::Describe(on) => {
-            let cluster = Cluster::connect(&on.cluster).await?;
-            return done(jobs::describe(&cluster, &on.job, output).await);
+        C::Describe { names, show: args, source } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
+            let show = async |name: &String| jobs::describe(&cluster, name, args.output).await;
+            return show_each(&names.jobs, args.output, show).await;
         }
-        C::Logs { on, slot, follow, storage } => {
-            let cluster = Cluster::connect(&on.cluster).await?;
-            return done(logs::job(&cluster, &on.job, *slot, *follow, storage, output).await);
+        C::Logs { job, slot, follow, lines, source, storage } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
+            let lines = (*follow, *lines);
+            return done(logs::job(&cluster, job, *slot, lines, storage, output).await);
         }
         C::Wait { on, timeout } => {
             let cluster = Cluster::connect(&on.cluster).await?;
-            return wait::wait::<InferenceJob>(&cluster, &on.job, *timeout, output).await;
+            let act = async |name: &String| {
+                wait::wait::<InferenceJob>(&cluster, name, *timeout, output).await
+            };
+            return for_all(&on.names.jobs, output, act).await;
         }
         C::Delete(on) => {
             let cluster = Cluster::connect(&on.cluster).await?;
-            return done(jobs::delete(&cluster, &on.job, output).await);
+            let act = async |name: &String| done(jobs::delete(&cluster, name, output).await);
+            return for_each(&on.names.jobs, output, act).await;
         }
         C::Pause(on) => (on, DesiredState::Paused),
         C::Activate(on) => (on, DesiredState::Active),
@@ -174,7 +232,10 @@ async fn on_cluster(command: &JobCommand, output: Output) -> Result<u8, Failure>
         C::Kill(on) => (on, DesiredState::Killed),
     };
     let cluster = Cluster::connect(&on.cluster).await?;
-    done(experiment::set_state::<InferenceJob>(&cluster, &on.job, state, output).await)
+    let act = async |name: &String| {
+        done(experiment::set_state::<InferenceJob>(&cluster, name, state, output).await)
+    };
+    for_each(&on.names.jobs, output, act).await
 }
 
 async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failure> {

@@ -6,7 +6,6 @@
 //! LOCAL/local/NAME-UID8/record/attempts/SLOT-ATTEMPT/{trial.json, termination.json}
 //! ```
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use stoker_api::experiment::Phase;
@@ -90,11 +89,12 @@ fn new_job(
     let mut job = InferenceJob::new(&loaded.name, loaded.valid.spec.clone());
     job.metadata.namespace = Some(loaded.namespace.clone());
     job.metadata.uid = Some(uid.to_owned());
-    job.metadata.annotations = Some(BTreeMap::from([
+    let annotations = [
         (ANNOTATION_ROOT.to_owned(), run_root.root.clone()),
         (ANNOTATION_FOLDER.to_owned(), folder.display().to_string()),
         (ANNOTATION_REPLACE.to_owned(), fresh.to_string()),
-    ]));
+    ];
+    setup::set_metadata(&mut job.metadata, &loaded.metadata, annotations);
     job.status = Some(InferenceStatus::default());
     job
 }

@@ -122,7 +122,7 @@ async fn print_or_collect(
         match args.output {
             Format::Json => print::raw(rows::json_lines(trial, &rows)?.as_bytes()),
             Format::Csv => print::raw(rows::csv(trial, &rows).as_bytes()),
-            Format::Text => curves.add(trial, args.all_attempts, rows),
+            _ => curves.add(trial, args.all_attempts, rows),
         }
     }
     if filter.num_printed == 0 {

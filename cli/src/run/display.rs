@@ -5,7 +5,7 @@ use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use serde_json::json;
+use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
 use stoker_api::number;
 use stoker_api::trial::CloseCause;
@@ -14,6 +14,7 @@ use stoker_engine::trial::{
 };
 
 use super::state::{Happening, State};
+use crate::json;
 use crate::print::{self, Output};
 
 /// Maximum number of trial lines on a terminal; more would scroll out of view.
@@ -290,6 +291,8 @@ fn json_line(index: u32, event: &Happening) -> serde_json::Value {
                 "refused": refused})
         }
         Happening::Validated { batches, metrics } => {
+            let metrics: BTreeMap<&String, Value> =
+                metrics.iter().map(|(name, value)| (name, json::metric(value))).collect();
             json!({"event": "validated", "trial": index, "batches": batches, "metrics": metrics})
         }
         Happening::Checkpointed { batches, name } => {

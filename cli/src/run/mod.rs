@@ -28,9 +28,11 @@ use stoker_api::validate::ValidExperiment;
 use stoker_engine::trial::config::experiment_seed;
 use stoker_storage::Storage;
 
-pub(crate) use self::display::MetricRanking;
 use self::display::View;
-pub(crate) use self::outcome::{RunPaths, hyperparameters, pareto, position_header, row};
+pub(crate) use self::display::{MetricRanking, format_metric};
+pub(crate) use self::outcome::{
+    RunPaths, flatten, hyperparameters, pareto, position_header, truncate,
+};
 use self::report_server::SharedState;
 use self::runner::{Runner, RunnerConfig};
 use self::signals::Signals;

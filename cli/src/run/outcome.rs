@@ -14,8 +14,10 @@ use super::display::{MetricRanking, format_metric};
 use super::record::trial_object;
 use super::report_server::SharedState;
 use super::state::State;
+use crate::cluster::text;
 use crate::explain::Explained;
 use crate::failure::Failure;
+use crate::json;
 use crate::print;
 
 /// Paths of a run's files in the storage.
@@ -145,19 +147,21 @@ pub(crate) fn json_line(state: &State, paths: &RunPaths) -> Value {
     let best = status.best.as_ref().map(|best| {
         json!({
             "trial": best.index,
-            "metric": best.metric,
+            "metric": json::metric(&best.metric),
             "hyperparameters":
                 state.trials.get(&best.index).map(|trial| &trial.spec.hyperparameters),
             "checkpoint": best.checkpoint.as_ref().map(|name| paths.checkpoint(best.index, name)),
         })
     });
+    let mut pareto = json!(status.pareto);
+    json::metrics_to_numbers(&mut pareto);
     json!({
         "experiment": paths.name,
         "phase": status.phase,
         "message": status.message,
         "trials": state.trials.len(),
         "best": best,
-        "pareto": status.pareto,
+        "pareto": pareto,
     })
 }
 
@@ -251,25 +255,30 @@ pub(crate) fn position_header(searcher: &Searcher) -> &'static str {
 
 /// Formats hyperparameters in one line: `a=1 b.c=2`.
 pub(crate) fn hyperparameters(value: &Value) -> String {
-    let mut parts = Vec::new();
-    flatten("", value, &mut parts);
-    parts.join(" ")
+    let part = |(path, value): (String, &Value)| format!("{path}={}", text::short_value(value));
+    flatten(value).into_iter().map(part).collect::<Vec<_>>().join(" ")
 }
 
-fn flatten(path: &str, value: &Value, parts: &mut Vec<String>) {
+/// Returns each hyperparameter with its path, such as `net.width`.
+pub(crate) fn flatten(value: &Value) -> Vec<(String, &Value)> {
+    let mut parts = Vec::new();
+    flatten_into("", value, &mut parts);
+    parts
+}
+
+fn flatten_into<'a>(path: &str, value: &'a Value, parts: &mut Vec<(String, &'a Value)>) {
     match value {
         Value::Object(fields) => {
             for (name, value) in fields {
                 let dot = if path.is_empty() { "" } else { "." };
-                flatten(&format!("{path}{dot}{name}"), value, parts);
+                flatten_into(&format!("{path}{dot}{name}"), value, parts);
             }
         }
-        Value::String(text) => parts.push(format!("{path}={text}")),
-        other => parts.push(format!("{path}={other}")),
+        other => parts.push((path.to_owned(), other)),
     }
 }
 
-fn truncate(text: &str, chars_max: usize) -> String {
+pub(crate) fn truncate(text: &str, chars_max: usize) -> String {
     if text.chars().count() <= chars_max {
         return text.to_owned();
     }

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff;
+use kube::core::ObjectMeta;
 use serde::Serialize;
 use serde_json::Value;
 use stoker_api::decisions::PriorTrial;
@@ -16,8 +19,9 @@ use stoker_engine::trial::TrialRecord;
 use super::display::View;
 use super::record::{self, Lock, RecordDir};
 use super::{cores, process};
+use crate::cluster::text::now;
 use crate::failure::Failure;
-use crate::file::Loaded;
+use crate::file::{Loaded, Metadata};
 use crate::run_root::RunRoot;
 use crate::searcher::Target;
 
@@ -170,10 +174,21 @@ fn new_experiment(run_root: &RunRoot, loaded: &Loaded, uid: &str) -> Experiment 
     experiment.spec.reopen = None;
     experiment.metadata.namespace = Some(loaded.namespace.clone());
     experiment.metadata.uid = Some(uid.to_owned());
-    let annotations = BTreeMap::from([(ANNOTATION_ROOT.to_owned(), run_root.root.clone())]);
-    experiment.metadata.annotations = Some(annotations);
+    let annotations = [(ANNOTATION_ROOT.to_owned(), run_root.root.clone())];
+    set_metadata(&mut experiment.metadata, &loaded.metadata, annotations);
     experiment.status = Some(ExperimentStatus::default());
     experiment
+}
+
+/// Sets labels, annotations and creation time of a new object, as a cluster would.
+pub(crate) fn set_metadata(
+    metadata: &mut ObjectMeta,
+    file: &Metadata,
+    annotations: impl IntoIterator<Item = (String, String)>,
+) {
+    metadata.labels = Some(file.labels.clone()).filter(|labels| !labels.is_empty());
+    metadata.annotations = Some(file.annotations.clone().into_iter().chain(annotations).collect());
+    metadata.creation_timestamp = jiff::Timestamp::from_second(now().0).ok().map(Time);
 }
 
 /// Fails if the spec of `what` differs from the recorded one.

@@ -79,7 +79,7 @@ fn experiment_list_and_describe_show_the_status() {
     fixture.start_trial();
     let list = fixture.check("experiment list", 0, "NAME");
     let row: Vec<&str> = list.lines().nth(1).unwrap().split_whitespace().collect();
-    assert_eq!(row[..9], ["mnist", "Running", "1", "1", "0", "50%", "0.5", "(trial", "0)"]);
+    assert_eq!(row[..9], ["mnist", "Running", "1", "1", "0", "50%", "0.50000", "(trial", "0)"]);
     fixture.check("experiment describe mnist", 0, "trial 0 with loss 0.5");
     fixture.check("experiment describe mnist", 0, "Importance: needs 10 results");
     assert_eq!(fixture.json("experiment describe mnist")["metadata"]["name"], "mnist");
@@ -129,9 +129,16 @@ fn checkpoints_are_listed_and_downloaded() {
     let manifest = fixture.start_trial();
     fixture.check("checkpoint list mnist", 0, CHECKPOINT);
     fixture.check("checkpoint list mnist-0", 0, CHECKPOINT);
-    fixture.check("checkpoint download mnist got", 0, "checkpoint 000000000010-0 of trial mnist-0");
+    let name = format!("mnist-0/{CHECKPOINT}");
+    assert_eq!(fixture.check("checkpoint list mnist/0 -o name", 0, "").trim_end(), name);
+    fixture.check(&format!("checkpoint download {name} --to named"), 0, "of trial mnist-0");
+    fixture.check(
+        "checkpoint download mnist --to got",
+        0,
+        "checkpoint 000000000010-0 of trial mnist-0",
+    );
     assert_eq!(std::fs::read_to_string(fixture.path("got/manifest.json")).unwrap(), manifest);
-    fixture.check("checkpoint download mnist-0 got", 2, "already contains a checkpoint");
+    fixture.check("checkpoint download mnist-0 --to got", 2, "already contains a checkpoint");
 }
 
 #[test]
@@ -151,6 +158,41 @@ fn state_commands_change_the_experiment() {
     assert_eq!(state(), "killed");
     fixture.set_status("experiment", "mnist", &json!({ "phase": "Cancelled" }));
     fixture.check("experiment pause mnist", 2, "has ended (Cancelled)");
+}
+
+#[test]
+fn all_names_are_tried_after_a_failure() {
+    let Some(fixture) = ClusterFixture::new("names") else { return };
+    fixture.start_experiment();
+    fixture.start_trial();
+    let state = || fixture.object("experiment", "mnist")["spec"]["state"].clone();
+    let pause = "experiment pause other experiment.stoker.dev/mnist";
+    fixture.check(pause, 2, "stoker: other: experiment `other` not found");
+    assert_eq!(state(), "paused");
+    fixture.check("trial kill mnist 7 0", 2, "trial mnist-0 is being killed");
+    assert_eq!(fixture.object("trial", "mnist-0")["spec"]["wanted"], "kill");
+    fixture.set_status("experiment", "mnist", &json!({ "phase": "Failed" }));
+    fixture.check("experiment wait mnist other", 1, "stoker: other: experiment `other`");
+    fixture.check("experiment delete mnist mnist", 2, "and its trials deleted");
+}
+
+#[test]
+fn lists_are_selected_by_label_and_watched() {
+    let Some(fixture) = ClusterFixture::new("select") else { return };
+    fixture.start_trial();
+    fixture.check("experiment list -l team=b", 0, "no experiments in namespace `select`");
+    let names = fixture.check("experiment list -l team=a,!other -o name", 0, "");
+    assert_eq!(names, "experiment.stoker.dev/mnist\n");
+    fixture.check("trial list mnist -l team", 0, "experiment mnist has no trials yet");
+    fixture.check("trial list mnist --phase failed", 0, "has no trials yet");
+    fixture.check("trial list mnist --sort-by -loss --top 1 -o wide", 0, "LOSS");
+    let expected = "experiment list --watch -o json";
+    let mut lines = fixture.lines(expected);
+    let first: serde_json::Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+    assert_eq!(first["status"]["best"]["metric"], 0.5);
+    fixture.set_status("experiment", "mnist", &json!({ "phase": "Completed" }));
+    let changed: serde_json::Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+    assert_eq!(changed["status"]["phase"], "Completed");
 }
 
 #[test]
@@ -186,6 +228,8 @@ fn wait_ends_at_its_timeout() {
     fixture.start_experiment();
     let expected = "timed out after 1s: experiment mnist is still Running";
     fixture.check("experiment wait mnist --timeout 1s", 3, expected);
+    let json = "experiment wait mnist --timeout 1s --output json";
+    fixture.check(json, 3, "{\"error\":{\"exitCode\":3,\"kind\":\"timeout\"");
     fixture.start_job();
     let expected = "timed out after 1s: job species is still Running";
     fixture.check("job wait species --timeout 1s", 3, expected);

@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 use stoker_test_cluster::ControlPlane;
 
+use crate::fixture::Lines;
+
 /// Name of the checkpoint in all tests.
 pub(crate) const CHECKPOINT: &str = "000000000010-0";
 
@@ -119,6 +121,13 @@ impl ClusterFixture {
         words.extend(["-n", self.namespace]);
         let output = self.stoker(self.plane.kubeconfig(), &words).output().unwrap();
         check(&output, arguments, code, expected)
+    }
+
+    /// Starts `stoker` in the namespace and returns its lines. Dropping them ends the process.
+    pub(crate) fn lines(&self, arguments: &str) -> Lines {
+        let mut words: Vec<&str> = arguments.split_whitespace().collect();
+        words.extend(["-n", self.namespace]);
+        Lines::start(&mut self.stoker(self.plane.kubeconfig(), &words))
     }
 
     #[track_caller]

@@ -1,8 +1,9 @@
 //! Test directory with an experiment file, and helpers to run `stoker` and inspect its files.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -13,6 +14,7 @@ pub(crate) struct RunFixture {
     /// Name of the experiment.
     pub(crate) name: &'static str,
     pub(crate) spec: Value,
+    pub(crate) labels: Value,
 }
 
 impl RunFixture {
@@ -32,7 +34,7 @@ impl RunFixture {
             "maxRestarts": 1,
             "reproducibility": {"experimentSeed": 7},
         });
-        Self { folder, name: "scripted", spec }
+        Self { folder, name: "scripted", spec, labels: json!({}) }
     }
 
     /// Starts the trainer from a shell, like a script would.
@@ -51,7 +53,7 @@ impl RunFixture {
         let file = self.folder.path().join("experiment.yaml");
         let object = json!({
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
-            "metadata": {"name": self.name}, "spec": self.spec,
+            "metadata": {"name": self.name, "labels": self.labels}, "spec": self.spec,
         });
         std::fs::write(&file, object.to_string()).unwrap();
         let mut command = stoker();
@@ -69,6 +71,30 @@ impl RunFixture {
         let mut command = stoker();
         command.args(["experiment", "continue", self.name, "--root"]).arg(self.root());
         command.args(more).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Returns another command on the local runs.
+    pub(crate) fn stoker(&self, arguments: &str) -> Command {
+        let mut command = stoker();
+        command.args(arguments.split_whitespace()).arg("--root").arg(self.root());
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command on the local runs, and checks exit code and a part of the output. Returns
+    /// the standard output.
+    #[track_caller]
+    pub(crate) fn check(&self, arguments: &str, code: i32, contains: &str) -> String {
+        let output = self.stoker(arguments).output().unwrap();
+        check(&output, code, contains);
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Returns the JSON that a command on the local runs prints.
+    #[track_caller]
+    pub(crate) fn json(&self, arguments: &str) -> Value {
+        let text = self.check(&format!("{arguments} --output json"), 0, "");
+        serde_json::from_str(&text).unwrap()
     }
 
     pub(crate) fn start(&self) -> Child {
@@ -131,6 +157,31 @@ impl RunFixture {
         std::fs::read_to_string(path).unwrap()
     }
 
+    /// Writes manifests without files, because the trainer's are not valid.
+    pub(crate) fn complete_checkpoints(&self) {
+        let runs = files(&self.root().join("local"));
+        let records = runs.iter().flat_map(|run| files(&run.join("record/trials")));
+        for path in records {
+            let mut trial: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+            let index = trial["spec"]["index"].as_u64().unwrap();
+            let manifest = json!({
+                "format": 1, "experimentId": "x", "trial": index, "attempt": 0, "batches": 10,
+                "files": {},
+            });
+            let manifest = manifest.to_string();
+            let sha256 = stoker_storage::hash::sha256_hex(manifest.as_bytes());
+            for checkpoint in trial["status"]["checkpoints"].as_array_mut().unwrap() {
+                checkpoint["manifestSha256"] = json!(sha256);
+                let name = checkpoint["name"].as_str().unwrap();
+                let folder = format!("trials/{index}/checkpoints/{name}");
+                for run in files(&self.root().join("default")) {
+                    std::fs::write(run.join(&folder).join("manifest.json"), &manifest).unwrap();
+                }
+            }
+            std::fs::write(&path, trial.to_string()).unwrap();
+        }
+    }
+
     /// Waits until a trial has a checkpoint.
     pub(crate) fn wait_for_checkpoint(&self) {
         self.wait_for_checkpoint_after(&BTreeSet::new());
@@ -167,6 +218,35 @@ impl RunFixture {
             let exe = Path::new("/proc").join(pid.file_name().unwrap()).join("exe");
             std::fs::read_link(exe).is_ok_and(|path| path == this)
         })
+    }
+}
+
+/// Lines of a running `stoker`, which ends when they are dropped.
+pub(crate) struct Lines {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Lines {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+}
+
+impl Iterator for Lines {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        self.lines.next().map(Result::unwrap)
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

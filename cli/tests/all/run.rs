@@ -25,7 +25,7 @@ fn grid_completes_and_reports_the_best_trial() {
         trial["status"]["facts"][0]["result"]["metric"].as_str().unwrap().to_owned()
     };
     let best = trials.iter().map(metric).min().unwrap();
-    assert_eq!(line["best"]["metric"], json!(best));
+    assert_eq!(line["best"]["metric"], json!(best.parse::<f64>().unwrap()));
     let index = line["best"]["trial"].as_u64().unwrap() as usize;
     assert_eq!(line["best"]["hyperparameters"], trials[index]["spec"]["hyperparameters"]);
     let checkpoint = PathBuf::from(line["best"]["checkpoint"].as_str().unwrap());
@@ -362,7 +362,7 @@ fn local_runs_are_listed_and_described() {
     assert!(text.contains("Importance: needs 10 results at one length, has 2"), "{text}");
     assert!(!text.contains("requestId"), "the text has the record: {text}");
     check_shown(&["trial", "list", "scripted"], "Completed");
-    check_shown(&["trial", "describe", "scripted", "1"], "requestId");
+    check_shown(&["trial", "describe", "scripted", "1"], "scripted-1");
     check_shown(&["trial", "logs", "scripted", "0"], "trial 0 attempt 0 trains");
     check_shown(&["checkpoint", "list", "scripted"], "000000000010-0");
     let mut command = stoker();

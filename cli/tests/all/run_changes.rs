@@ -114,7 +114,7 @@ fn edited_file_continues_an_ended_run() {
     check(&fixture.run(&[]), 2, "spec.searcher.random.maxTrials: 3: must be at least 4");
     fixture.spec["searcher"]["random"]["maxTrials"] = json!(4);
     fixture.spec["searcher"]["metric"] = json!("accuracy");
-    check(&fixture.run(&[]), 2, r#"spec.searcher.metric: was "loss", now "accuracy""#);
+    check(&fixture.run(&[]), 2, r#"spec.searcher.metric: was \"loss\", now \"accuracy\""#);
     assert_eq!(fixture.trials(), after);
 }
 
@@ -137,7 +137,7 @@ fn search_begins_with_trials_of_an_earlier_run() {
     fixture.spec["reproducibility"]["experimentSeed"] = json!(8);
     let output = fixture.run(&[]);
     check(&output, 0, "prior trials: 2 of first are in the space of this experiment; the best is ");
-    check(&output, 0, &format!("first-{} ({})", best["trial"], best["metric"].as_str().unwrap()));
+    check(&output, 0, &format!("first-{} ({})", best["trial"], best["metric"]));
     let second = |fixture: &RunFixture| {
         let all = fixture.trials().into_iter().filter(|trial| !first.contains(trial));
         all.map(|trial| trial["spec"]["hyperparameters"].clone()).collect::<Vec<_>>()

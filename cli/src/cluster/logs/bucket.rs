@@ -2,63 +2,69 @@
 
 use std::collections::BTreeSet;
 
-use stoker_api::experiment::CheckpointStorage;
-use stoker_api::inference::InferenceJob;
-use stoker_storage::layout;
+use k8s_openapi::jiff::Timestamp;
+use stoker_storage::{Storage, StorageError, layout};
 
+use super::line::{LineTime, LogLine, LogPrinter};
 use super::tag::{Gang, Tag};
-use crate::cluster::{job as cluster_job, storage};
-use crate::failure::Failure;
-use crate::print::Output;
 
-/// Prints the stored logs of an attempt in `folder`, rank by rank. Returns the number of objects.
-pub(super) async fn print(
-    spec: &CheckpointStorage,
-    folder: &str,
-    options: &storage::Options,
-    tag: &Tag,
-    rank: Option<u32>,
-    output: Output,
-) -> Result<usize, Failure> {
-    let opened = options.open(spec)?;
-    let fail = |error| storage::failure(error, spec);
-    let mut objects: Vec<(u32, u64, String)> = opened
-        .list(folder)
-        .await
-        .map_err(fail)?
-        .into_iter()
-        .filter_map(|path| parse(&path).map(|(rank, seq)| (rank, seq, path)))
-        .filter(|(of_rank, ..)| rank.is_none_or(|rank| *of_rank == rank))
-        .collect();
-    objects.sort();
-    for (rank, _, path) in &objects {
-        let bytes = opened.get(path).await.map_err(fail)?;
-        let pod = if tag.is_job { tag.pod } else { rank / tag.gang.ranks_per_pod };
-        let tag = Tag { pod, ..*tag };
-        for line in String::from_utf8_lossy(&bytes).lines() {
-            // The rank is only in the object name, so add the prefix.
-            let line = match !tag.is_job && tag.gang.world_size > 1 && !line.starts_with("[rank=") {
-                true => format!("[rank={rank}] {line}"),
-                false => line.to_owned(),
-            };
-            tag.print(&line, None, output);
-        }
-    }
-    Ok(objects.len())
+/// Stored logs of one attempt.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoredLogs<'a> {
+    pub(crate) storage: &'a Storage,
+    /// Directory of the attempt's logs.
+    pub(crate) folder: &'a str,
+    /// Whether one object contains the lines of all ranks, as after a local run.
+    pub(crate) is_merged: bool,
 }
 
-/// Prints the stored logs of a job, process by process. Returns the number of processes.
-pub(super) async fn print_job(
-    job: &InferenceJob,
-    options: &storage::Options,
+impl StoredLogs<'_> {
+    /// Prints the logs, rank by rank. Returns the number of objects.
+    pub(crate) async fn print(
+        self,
+        tag: &Tag,
+        rank: Option<u32>,
+        printer: &mut LogPrinter,
+    ) -> Result<usize, StorageError> {
+        let objects = self.storage.list_timed(self.folder).await?.into_iter();
+        let mut objects: Vec<(u32, u64, String, i64)> = objects
+            .filter_map(|(path, stored)| parse(&path).map(|(rank, seq)| (rank, seq, path, stored)))
+            .filter(|(of, ..)| self.is_merged || rank.is_none_or(|rank| *of == rank))
+            .collect();
+        objects.sort();
+        for (rank, _, path, stored) in &objects {
+            let bytes = self.storage.get(path).await?;
+            let time = Timestamp::from_second(*stored).map_or(LineTime::Unknown, LineTime::Stored);
+            let pod = match tag.is_job || self.is_merged {
+                true => tag.pod,
+                false => rank / tag.gang.ranks_per_pod,
+            };
+            let tag = Tag { pod, ..*tag };
+            let has_ranks = !tag.is_job && !self.is_merged && tag.gang.world_size > 1;
+            for line in String::from_utf8_lossy(&bytes).lines() {
+                // The rank is only in the object name, so add the prefix.
+                let text = match has_ranks && !line.starts_with("[rank=") {
+                    true => format!("[rank={rank}] {line}"),
+                    false => line.to_owned(),
+                };
+                printer.add(&tag, &LogLine { time, text });
+            }
+        }
+        Ok(objects.len())
+    }
+}
+
+/// Prints the stored logs of a job in its directory `path`, process by process. Returns the number
+/// of processes.
+pub(crate) async fn print_job(
+    storage: &Storage,
+    path: &str,
     gang: Gang,
     slot: Option<u32>,
-    output: Output,
-) -> Result<usize, Failure> {
-    let spec = &cluster_job::storage_of(job);
-    let opened = options.open(spec)?;
-    let folder = format!("{}/workers", cluster_job::path(job));
-    let paths = opened.list(&folder).await.map_err(|error| storage::failure(error, spec))?;
+    printer: &mut LogPrinter,
+) -> Result<usize, StorageError> {
+    let folder = format!("{path}/workers");
+    let paths = storage.list(&folder).await?;
     let parsed = paths.iter().filter_map(|path| process_of(path.strip_prefix(&folder)?));
     let processes: BTreeSet<(u32, u32)> =
         parsed.filter(|(_, of_slot)| slot.is_none_or(|slot| *of_slot == slot)).collect();
@@ -66,7 +72,8 @@ pub(super) async fn print_job(
         let (attempt, pod) = (*attempt, *slot);
         let tag = Tag { trial: pod, attempt, pod, gang, with_trial: false, is_job: true };
         let folder = layout::logs_path(&format!("{folder}/{pod}"), attempt);
-        print(spec, &folder, options, &tag, None, output).await?;
+        let stored = StoredLogs { storage, folder: &folder, is_merged: false };
+        stored.print(&tag, None, printer).await?;
     }
     Ok(processes.len())
 }

@@ -13,6 +13,8 @@ use stoker_api::trial::Trial;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 
+use super::line::LogLine;
+use super::pods::LogRequest;
 use super::tag::{Gang, Tag};
 use super::{pods, pods_of_experiment};
 use crate::cluster::connect::Cluster;
@@ -46,25 +48,33 @@ pub(super) struct LogFollower {
     target: LogTarget,
     gang: Gang,
     rank: Option<u32>,
+    request: LogRequest,
     /// First attempt whose pods are followed, once known.
     first: Option<u32>,
     /// UIDs of pods that are or were followed.
     seen: BTreeSet<String>,
     streams: JoinSet<()>,
-    sender: Sender<(Tag, String)>,
-    lines: Receiver<(Tag, String)>,
+    sender: Sender<(Tag, LogLine)>,
+    lines: Receiver<(Tag, LogLine)>,
     /// Whether the warning about waiting pods was printed.
     has_warned_about_limit: bool,
 }
 
 impl LogFollower {
-    pub(super) fn new(cluster: &Cluster, target: LogTarget, gang: Gang, rank: Option<u32>) -> Self {
+    pub(super) fn new(
+        cluster: &Cluster,
+        target: LogTarget,
+        gang: Gang,
+        rank: Option<u32>,
+        request: LogRequest,
+    ) -> Self {
         let (sender, lines) = channel(LINES_MAX);
         Self {
             cluster: cluster.clone(),
             target,
             gang,
             rank,
+            request,
             first: None,
             seen: BTreeSet::new(),
             streams: JoinSet::new(),
@@ -75,7 +85,7 @@ impl LogFollower {
     }
 
     /// Shows lines until the target has ended and all logs of its pods have been read.
-    pub(super) async fn run(mut self, mut show: impl FnMut(&Tag, &str)) -> Result<(), Failure> {
+    pub(super) async fn run(mut self, mut show: impl FnMut(&Tag, &LogLine)) -> Result<(), Failure> {
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut num_failures = 0;
@@ -144,7 +154,8 @@ impl LogFollower {
                 break;
             }
             self.seen.insert(uid);
-            self.streams.spawn(pods::follow(self.cluster.clone(), pod, tag, self.sender.clone()));
+            let (cluster, sender) = (self.cluster.clone(), self.sender.clone());
+            self.streams.spawn(pods::follow(cluster, pod, tag, self.request, sender));
         }
     }
 

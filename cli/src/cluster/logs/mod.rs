@@ -6,14 +6,16 @@
 //! ```
 //!
 //! 1. [`tag`]: origin and prefix of a line.
-//! 2. [`pods`]: lines of one pod, across broken connections.
-//! 3. [`follow`]: lines of all pods of a trial, an experiment or a job.
-//! 4. [`bucket`]: lines in the storage.
+//! 2. [`line`]: time of a line, and the flags that select lines.
+//! 3. [`pods`]: lines of one pod, across broken connections.
+//! 4. [`follow`]: lines of all pods of a trial, an experiment or a job.
+//! 5. [`bucket`]: lines in the storage, also of local runs.
 
-mod bucket;
+pub(crate) mod bucket;
 mod follow;
+pub(crate) mod line;
 mod pods;
-mod tag;
+pub(crate) mod tag;
 #[cfg(test)]
 mod tests;
 
@@ -25,11 +27,16 @@ use stoker_api::names::{LABEL_ATTEMPT, LABEL_EXPERIMENT, LABEL_JOB, LABEL_TRIAL}
 use stoker_api::trial::{Attempt, Trial};
 use stoker_storage::layout;
 
+use self::bucket::StoredLogs;
 use self::follow::{LogFollower, LogTarget};
+#[cfg(test)]
+use self::line::LogLine;
+use self::line::{LogArgs, LogPrinter};
+use self::pods::LogRequest;
 use self::tag::{Gang, Tag};
 use super::connect::Cluster;
 use super::resource::ClusterResource as _;
-use super::{experiment, storage};
+use super::{experiment, job, storage};
 use crate::failure::Failure;
 use crate::print::{self, Output};
 
@@ -42,6 +49,8 @@ pub(crate) struct LogSelection {
     pub(crate) attempt: Option<u32>,
     /// Whether to stream new lines.
     pub(crate) follow: bool,
+    /// Which lines to print, and whether with their times.
+    pub(crate) args: LogArgs,
 }
 
 /// Prints the logs of one trial.
@@ -68,16 +77,19 @@ pub(crate) async fn trial(
         || selection.attempt.is_some() && attempt.is_some_and(|attempt| attempt.end.is_some());
     if selection.follow && !is_over {
         let target = LogTarget::Trial { name: name.to_owned(), attempt: selection.attempt };
-        let show = |tag: &Tag, line: &str| tag.print(line, selection.rank, output);
-        return LogFollower::new(cluster, target, gang, selection.rank).run(show).await;
+        let mut printer = LogPrinter::new(selection.args, selection.rank, output).following();
+        let request = LogRequest::new(&selection.args, gang, selection.rank);
+        let follower = LogFollower::new(cluster, target, gang, selection.rank, request);
+        return follower.run(|tag, line| printer.add(tag, line)).await;
     }
     let Some(attempt) = attempt else {
         return Err(Failure::Input(format!(
             "trial `{name}` has not started yet; use --follow to wait"
         )));
     };
-    let source = LogSource { cluster, experiment: &experiment, gang, options, output };
-    source.print(&trial, attempt, selection.rank, false).await
+    let LogSelection { rank, args, .. } = selection;
+    let source = LogSource { cluster, experiment: &experiment, gang, options, rank, args, output };
+    source.print(&trial, attempt, false).await
 }
 
 /// Returns the selected attempt; `None` if the trial has not started.
@@ -106,7 +118,7 @@ pub(crate) async fn experiment(
     cluster: &Cluster,
     name: &str,
     options: &storage::Options,
-    follow: bool,
+    (follow, args): (bool, LogArgs),
     output: Output,
 ) -> Result<(), Failure> {
     let experiment = cluster.experiment(name).await?;
@@ -114,16 +126,19 @@ pub(crate) async fn experiment(
     let is_over = experiment.status.as_ref().is_some_and(|status| status.phase.is_terminal());
     if follow && !is_over {
         let target = LogTarget::Experiment { name: name.to_owned() };
-        let show = |tag: &Tag, line: &str| tag.print(line, None, output);
-        return LogFollower::new(cluster, target, gang, None).run(show).await;
+        let mut printer = LogPrinter::new(args, None, output).following();
+        let request = LogRequest::new(&args, gang, None);
+        let follower = LogFollower::new(cluster, target, gang, None, request);
+        return follower.run(|tag, line| printer.add(tag, line)).await;
     }
-    let source = LogSource { cluster, experiment: &experiment, gang, options, output };
+    let source =
+        LogSource { cluster, experiment: &experiment, gang, options, rank: None, args, output };
     let mut has_any = false;
     for (trial, _) in experiment::trials(cluster, &experiment).await? {
         let attempts = trial.status.as_ref().map_or(&[][..], |status| status.attempts.as_slice());
         if let Some(attempt) = attempts.last() {
             has_any = true;
-            source.print(&trial, attempt, None, true).await?;
+            source.print(&trial, attempt, true).await?;
         }
     }
     if !has_any {
@@ -137,7 +152,7 @@ pub(crate) async fn job(
     cluster: &Cluster,
     name: &str,
     slot: Option<u32>,
-    follow: bool,
+    (follow, args): (bool, LogArgs),
     options: &storage::Options,
     output: Output,
 ) -> Result<(), Failure> {
@@ -149,10 +164,13 @@ pub(crate) async fn job(
             gang.world_size
         )));
     }
-    let show = |tag: &Tag, line: &str| tag.print(line, None, output);
+    let mut printer = LogPrinter::new(args, None, output);
+    let request = LogRequest::new(&args, gang, None);
     if follow && !job.phase().is_terminal() {
         let target = LogTarget::Job { name: name.to_owned() };
-        return LogFollower::new(cluster, target, gang, slot).run(show).await;
+        let mut printer = printer.following();
+        let follower = LogFollower::new(cluster, target, gang, slot, request);
+        return follower.run(|tag, line| printer.add(tag, line)).await;
     }
     let params = ListParams::default().labels(&format!("{LABEL_JOB}={name}"));
     let listed = cluster.list::<Pod>("pods", &params, false).await?;
@@ -165,19 +183,33 @@ pub(crate) async fn job(
         print::err(format!("no process of job {name} has started yet"));
         return Ok(());
     }
-    if is_complete {
-        return pods::print(cluster, &pods, show).await;
-    }
-    match bucket::print_job(&job, options, gang, slot, output).await {
-        Ok(0) if pods.is_empty() => print::err(format!("no logs found for job {name}")),
-        Ok(0) => pods::print(cluster, &pods, show).await?,
-        Ok(_) => {}
-        Err(error) if pods.is_empty() => return Err(error),
-        Err(error) => {
-            print::err(format!("stoker: {error}; showing the logs of the remaining pods"));
-            pods::print(cluster, &pods, show).await?;
+    if !is_complete {
+        let spec = &job::storage_of(&job);
+        let stored = match options.open(spec) {
+            Ok(opened) => bucket::print_job(&opened, &job::path(&job), gang, slot, &mut printer)
+                .await
+                .map_err(|error| storage::failure(error, spec)),
+            Err(error) => Err(error),
+        };
+        match stored {
+            Ok(0) if pods.is_empty() => {
+                print::err(format!("no logs found for job {name}"));
+                return Ok(());
+            }
+            Ok(0) => {}
+            Ok(_) => {
+                printer.finish();
+                return Ok(());
+            }
+            Err(error) if pods.is_empty() => return Err(error),
+            Err(error) => {
+                print::err(format!("stoker: {error}; showing the logs of the remaining pods"));
+                printer = LogPrinter::new(args, None, output);
+            }
         }
     }
+    pods::print(cluster, &pods, request, |tag, line| printer.add(tag, line)).await?;
+    printer.finish();
     Ok(())
 }
 
@@ -187,6 +219,8 @@ struct LogSource<'a> {
     experiment: &'a Experiment,
     gang: Gang,
     options: &'a storage::Options,
+    rank: Option<u32>,
+    args: LogArgs,
     output: Output,
 }
 
@@ -197,9 +231,9 @@ impl LogSource<'_> {
         &self,
         trial: &Trial,
         attempt: &Attempt,
-        rank: Option<u32>,
         with_trial: bool,
     ) -> Result<(), Failure> {
+        let rank = self.rank;
         let name = trial.metadata.name.clone().unwrap_or_default();
         let number = attempt.number;
         let params =
@@ -209,17 +243,12 @@ impl LogSource<'_> {
         let mut pods: Vec<(Pod, Tag)> = listed.into_iter().filter_map(of).collect();
         let is_complete = pods.len() == self.gang.num_pods() as usize;
         pods.retain(|(_, tag)| tag.has(rank));
-        let show = |tag: &Tag, line: &str| tag.print(line, rank, self.output);
-        let of_pods = async || pods::print(self.cluster, &pods, show).await;
         if is_complete || (attempt.end.is_none() && !pods.is_empty()) {
-            return of_pods().await;
+            return self.print_pods(&pods).await;
         }
         let (index, gang) = (trial.spec.index, self.gang);
         let tag = Tag { trial: index, attempt: number, pod: 0, gang, with_trial, is_job: false };
-        let spec = &storage::of(self.experiment);
-        let folder = layout::logs_path(&storage::trial_path(self.experiment, index), number);
-        let from_storage = bucket::print(spec, &folder, self.options, &tag, rank, self.output);
-        match from_storage.await {
+        match self.print_stored(&tag).await {
             Ok(0) if attempt.end.is_none() => {
                 print::err(format!("attempt {number} of trial {name} has no pods yet"));
                 Ok(())
@@ -232,9 +261,31 @@ impl LogSource<'_> {
             Err(error) if pods.is_empty() => Err(error),
             Err(error) => {
                 print::err(format!("stoker: {error}; showing the logs of the remaining pods"));
-                of_pods().await
+                self.print_pods(&pods).await
             }
         }
+    }
+
+    async fn print_pods(&self, pods: &[(Pod, Tag)]) -> Result<(), Failure> {
+        let mut printer = LogPrinter::new(self.args, self.rank, self.output);
+        let request = LogRequest::new(&self.args, self.gang, self.rank);
+        pods::print(self.cluster, pods, request, |tag, line| printer.add(tag, line)).await?;
+        printer.finish();
+        Ok(())
+    }
+
+    /// Prints the stored logs of an attempt. Returns the number of objects.
+    async fn print_stored(&self, tag: &Tag) -> Result<usize, Failure> {
+        let spec = &storage::of(self.experiment);
+        let opened = self.options.open(spec)?;
+        let trial_path = storage::trial_path(self.experiment, tag.trial);
+        let folder = layout::logs_path(&trial_path, tag.attempt);
+        let stored = StoredLogs { storage: &opened, folder: &folder, is_merged: false };
+        let mut printer = LogPrinter::new(self.args, self.rank, self.output);
+        let num_objects = stored.print(tag, self.rank, &mut printer).await;
+        let num_objects = num_objects.map_err(|error| storage::failure(error, spec))?;
+        printer.finish();
+        Ok(num_objects)
     }
 }
 

@@ -9,7 +9,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, LogParams};
 use tokio::sync::mpsc::Sender;
 
-use super::tag::Tag;
+use super::line::{LogArgs, LogLine};
+use super::tag::{Gang, Tag};
 use crate::cluster::connect::Cluster;
 use crate::cluster::trial::pod_state;
 use crate::failure::Failure;
@@ -22,31 +23,12 @@ const SETUP: &str = "setup";
 /// Wait before a pod's log is requested again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A line of a log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct LogLine {
-    /// When the program printed the line; `None` for a line of the kubelet, such as an error that
-    /// ends the log.
-    time: Option<Timestamp>,
-    text: String,
-}
-
-impl LogLine {
-    /// Splits a line of the response into timestamp and text.
-    fn parse(line: &str) -> Self {
-        let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
-        match first.parse() {
-            Ok(time) => Self { time: Some(time), text: rest.to_owned() },
-            Err(_) => Self { time: None, text: line.to_owned() },
-        }
-    }
-}
-
 /// Shows the current logs of pods, merged by time.
 pub(super) async fn print(
     cluster: &Cluster,
     pods: &[(Pod, Tag)],
-    mut show: impl FnMut(&Tag, &str),
+    request: LogRequest,
+    mut show: impl FnMut(&Tag, &LogLine),
 ) -> Result<(), Failure> {
     let api: Api<Pod> = cluster.api();
     let mut open = Vec::new();
@@ -56,7 +38,7 @@ pub(super) async fn print(
             print::err(format!("pod {name} has no logs yet: it is {}", pod_state(pod)));
             continue;
         };
-        let params = params(container, false);
+        let params = request.params(container, false);
         let target = format!("the log of pod `{name}`");
         let stream = cluster.request(&target, api.log_stream(&name, &params)).await?;
         let mut reader = Box::pin(stream);
@@ -65,9 +47,9 @@ pub(super) async fn print(
         }
     }
     // Merge: always show the earliest pending line.
-    while let Some(at) = (0..open.len()).min_by_key(|at| open[*at].0.time) {
+    while let Some(at) = (0..open.len()).min_by_key(|at| open[*at].0.printed()) {
         let (line, reader, tag) = &mut open[at];
-        show(tag, &line.text);
+        show(tag, line);
         match next(reader).await {
             Some(following) => *line = following,
             None => drop(open.swap_remove(at)),
@@ -76,9 +58,37 @@ pub(super) async fn print(
     Ok(())
 }
 
-fn params(container: &str, follow: bool) -> LogParams {
-    let container = Some(container.to_owned());
-    LogParams { container, follow, timestamps: true, ..LogParams::default() }
+/// Part of a pod's log to request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LogRequest {
+    /// Number of last lines; `None` for all.
+    tail_lines: Option<i64>,
+    since: Option<Timestamp>,
+}
+
+impl LogRequest {
+    /// Requests what the flags select. A pod cannot select lines by rank, so the printer selects
+    /// the last lines of one rank.
+    pub(super) fn new(args: &LogArgs, gang: Gang, rank: Option<u32>) -> Self {
+        let is_mixed = rank.is_some() && gang.ranks_per_pod > 1;
+        Self { tail_lines: args.tail_lines().filter(|_| !is_mixed), since: args.since() }
+    }
+
+    fn params(self, container: &str, follow: bool) -> LogParams {
+        LogParams {
+            container: Some(container.to_owned()),
+            follow,
+            timestamps: true,
+            tail_lines: self.tail_lines,
+            since_time: self.since.and_then(to_seconds),
+            ..LogParams::default()
+        }
+    }
+}
+
+/// Rounds down to seconds. The client would round to the nearest second, and skip lines.
+fn to_seconds(time: Timestamp) -> Option<Timestamp> {
+    Timestamp::from_second(time.as_second()).ok()
 }
 
 /// Reads the next line; `None` at the end or if the connection breaks.
@@ -134,10 +144,12 @@ struct LogCursor {
 }
 
 impl LogCursor {
-    /// Returns the time from which a new connection should read: `latest`, rounded down to seconds.
-    /// The client would round it to the nearest second, and skip lines.
-    fn since_time(&self) -> Option<Timestamp> {
-        Timestamp::from_second(self.latest?.as_second()).ok()
+    /// Returns the request for a new connection, which continues after the lines that were read.
+    fn request(&self, first: LogRequest) -> LogRequest {
+        match self.latest {
+            Some(latest) => LogRequest { tail_lines: None, since: Some(latest) },
+            None => first,
+        }
     }
 
     /// Prepares for a new connection, which starts at or before `latest`.
@@ -147,7 +159,7 @@ impl LogCursor {
 
     /// Advances by a line. Returns `true` if the line is new.
     fn advance(&mut self, line: &LogLine) -> bool {
-        let Some(time) = line.time else {
+        let Some(time) = line.printed() else {
             // Each connection repeats an error of the kubelet until its cause has passed.
             let is_new = self.unstamped.as_ref() != Some(&line.text);
             self.unstamped = Some(line.text.clone());
@@ -177,7 +189,13 @@ impl LogCursor {
 
 /// Sends the lines of a pod until it has ended or is deleted. After a broken connection, continues
 /// after the last line.
-pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(Tag, String)>) {
+pub(super) async fn follow(
+    cluster: Cluster,
+    pod: Pod,
+    tag: Tag,
+    request: LogRequest,
+    lines: Sender<(Tag, LogLine)>,
+) {
     let api: Api<Pod> = cluster.api();
     let name = pod.metadata.name.clone().unwrap_or_default();
     let uid = pod.metadata.uid.clone();
@@ -187,12 +205,12 @@ pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(
         // Check before reading: if the pod has already ended, this pass reads the complete log.
         let was_over = is_over(&pod);
         if let Some(container) = container(&pod) {
-            let params = LogParams { since_time: cursor.since_time(), ..params(container, true) };
+            let params = cursor.request(request).params(container, true);
             if let Ok(stream) = api.log_stream(&name, &params).await {
                 let mut reader = Box::pin(stream);
                 cursor.reconnect();
                 while let Some(line) = next(&mut reader).await {
-                    if cursor.advance(&line) && lines.send((tag, line.text)).await.is_err() {
+                    if cursor.advance(&line) && lines.send((tag, line)).await.is_err() {
                         return;
                     }
                 }
@@ -300,8 +318,9 @@ mod tests {
             2026-11-21T19:00:04Z x";
         let mut reader = futures::io::Cursor::new(&bytes[..]);
         let mut lines = Vec::new();
-        while let Some(LogLine { time, text }) = next(&mut reader).await {
-            lines.push((time.map(|time| time.to_string()).unwrap_or_default(), text));
+        while let Some(line) = next(&mut reader).await {
+            let time = line.printed().map(|time| time.to_string());
+            lines.push((time.unwrap_or_default(), line.text));
         }
         let stamped =
             |time: &str, text: &str| (format!("2026-11-21T19:00:{time}Z"), text.to_owned());

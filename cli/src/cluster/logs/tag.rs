@@ -1,29 +1,27 @@
 //! Origin of a log line, and its prefix.
 
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::json;
+use serde_json::{Value, json};
 use stoker_api::experiment::Experiment;
 use stoker_api::inference::InferenceJob;
 use stoker_api::names::{LABEL_ATTEMPT, LABEL_JOB, LABEL_POD_INDEX, LABEL_TRIAL};
 
-use crate::print::{self, Output};
-
 /// Number of ranks and their distribution over pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Gang {
-    pub(super) world_size: u32,
-    pub(super) ranks_per_pod: u32,
+pub(crate) struct Gang {
+    pub(crate) world_size: u32,
+    pub(crate) ranks_per_pod: u32,
 }
 
 impl Gang {
-    pub(super) fn of(experiment: &Experiment) -> Self {
+    pub(crate) fn of(experiment: &Experiment) -> Self {
         let resources = &experiment.spec.resources;
         let ranks_per_pod = resources.slots_per_pod();
         Self { world_size: resources.num_pods() * ranks_per_pod, ranks_per_pod }
     }
 
     /// Treats each slot of a job as a pod with one rank.
-    pub(super) fn of_job(job: &InferenceJob) -> Self {
+    pub(crate) fn of_job(job: &InferenceJob) -> Self {
         Self { world_size: job.spec.resources.slots, ranks_per_pod: 1 }
     }
 
@@ -34,17 +32,17 @@ impl Gang {
 
 /// Origin of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tag {
+pub(crate) struct Tag {
     /// Trial index; for a job the slot.
-    pub(super) trial: u32,
-    pub(super) attempt: u32,
+    pub(crate) trial: u32,
+    pub(crate) attempt: u32,
     /// Pod index; for a job the slot.
-    pub(super) pod: u32,
-    pub(super) gang: Gang,
+    pub(crate) pod: u32,
+    pub(crate) gang: Gang,
     /// Whether lines of other trials are printed too.
-    pub(super) with_trial: bool,
+    pub(crate) with_trial: bool,
     /// Whether the line is from a job, whose slots are independent.
-    pub(super) is_job: bool,
+    pub(crate) is_job: bool,
 }
 
 impl Tag {
@@ -66,41 +64,18 @@ impl Tag {
         rank.is_none_or(|rank| rank / self.gang.ranks_per_pod == self.pod)
     }
 
-    /// Prints a line of the pod, unless it is from another rank than `rank`. In a gang, lines of
-    /// ranks start with `[rank=N]`; other lines are from the launcher.
-    pub(super) fn print(&self, line: &str, rank: Option<u32>, output: Output) {
-        if let Some(text) = self.format(line, rank, output) {
-            print::out(text);
-        }
-    }
-
-    fn format(&self, line: &str, selected: Option<u32>, output: Output) -> Option<String> {
+    /// Returns a line with its prefixes; `None` if it is from another rank than `selected`. In a
+    /// gang, lines of ranks start with `[rank=N]`; other lines are from the launcher.
+    pub(super) fn text(&self, line: &str, selected: Option<u32>) -> Option<String> {
         if self.is_job {
-            return Some(match (output, self.gang.world_size) {
-                (Output::Json, _) => {
-                    json!({"slot": self.pod, "attempt": self.attempt, "line": line}).to_string()
-                }
-                (Output::Text, 1) => line.to_owned(),
-                (Output::Text, _) => format!("[slot={}] {line}", self.pod),
+            return Some(match self.gang.world_size {
+                1 => line.to_owned(),
+                _ => format!("[slot={}] {line}", self.pod),
             });
         }
-        let prefixed = rank_of(line);
-        // Lines of a trial with one rank have no prefix.
-        let rank = prefixed.map(|(rank, _)| rank).or((self.gang.world_size == 1).then_some(0));
-        if selected.is_some() && rank != selected {
-            return None;
-        }
-        if output == Output::Json {
-            let text = prefixed.map_or(line, |(_, text)| text);
-            return Some(
-                json!({
-                    "trial": self.trial, "attempt": self.attempt, "pod": self.pod, "rank": rank,
-                    "line": text,
-                })
-                .to_string(),
-            );
-        }
-        let pod = match prefixed.is_none() && self.gang.num_pods() > 1 {
+        let (rank, _) = self.rank(line, selected)?;
+        let has_prefix = rank.is_some() && self.gang.world_size > 1;
+        let pod = match !has_prefix && self.gang.num_pods() > 1 {
             true => format!("[pod={}] ", self.pod),
             false => String::new(),
         };
@@ -109,6 +84,28 @@ impl Tag {
             false => String::new(),
         };
         Some(format!("{trial}{pod}{line}"))
+    }
+
+    /// Same as [`text`](Self::text), with the prefixes as fields.
+    pub(super) fn json(&self, line: &str, selected: Option<u32>) -> Option<Value> {
+        if self.is_job {
+            return Some(json!({"slot": self.pod, "attempt": self.attempt, "line": line}));
+        }
+        let (rank, line) = self.rank(line, selected)?;
+        Some(json!({
+            "trial": self.trial, "attempt": self.attempt, "pod": self.pod, "rank": rank,
+            "line": line,
+        }))
+    }
+
+    /// Splits the rank off a line. A trial with one rank prints no prefixes.
+    fn rank<'a>(&self, line: &'a str, selected: Option<u32>) -> Option<(Option<u32>, &'a str)> {
+        let alone = (self.gang.world_size == 1).then_some(0);
+        let (rank, line) = match rank_of(line) {
+            Some((rank, rest)) => (Some(rank), rest),
+            None => (alone, line),
+        };
+        (selected.is_none() || rank == selected).then_some((rank, line))
     }
 }
 
@@ -131,7 +128,7 @@ mod tests {
     }
 
     fn check(tag: Tag, line: &str, rank: Option<u32>, expected: Option<&str>) {
-        let text = tag.format(line, rank, Output::Text);
+        let text = tag.text(line, rank);
         assert_eq!(text.as_deref(), expected, "{tag:?} {line} {rank:?}");
     }
 
@@ -161,15 +158,14 @@ mod tests {
         let of_job = |gang: Gang| Tag { is_job: true, ..tag(gang, 2, false) };
         check(of_job(WIDE), "[rank=0] a", None, Some("[slot=2] [rank=0] a"));
         check(of_job(ALONE), "a", None, Some("a"));
-        let text = of_job(WIDE).format("a", None, Output::Json).unwrap();
-        assert_eq!(text, r#"{"attempt":1,"line":"a","slot":2}"#);
+        let value = of_job(WIDE).json("a", None).unwrap();
+        assert_eq!(value, json!({"attempt": 1, "line": "a", "slot": 2}));
         assert!(of_job(WIDE).has(Some(2)) && !of_job(WIDE).has(Some(1)));
     }
 
     #[test]
     fn json_lines_have_the_rank_as_a_field() {
-        let text = tag(FULL, 1, false).format("[rank=3] a", None, Output::Json).unwrap();
-        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let value = tag(FULL, 1, false).json("[rank=3] a", None).unwrap();
         assert_eq!(value, json!({"trial": 7, "attempt": 1, "pod": 1, "rank": 3, "line": "a"}));
     }
 

@@ -140,17 +140,19 @@ async fn lines_of_pods_are_merged_by_time() {
         .map(|pod| (pod.clone(), Tag::of_pod(&pod, GANG, false).unwrap()))
         .collect();
     let mut lines = Vec::new();
-    let show = |tag: &Tag, line: &str| lines.push(format!("{} {line}", tag.pod));
-    pods::print(&cluster, &pods, show).await.unwrap();
+    let show = |tag: &Tag, line: &LogLine| lines.push(format!("{} {}", tag.pod, line.text));
+    pods::print(&cluster, &pods, LogRequest::default(), show).await.unwrap();
     assert_eq!(lines, ["0 a", "1 b", "0 c", "1 d"]);
 }
 
 /// Follows a trial until it ends. Returns the lines as `ATTEMPT/POD LINE`, sorted.
 async fn follow(cluster: &Cluster, attempt: Option<u32>, rank: Option<u32>) -> Vec<String> {
     let mut lines = Vec::new();
-    let show = |tag: &Tag, line: &str| lines.push(format!("{}/{} {line}", tag.attempt, tag.pod));
+    let show = |tag: &Tag, line: &LogLine| {
+        lines.push(format!("{}/{} {}", tag.attempt, tag.pod, line.text));
+    };
     let target = LogTarget::Trial { name: "m-0".to_owned(), attempt };
-    LogFollower::new(cluster, target, GANG, rank).run(show).await.unwrap();
+    LogFollower::new(cluster, target, GANG, rank, LogRequest::default()).run(show).await.unwrap();
     lines.sort();
     lines
 }

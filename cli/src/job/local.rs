@@ -1,0 +1,143 @@
+//! `stoker job list|describe|logs` for local runs: reads the records of `stoker job run`.
+
+use stoker_api::inference::InferenceJob;
+use stoker_storage::Storage;
+
+use super::record::recorded_output_url;
+use crate::cluster::job as jobs;
+use crate::cluster::logs::bucket;
+use crate::cluster::logs::line::{LogArgs, LogPrinter};
+use crate::cluster::logs::tag::Gang;
+use crate::cluster::resource::ClusterResource as _;
+use crate::cluster::text;
+use crate::failure::Failure;
+use crate::json;
+use crate::list;
+use crate::list::List;
+use crate::list::jobs::Listed;
+use crate::print::{self, Format, Output};
+use crate::run::record::{is_locked, read_json};
+use crate::run::setup;
+use crate::run_root::{self, RunRoot};
+
+/// A local job.
+#[derive(Debug)]
+struct LocalJob {
+    job: InferenceJob,
+    /// Whether a runner holds the job's lock.
+    is_running: bool,
+    /// Whether this is the latest run of its name.
+    is_current: bool,
+}
+
+impl LocalJob {
+    fn id(&self) -> String {
+        run_root::run_id(&self.job.name(), self.job.metadata.uid.as_deref().unwrap_or_default())
+    }
+
+    /// Returns the name in commands: the job's, or the run ID if a later run has the name.
+    fn name(&self) -> String {
+        if self.is_current { self.job.name() } else { self.id() }
+    }
+
+    /// Returns the phase, or `Stopped` if no runner works on the job.
+    fn phase(&self) -> String {
+        let phase = self.job.phase();
+        match phase.is_terminal() || self.is_running {
+            true => format!("{phase:?}"),
+            false => "Stopped".to_owned(),
+        }
+    }
+}
+
+fn read(run_root: &RunRoot) -> Result<Vec<LocalJob>, Failure> {
+    let local = run_root.records_dir();
+    let entries = match std::fs::read_dir(&local) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+        Err(error) => return Err(Failure::file("read", &local, error)),
+    };
+    let mut jobs = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| Failure::file("read", &local, error))?.path();
+        let path = path.join("record/job.json");
+        if !path.exists() {
+            continue;
+        }
+        // One unreadable record does not hide the other jobs.
+        match read_json::<InferenceJob>(&path) {
+            Ok(job) => jobs.push(local_job(run_root, job)),
+            Err(error) => print::err(format!("stoker: skipped a job: {error}")),
+        }
+    }
+    jobs.sort_by_key(LocalJob::id);
+    Ok(jobs)
+}
+
+fn local_job(run_root: &RunRoot, mut job: InferenceJob) -> LocalJob {
+    let local = run_root.records_dir();
+    let namespace = job.metadata.namespace.clone().unwrap_or_default();
+    let key = format!("{namespace}.{}.job", job.name());
+    let is_running = is_locked(&local.join(format!("{key}.lock")));
+    let current = setup::current_uid(&local.join(format!("{key}.current"))).ok().flatten();
+    let is_current = current.is_some() && current == job.metadata.uid;
+    let output = recorded_output_url(run_root, &job);
+    job.status.get_or_insert_default().output.get_or_insert(output);
+    LocalJob { job, is_running, is_current }
+}
+
+fn open(run_root: &RunRoot, name: &str) -> Result<LocalJob, Failure> {
+    let is_named = |job: &LocalJob| job.job.name() == name || job.id() == name;
+    let matches = read(run_root)?.into_iter().filter(is_named);
+    matches.max_by_key(|job| job.is_current).ok_or_else(|| {
+        Failure::Input(format!(
+            "no run of job `{name}` in {}; `stoker job list --root URL` lists the jobs",
+            run_root.root
+        ))
+    })
+}
+
+/// Lists all jobs.
+pub(super) fn jobs(root: Option<&str>) -> Result<List, Failure> {
+    let run_root = RunRoot::resolve(root, None)?;
+    let jobs = read(&run_root)?.into_iter().map(|job| {
+        let (name, phase) = (job.name(), job.phase());
+        Listed { job: job.job, name, phase }
+    });
+    let empty = format!("no jobs in {}", run_root.root);
+    Ok(list::jobs::list(jobs.collect(), false, empty))
+}
+
+/// Prints one job.
+pub(super) fn describe(root: Option<&str>, name: &str, format: Format) -> Result<(), Failure> {
+    let run_root = RunRoot::resolve(root, None)?;
+    let job = open(&run_root, name)?;
+    if format != Format::Text {
+        return print::object(&json::object(&job.job), format);
+    }
+    let storage = format!("{}/{}", run_root.root.trim_end_matches('/'), jobs::path(&job.job));
+    print::out(jobs::render(&job.job, &job.phase(), storage, text::now()));
+    Ok(())
+}
+
+/// Prints the logs of a job, process by process.
+pub(super) async fn print_logs(
+    root: Option<&str>,
+    name: &str,
+    slot: Option<u32>,
+    args: LogArgs,
+    output: Output,
+) -> Result<(), Failure> {
+    let run_root = RunRoot::resolve(root, None)?;
+    let job = open(&run_root, name)?.job;
+    let endpoint = job.spec.storage.endpoint.as_deref();
+    let storage = Storage::open(&run_root.root, endpoint)?;
+    let mut printer = LogPrinter::new(args, None, output);
+    let gang = Gang::of_job(&job);
+    let path = jobs::path(&job);
+    if bucket::print_job(&storage, &path, gang, slot, &mut printer).await? == 0 {
+        print::err(format!("no logs found for job {name}"));
+    }
+    printer.finish();
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! Logs of local runs.
+
+use stoker_api::trial::Attempt;
+use stoker_storage::{Storage, layout};
+
+use super::LocalRun;
+use crate::cluster::logs::LogSelection;
+use crate::cluster::logs::bucket::StoredLogs;
+use crate::cluster::logs::line::{LogArgs, LogPrinter};
+use crate::cluster::logs::tag::{Gang, Tag};
+use crate::commands::names::TrialRef;
+use crate::failure::Failure;
+use crate::print::{self, Output};
+
+/// Error for `--follow` without a cluster.
+pub(crate) fn cannot_follow() -> Failure {
+    Failure::Input(
+        "--follow requires a cluster: a local run stores its logs every few seconds; `stoker run` \
+         shows live progress"
+            .to_owned(),
+    )
+}
+
+/// Prints the logs of one attempt of a trial.
+pub(crate) async fn trial_logs(
+    root: Option<&str>,
+    trial: &TrialRef,
+    selection: LogSelection,
+    output: Output,
+) -> Result<(), Failure> {
+    let run = LocalRun::open(root, &trial.experiment)?;
+    let LogSelection { rank, args, .. } = selection;
+    if let Some(rank) = rank.filter(|rank| *rank >= run.gang().world_size) {
+        return Err(Failure::Input(format!(
+            "rank {rank} of trial `{trial}` not found: it has {} ranks, numbered from 0",
+            run.gang().world_size
+        )));
+    }
+    let attempts = &run.trial(trial.index)?.status.attempts;
+    let attempt = attempt(trial, attempts, selection.attempt)?;
+    let printer = LogPrinter::new(args, rank, output);
+    run.print_logs(&run.storage()?, trial.index, (attempt, rank), false, printer).await
+}
+
+/// Returns the selected attempt, or the latest.
+fn attempt(trial: &TrialRef, attempts: &[Attempt], number: Option<u32>) -> Result<u32, Failure> {
+    let Some(latest) = attempts.last().map(|attempt| attempt.number) else {
+        return Err(Failure::Input(format!("trial `{trial}` has not started yet")));
+    };
+    let number = number.unwrap_or(latest);
+    match attempts.iter().any(|attempt| attempt.number == number) {
+        true => Ok(number),
+        false => Err(Failure::Input(format!(
+            "attempt {number} of trial `{trial}` not found; the latest is {latest}"
+        ))),
+    }
+}
+
+/// Prints the logs of the latest attempts of all trials of a run.
+pub(crate) async fn experiment_logs(
+    root: Option<&str>,
+    name: &str,
+    args: LogArgs,
+    output: Output,
+) -> Result<(), Failure> {
+    let run = LocalRun::open(root, name)?;
+    let storage = run.storage()?;
+    let mut has_any = false;
+    for (index, trial) in &run.trials {
+        if let Some(attempt) = trial.status.attempts.last() {
+            has_any = true;
+            let printer = LogPrinter::new(args, None, output);
+            run.print_logs(&storage, *index, (attempt.number, None), true, printer).await?;
+        }
+    }
+    if !has_any {
+        print::err(format!("no trial of experiment {} has started yet", run.name()));
+    }
+    Ok(())
+}
+
+impl LocalRun {
+    /// Returns the gang of each trial: its ranks are processes on one machine, like in one pod.
+    fn gang(&self) -> Gang {
+        let world_size = self.experiment.spec.resources.slots_per_trial;
+        Gang { world_size, ranks_per_pod: world_size }
+    }
+
+    async fn print_logs(
+        &self,
+        storage: &Storage,
+        trial: u32,
+        (attempt, rank): (u32, Option<u32>),
+        with_trial: bool,
+        mut printer: LogPrinter,
+    ) -> Result<(), Failure> {
+        let folder = layout::logs_path(&self.paths.trial(trial), attempt);
+        let stored = StoredLogs { storage, folder: &folder, is_merged: true };
+        let tag = Tag { trial, attempt, pod: 0, gang: self.gang(), with_trial, is_job: false };
+        if stored.print(&tag, rank, &mut printer).await? == 0 {
+            print::err(format!("no logs found for attempt {attempt} of trial {trial}"));
+        }
+        printer.finish();
+        Ok(())
+    }
+}

@@ -19,8 +19,8 @@ pub(crate) use self::lists::{
     MessagePage,
 };
 pub(crate) use self::parts::{
-    Badge, Bar, Column, Crumb, DecisionRow, Fact, Frame, ImportanceCard, ImportanceRow, Notice,
-    Pair, Segment, SelectOption, Tab, TrialRow, TrialTable,
+    Badge, Bar, Cell, Column, Crumb, DecisionRow, Fact, Frame, ImportanceCard, ImportanceRow,
+    Notice, Pair, Segment, SelectOption, Tab, TrialRow, TrialTable,
 };
 pub(crate) use self::trial::{AttemptRow, LogsCard, TrialHead, TrialPage, TrialTab};
 

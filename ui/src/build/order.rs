@@ -11,6 +11,7 @@ use super::table::TableQuery;
 use crate::data::{attempt_seconds, best_value, trained};
 use crate::filter::{Filter, FilterError, Row};
 use crate::search::{category, flat, results};
+use crate::state::ORDER;
 use crate::store::Run;
 use crate::views::Badge;
 
@@ -134,11 +135,29 @@ pub(super) fn sort(entries: &mut [Entry<'_>], run: &Run, order: Option<&str>) {
     }
 }
 
-/// Returns the entries that match a filter.
-pub(super) fn matching<'a>(
-    run: &'a Run,
-    filter: Option<&str>,
-) -> (Vec<Entry<'a>>, Option<FilterError>) {
+/// Trials that match a query.
+pub(super) struct Matching<'a> {
+    pub(super) entries: Vec<Entry<'a>>,
+    /// Why the filter cannot be read. It is ignored then.
+    pub(super) error: Option<FilterError>,
+    /// Number of trials by state that match the filter, in any state.
+    pub(super) states: Vec<(Badge, usize)>,
+}
+
+/// Returns the entries that match the filter and the state of a query.
+pub(super) fn matching<'a>(run: &'a Run, query: &TableQuery) -> Matching<'a> {
+    let (mut entries, error) = filtered(run, query.filter.as_deref());
+    let count =
+        |badge: &Badge| entries.iter().filter(|entry| entry.badge.class == badge.class).count();
+    let states = ORDER.iter().map(|badge| (badge.clone(), count(badge)));
+    let states = states.filter(|(_, count)| *count > 0).collect();
+    if let Some(state) = query.state() {
+        entries.retain(|entry| entry.badge.class == state);
+    }
+    Matching { entries, error, states }
+}
+
+fn filtered<'a>(run: &'a Run, filter: Option<&str>) -> (Vec<Entry<'a>>, Option<FilterError>) {
     let mut all = entries(run);
     let parsed = Filter::parse(filter.unwrap_or_default()).and_then(|filter| {
         // A field is known if at least one trial knows it.
@@ -158,7 +177,7 @@ pub(super) fn matching<'a>(
 
 /// Returns the trials that match a filter, with all fields, for export.
 pub(crate) fn export(run: &Run, query: &TableQuery) -> (Vec<String>, Vec<Vec<Value>>) {
-    let (mut all, _) = matching(run, query.filter.as_deref());
+    let Matching { entries: mut all, .. } = matching(run, query);
     sort(&mut all, run, query.sort.as_deref().or(Some(TRIAL)));
     let searcher = &run.experiment.spec.searcher;
     let names = &run.search().hyperparameters;

@@ -4,18 +4,29 @@ use serde::Deserialize;
 use serde_json::Value;
 use stoker_engine::trial::{TrialRecord, granted_units};
 
-use super::order::{Entry, STATE, TRIAL, matching, sort};
+use super::order::{Entry, Matching, STATE, TRIAL, matching, sort};
 use crate::data::{best_value, trained};
 use crate::filter::FilterError;
-use crate::search::{category, results};
+use crate::search::{Hyperparameter, category, results};
 use crate::store::Run;
 use crate::text;
-use crate::views::{Column, Pair, TrialRow, TrialTable};
+use crate::views::{Badge, Cell, Column, SelectOption, TrialRow, TrialTable};
 
 /// Number of rows of one page.
 const PAGE: usize = 100;
 /// Number of trials with an error in the overview.
 const ERRORS: usize = 3;
+/// Names of columns that cannot be sorted.
+const RUNGS: &str = "rungs";
+const CURVE: &str = "curve";
+/// Titles and names of the columns that can be left out, besides hyperparameters.
+const OPTIONAL: [(&str, &str); 5] = [
+    ("Rungs", RUNGS),
+    ("Curve", CURVE),
+    ("Bracket", "bracket"),
+    ("Attempts", "attempts"),
+    ("Slot h", "hours"),
+];
 
 /// Query of a page with a table of trials.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -27,13 +38,52 @@ pub(crate) struct TableQuery {
     /// Name of a column, with `-` in front for the descending order.
     pub(crate) sort: Option<String>,
     pub(crate) filter: Option<String>,
+    /// Class of the shown state, such as `running`; all if unset or empty.
+    pub(crate) state: Option<String>,
+    /// Names of the columns that are left out, separated by commas.
+    pub(crate) hidden: Option<String>,
+    /// Menu that is open: `columns`.
+    pub(crate) menu: Option<String>,
     /// Number of rows to skip.
     pub(crate) from: Option<usize>,
 }
 
+impl TableQuery {
+    pub(super) fn state(&self) -> Option<&str> {
+        self.state.as_deref().filter(|state| !state.is_empty())
+    }
+
+    fn shows(&self, column: &str) -> bool {
+        !self.hidden().any(|hidden| hidden == column)
+    }
+
+    fn hidden(&self) -> impl Iterator<Item = &str> {
+        self.hidden.as_deref().unwrap_or_default().split(',').filter(|name| !name.is_empty())
+    }
+
+    /// Returns a link with all parts of the query that the table shows.
+    fn link(&self, path: &str) -> String {
+        let from = self.from.map(|from| from.to_string());
+        let parts = [
+            ("from", from.as_deref()),
+            ("sort", self.sort.as_deref()),
+            ("filter", self.filter.as_deref()),
+            ("state", self.state()),
+            ("hidden", self.hidden.as_deref()),
+            ("menu", self.menu.as_deref()),
+        ];
+        let parts: Vec<String> = parts
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value.filter(|value| !value.is_empty())?)))
+            .map(|(name, value)| format!("{name}={}", text::query(value)))
+            .collect();
+        if parts.is_empty() { path.to_owned() } else { format!("{path}?{}", parts.join("&")) }
+    }
+}
+
 /// Returns the table of the overview: the best trials, and some that ended with an error.
 pub(crate) fn overview(run: &Run, query: &TableQuery, max: usize) -> TrialTable {
-    let (mut all, error) = matching(run, query.filter.as_deref());
+    let Matching { entries: mut all, error, states } = matching(run, query);
     sort(&mut all, run, query.sort.as_deref());
     let matches = all.len();
     let is_error = |entry: &Entry<'_>| matches!(entry.badge.class, "failed" | "invalid");
@@ -53,27 +103,21 @@ pub(crate) fn overview(run: &Run, query: &TableQuery, max: usize) -> TrialTable 
         all = kept;
     }
     let all_href = (matches > max).then(|| format!("{}/trials", run.base()));
-    TrialTable { note, all_href, ..table(run, &all, matches, query, error, &run.base()) }
+    TrialTable { note, all_href, ..table(run, &all, matches, query, (error, &states), &run.base()) }
 }
 
 /// Returns one page of the table of all trials.
 pub(crate) fn page(run: &Run, query: &TableQuery) -> TrialTable {
-    let (mut all, error) = matching(run, query.filter.as_deref());
+    let Matching { entries: mut all, error, states } = matching(run, query);
     sort(&mut all, run, query.sort.as_deref());
     let matches = all.len();
     let from = query.from.unwrap_or(0).min(matches);
     let shown: Vec<Entry<'_>> = all.into_iter().skip(from).take(PAGE).collect();
     let end = from + shown.len();
     let path = format!("{}/trials", run.base());
-    let more_href = (end < matches).then(|| {
-        let order = query.sort.as_deref().map(text::query);
-        let filter = query.filter.as_deref().map(text::query);
-        let part = |name: &str, value: Option<String>| {
-            value.map(|value| format!("&{name}={value}")).unwrap_or_default()
-        };
-        format!("{path}?from={end}{}{}", part("sort", order), part("filter", filter))
-    });
-    TrialTable { more_href, ..table(run, &shown, matches, query, error, &path) }
+    let more_href = (end < matches)
+        .then(|| TableQuery { from: Some(end), menu: None, ..query.clone() }.link(&path));
+    TrialTable { more_href, ..table(run, &shown, matches, query, (error, &states), &path) }
 }
 
 fn table(
@@ -81,22 +125,23 @@ fn table(
     shown: &[Entry<'_>],
     matches: usize,
     query: &TableQuery,
-    error: Option<FilterError>,
+    (error, states): (Option<FilterError>, &[(Badge, usize)]),
     path: &str,
 ) -> TrialTable {
-    let filter = query.filter.clone().unwrap_or_default();
     let export = |format: &str| {
-        let filter = match filter.is_empty() {
-            true => String::new(),
-            false => format!("?filter={}", text::query(&filter)),
-        };
-        format!("{}/trials.{format}{filter}", run.base())
+        let path = format!("{}/trials.{format}", run.base());
+        let (sort, hidden, menu, from) = (None, None, None, None);
+        TableQuery { sort, hidden, menu, from, ..query.clone() }.link(&path)
     };
     let status = run.experiment.status.as_ref();
     let best = status.and_then(|status| status.best.as_ref()).map(|best| best.index);
     TrialTable {
         columns: columns(run, query, path),
-        rows: shown.iter().map(|entry| row(entry, best)).collect(),
+        rows: shown.iter().map(|entry| row(entry, best, query)).collect(),
+        states: state_menu(query, states, path),
+        optional_columns: column_menu(run, query, path),
+        is_column_menu_open: query.menu.as_deref() == Some("columns"),
+        shows: OPTIONAL.map(|(_, name)| shows(run, query, name)),
         matches,
         total: run.trials.len(),
         note: String::new(),
@@ -106,9 +151,11 @@ fn table(
         csv_href: export("csv"),
         json_href: export("json"),
         action: path.to_owned(),
-        sort: query.sort.clone().unwrap_or_default(),
-        has_rungs: run.search().has_rungs(),
-        filter,
+        kept: [("sort", &query.sort), ("state", &query.state), ("hidden", &query.hidden)]
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value.clone().filter(|v| !v.is_empty())?)))
+            .collect(),
+        filter: query.filter.clone().unwrap_or_default(),
     }
 }
 
@@ -121,21 +168,17 @@ fn columns(run: &Run, query: &TableQuery, path: &str) -> Vec<Column> {
         },
         None => (searcher.metric.clone(), !searcher.smaller_is_better),
     };
-    let filter = query.filter.as_deref().filter(|filter| !filter.is_empty());
-    let filter = filter.map(|filter| format!("&filter={}", text::query(filter)));
-    let filter = filter.unwrap_or_default();
     let column = |title: &str, name: &str, is_number: bool| {
         let is_sorted = name == sorted;
         let order = match is_sorted && !is_descending {
             true => format!("-{name}"),
             false => name.to_owned(),
         };
+        let is_sortable = !matches!(name, RUNGS | CURVE);
+        let by = TableQuery { sort: Some(order), menu: None, from: None, ..query.clone() };
         Column {
             name: text::name(title),
-            href: match name.is_empty() {
-                true => String::new(),
-                false => format!("{path}?sort={}{filter}", text::query(&order)),
-            },
+            href: if is_sortable { by.link(path) } else { String::new() },
             sort: match (is_sorted, is_descending) {
                 (false, _) => "none",
                 (true, false) => "ascending",
@@ -146,37 +189,89 @@ fn columns(run: &Run, query: &TableQuery, path: &str) -> Vec<Column> {
     };
     let mut unit = run.search().unit.plural().to_owned();
     unit[..1].make_ascii_uppercase();
-    let mut columns = vec![
-        column("Trial", TRIAL, true),
-        column("State", STATE, false),
-        column("Rungs", "", false),
-        column("Curve", "", false),
-        column(&searcher.metric, &searcher.metric, true),
-        column(&unit, "length", true),
-    ];
-    for one in &run.search().hyperparameters {
+    let optional = |name: &str, is_number: bool| {
+        let title = OPTIONAL.iter().find(|(_, of)| *of == name).map_or(name, |(title, _)| *title);
+        shows(run, query, name).then(|| column(title, name, is_number))
+    };
+    let mut columns = vec![column("Trial", TRIAL, true), column("State", STATE, false)];
+    columns.extend([optional(RUNGS, false), optional(CURVE, false)].into_iter().flatten());
+    columns.push(column(&searcher.metric, &searcher.metric, true));
+    columns.push(column(&unit, "length", true));
+    for one in shown_hyperparameters(run, query) {
         columns.push(column(&one.name, &one.name, one.scale != "category"));
     }
-    columns.push(column("Bracket", "bracket", true));
-    columns.push(column("Attempts", "attempts", true));
-    columns.push(column("Slot h", "hours", true));
+    columns.extend(["bracket", "attempts", "hours"].iter().filter_map(|name| optional(name, true)));
     columns
 }
 
-fn row(entry: &Entry<'_>, best: Option<u32>) -> TrialRow {
+fn shown_hyperparameters<'a>(
+    run: &'a Run,
+    query: &'a TableQuery,
+) -> impl Iterator<Item = &'a Hyperparameter> {
+    run.search().hyperparameters.iter().filter(|one| query.shows(&one.name))
+}
+
+/// Returns whether the table has an optional column. Methods without rungs have no rungs and no
+/// brackets to show.
+fn shows(run: &Run, query: &TableQuery, name: &str) -> bool {
+    let is_there = !matches!(name, RUNGS | "bracket") || run.search().has_rungs();
+    is_there && query.shows(name)
+}
+
+/// Returns the menu of states with the number of trials in each.
+fn state_menu(query: &TableQuery, states: &[(Badge, usize)], path: &str) -> Vec<SelectOption> {
+    let option = |class: &str, text: String| {
+        let of =
+            TableQuery { state: Some(class.to_owned()), menu: None, from: None, ..query.clone() };
+        let is_current = query.state().unwrap_or_default() == class;
+        SelectOption { value: class.to_owned(), text, href: of.link(path), is_current }
+    };
+    let mut options = vec![option("", "all".to_owned())];
+    options.extend(states.iter().map(|(badge, count)| {
+        option(badge.class, format!("{} ({count})", badge.word.to_lowercase()))
+    }));
+    // The current state stays in the menu if no trial is in it anymore.
+    if let Some(state) = query.state().filter(|state| options.iter().all(|of| of.value != *state)) {
+        options.push(option(state, format!("{state} (0)")));
+    }
+    options
+}
+
+/// Returns the menu of columns that can be left out: a link shows or hides one.
+fn column_menu(run: &Run, query: &TableQuery, path: &str) -> Vec<SelectOption> {
+    let option = |title: &str, name: &str| {
+        let is_shown = query.shows(name);
+        let mut hidden: Vec<&str> = query.hidden().filter(|of| *of != name).collect();
+        hidden.extend(is_shown.then_some(name));
+        let toggled = TableQuery {
+            hidden: Some(hidden.join(",")),
+            menu: Some("columns".to_owned()),
+            from: None,
+            ..query.clone()
+        };
+        let href = toggled.link(path);
+        SelectOption { value: name.to_owned(), text: text::name(title), href, is_current: is_shown }
+    };
+    let hyperparameters = run.search().hyperparameters.iter();
+    let mut options: Vec<SelectOption> =
+        hyperparameters.map(|one| option(&one.name, &one.name)).collect();
+    let others = OPTIONAL.iter().filter(|(_, name)| shows(run, &TableQuery::default(), name));
+    options.extend(others.map(|(title, name)| option(title, name)));
+    options
+}
+
+fn row(entry: &Entry<'_>, best: Option<u32>, query: &TableQuery) -> TrialRow {
     let (run, trial) = (entry.run, entry.trial);
     let index = trial.spec.index;
     let explained = run.search().trial(index);
     let why = explained.map(|explained| explained.reason());
     let missing = Value::Null;
-    let hyperparameters = run
-        .search()
-        .hyperparameters
-        .iter()
+    let hyperparameters = shown_hyperparameters(run, query)
         .map(|one| {
             let value = entry.hyperparameters.get(&one.name).unwrap_or(&missing);
             let full = if value.is_null() { "not set".to_owned() } else { category(value) };
-            Pair { name: text::hyperparameter(value), value: text::escape(&full) }
+            let is_number = one.scale != "category";
+            Cell { text: text::hyperparameter(value), full: text::escape(&full), is_number }
         })
         .collect();
     TrialRow {
@@ -253,4 +348,84 @@ fn spark(trial: &TrialRecord) -> String {
         format!("{x:.1},{:.1}", 17.0 - y * 16.0)
     };
     points.iter().map(point).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture::run;
+
+    fn trials() -> Run {
+        let spec = json!({"hyperparameters": {
+            "rate": {"double": {"min": 0.0, "max": 1.0}},
+            "kind": {"categorical": ["b", "c"]},
+        }});
+        let failed = json!({"phase": "Failed", "facts": [{"closed": {"cause": "Failed"}}]});
+        run(spec, json!({}), &[failed.clone(), json!({}), failed])
+    }
+
+    fn query(state: &str, hidden: &str) -> TableQuery {
+        TableQuery {
+            state: Some(state.to_owned()),
+            hidden: Some(hidden.to_owned()),
+            sort: Some("-rate".to_owned()),
+            ..TableQuery::default()
+        }
+    }
+
+    fn options(menu: &[SelectOption]) -> Vec<(&str, bool)> {
+        menu.iter().map(|option| (option.text.as_str(), option.is_current)).collect()
+    }
+
+    #[test]
+    fn state_menu_counts_and_filters() {
+        let run = trials();
+        let table = page(&run, &query("", ""));
+        assert_eq!(table.rows.len(), 3);
+        assert_eq!(options(&table.states)[0], ("all", true));
+        let failed = table.states.iter().find(|option| option.value == "failed").unwrap();
+        assert_eq!(failed.text, "failed (2)");
+        assert!(failed.href.ends_with("?sort=-rate&state=failed"), "{}", failed.href);
+        let table = page(&run, &query("failed", ""));
+        assert_eq!((table.rows.len(), table.matches, table.total), (2, 2, 3));
+        assert_eq!(table.states.len(), 3, "other states stay in the menu");
+        assert!(table.csv_href.ends_with("/trials.csv?state=failed"), "{}", table.csv_href);
+        let none = page(&run, &query("paused", ""));
+        assert!(none.rows.is_empty());
+        assert!(options(&none.states).contains(&("paused (0)", true)));
+    }
+
+    #[test]
+    fn hidden_columns_are_absent_and_kept_by_all_links() {
+        let run = trials();
+        let all = page(&run, &query("", ""));
+        let names = |table: &TrialTable| -> Vec<String> {
+            table.columns.iter().map(|column| column.name.clone()).collect()
+        };
+        let expected =
+            ["Trial", "State", "Curve", "loss", "Batches", "kind", "rate", "Attempts", "Slot h"];
+        assert_eq!(names(&all), expected, "a random search has no rungs");
+        let table = page(&run, &query("", "kind,curve"));
+        let expected = ["Trial", "State", "loss", "Batches", "rate", "Attempts", "Slot h"];
+        assert_eq!(names(&table), expected);
+        assert_eq!(table.rows[0].hyperparameters.len(), 1);
+        assert_eq!(table.shows, [false, false, false, true, true]);
+        for column in &table.columns {
+            assert!(column.href.contains("hidden=kind%2Ccurve"), "{}", column.href);
+        }
+        let menu = options(&table.optional_columns);
+        let expected = [
+            ("kind", false),
+            ("rate", true),
+            ("Curve", false),
+            ("Attempts", true),
+            ("Slot h", true),
+        ];
+        assert_eq!(menu, expected);
+        let kind = &table.optional_columns[0].href;
+        assert!(kind.ends_with("hidden=curve&menu=columns"), "{kind}");
+        assert!(!table.is_column_menu_open);
+    }
 }

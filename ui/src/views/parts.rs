@@ -117,7 +117,7 @@ pub(crate) struct SelectOption {
 #[derive(Debug)]
 pub(crate) struct TrialTable {
     /// Columns after the checkbox, in order: trial, state, rungs, curve, metric, length,
-    /// hyperparameters, bracket, attempts, slot hours.
+    /// hyperparameters, bracket, attempts, slot hours. Some may be left out.
     pub(crate) columns: Vec<Column>,
     pub(crate) rows: Vec<TrialRow>,
     /// Number of trials that match the filter.
@@ -138,10 +138,15 @@ pub(crate) struct TrialTable {
     pub(crate) json_href: String,
     /// Action of the filter's form.
     pub(crate) action: String,
-    /// Sort order to keep in the filter's form.
-    pub(crate) sort: String,
-    /// Whether the method has rungs.
-    pub(crate) has_rungs: bool,
+    /// Names and values of the query to keep in the filter's form.
+    pub(crate) kept: Vec<(&'static str, String)>,
+    /// Menu of states.
+    pub(crate) states: Vec<SelectOption>,
+    /// Menu of columns that can be left out; current ones are shown.
+    pub(crate) optional_columns: Vec<SelectOption>,
+    pub(crate) is_column_menu_open: bool,
+    /// Whether the columns rungs, curve, bracket, attempts and slot hours are shown.
+    pub(crate) shows: [bool; 5],
 }
 
 /// Head of a column.
@@ -175,11 +180,21 @@ pub(crate) struct TrialRow {
     pub(crate) value_title: String,
     /// Such as `16 / 64`.
     pub(crate) length: String,
-    /// Hyperparameters in the order of the columns: short text and full text.
-    pub(crate) hyperparameters: Vec<Pair>,
+    /// Hyperparameters in the order of the columns.
+    pub(crate) hyperparameters: Vec<Cell>,
     pub(crate) bracket: String,
     pub(crate) attempts: usize,
     pub(crate) hours: String,
+}
+
+/// A hyperparameter in a row.
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub(crate) text: String,
+    /// The value with all digits.
+    pub(crate) full: String,
+    /// Whether the text is right-aligned.
+    pub(crate) is_number: bool,
 }
 
 /// A decision of the search.

@@ -106,10 +106,14 @@ fn bucket(url: &str, parsed: &Url) -> Result<String, StorageError> {
     })
 }
 
+/// Shortest wait before a request is sent again within one operation. A faster operation has sent
+/// one request.
+pub(crate) const RETRY_WAIT_FIRST: Duration = Duration::from_secs(1);
+
 /// Retries within one request. [`Storage`] retries in addition.
 fn retries() -> RetryConfig {
     RetryConfig {
-        backoff: BackoffConfig::default(),
+        backoff: BackoffConfig { init_backoff: RETRY_WAIT_FIRST, ..BackoffConfig::default() },
         max_retries: 3,
         retry_timeout: Duration::from_secs(60),
     }

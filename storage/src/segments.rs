@@ -1,8 +1,14 @@
 //! Lines appended to numbered objects, because object storage cannot append.
 //!
-//! Appending never blocks. A background task buffers appended lines. It writes them as the next
-//! object when the buffer is large enough or old enough, or on a flush. If the write of an object
-//! fails, the object is kept and retried before the next one.
+//! Appending never blocks. A background task buffers appended lines. It writes them when the buffer
+//! is large enough or old enough, or on a flush. A write replaces the latest object by one that also
+//! contains the new lines, until that object is full; then the next object begins. So the number of
+//! objects depends on the number of bytes, and not on the number of writes, and each line is in
+//! exactly one object at any time.
+//!
+//! A request that was sent twice may arrive again later, and would then replace an object by an
+//! earlier state. An object is therefore not replaced any more after a write that was retried. If
+//! the write of an object fails, the object is kept and retried before the next one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,6 +23,9 @@ use crate::{Storage, StorageError};
 
 /// Maximum number of buffered bytes. While the store is unavailable, further appends are dropped.
 const BUFFER_BYTES_MAX: usize = 64 << 20;
+/// Bytes per second that writes of old lines may cause. They wait longer for a large object, because
+/// each write sends all of it.
+const BYTES_PER_SECOND: u64 = 64 << 10;
 
 /// Paths and limits of segments.
 #[derive(Clone, Debug)]
@@ -29,10 +38,15 @@ pub struct Segments {
     pub suffix: String,
     /// Bytes at the start of each object.
     pub header: Bytes,
-    /// Size in bytes at which an object is written.
+    /// Size in bytes at which an object is full.
     pub bytes_max: usize,
-    /// Age of an object's first line at which the object is written.
+    /// Age of the first unwritten line at which the lines are written. For an object of more than
+    /// 320 KiB, it is longer: the size of the object divided by 64 KiB per second, so at most 16
+    /// seconds for 1 MiB.
     pub age_max: Duration,
+    /// In a local directory, append to the latest file instead of replacing it, for readers that
+    /// keep a file open. If the machine crashes, the file may end with a part of a line.
+    pub appends_locally: bool,
 }
 
 impl Segments {
@@ -45,7 +59,13 @@ impl Segments {
             header: Bytes::new(),
             bytes_max: 1 << 20,
             age_max: Duration::from_secs(5),
+            appends_locally: false,
         }
+    }
+
+    /// Returns the maximum age of a line that is added to an object of `num_bytes`.
+    fn age_max(&self, num_bytes: usize) -> Duration {
+        self.age_max.max(Duration::from_millis(num_bytes as u64 * 1_000 / BYTES_PER_SECOND))
     }
 
     /// Returns the path of the object with number `seq`.
@@ -120,6 +140,7 @@ impl SegmentWriter {
             unstored_bytes: unstored_bytes.clone(),
             buffer: BytesMut::new(),
             deadline: None,
+            object: Bytes::new(),
             unwritten: None,
             seq: 0,
             segments,
@@ -173,12 +194,15 @@ struct Task {
     segments: Segments,
     inbox: mpsc::UnboundedReceiver<WriterMessage>,
     unstored_bytes: Arc<AtomicUsize>,
-    /// Content of the next object, without the header.
+    /// Lines that are not written yet.
     buffer: BytesMut,
     /// Latest time of the next write.
     deadline: Option<Instant>,
+    /// Stored content of the latest object; empty if a new object begins.
+    object: Bytes,
     /// Object whose write failed. Its number and bytes stay the same until it is written.
     unwritten: Option<Bytes>,
+    /// Number of the latest object.
     seq: u64,
 }
 
@@ -199,8 +223,10 @@ impl Task {
             match message {
                 Some(WriterMessage::Append(bytes)) => {
                     self.buffer.extend_from_slice(&bytes);
-                    self.deadline.get_or_insert_with(|| Instant::now() + self.segments.age_max);
-                    if self.unwritten.is_none() && self.buffer.len() >= self.segments.bytes_max {
+                    let num_bytes = self.object.len() + self.buffer.len();
+                    let age_max = self.segments.age_max(num_bytes);
+                    self.deadline.get_or_insert_with(|| Instant::now() + age_max);
+                    if self.unwritten.is_none() && num_bytes >= self.segments.bytes_max {
                         let _ = self.write().await;
                     }
                 }
@@ -227,109 +253,42 @@ impl Task {
 
     async fn write_all(&mut self) -> Result<(), StorageError> {
         while self.unwritten.is_some() || !self.buffer.is_empty() {
-            let (buffer, header) = (&mut self.buffer, &self.segments.header);
+            let is_retried = self.unwritten.is_some();
+            let (buffer, before) = (&mut self.buffer, &self.object);
+            let begin = if before.is_empty() { &self.segments.header } else { before };
             let object = self.unwritten.get_or_insert_with(|| {
-                let mut object = BytesMut::from(header.as_ref());
+                let mut object = BytesMut::with_capacity(begin.len() + buffer.len());
+                object.extend_from_slice(begin);
                 object.extend_from_slice(&buffer.split());
                 object.freeze()
             });
-            let (len, object) = (object.len() - header.len(), object.clone());
-            self.storage.put(&self.segments.path(self.seq), object).await?;
+            let (len, object) = (object.len() - begin.len(), object.clone());
+            let is_unique = self.put(&object).await?;
             self.unstored_bytes.fetch_sub(len, Ordering::Relaxed);
             self.unwritten = None;
-            self.seq += 1;
+            if is_unique && !is_retried && object.len() < self.segments.bytes_max {
+                self.object = object;
+            } else {
+                self.object = Bytes::new();
+                self.seq += 1;
+            }
         }
         Ok(())
+    }
+
+    /// Writes the latest object. Returns whether only one request was sent.
+    async fn put(&self, object: &Bytes) -> Result<bool, StorageError> {
+        let path = self.segments.path(self.seq);
+        let num_stored = self.object.len();
+        if self.segments.appends_locally
+            && num_stored > 0
+            && self.storage.append_locally(&path, num_stored as u64, &object[num_stored..])
+        {
+            return Ok(true);
+        }
+        self.storage.put_uniquely(&path, object.clone()).await
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn segments(bytes_max: usize, age_max: Duration) -> Segments {
-        Segments { bytes_max, age_max, header: "#".into(), ..Segments::new("m/0-", ".jsonl") }
-    }
-
-    async fn check(segments: Segments, lines: &[&str], wait: Duration, expected: &[&str]) {
-        let storage = Storage::open("memory://", None).unwrap();
-        let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
-        for line in lines {
-            assert!(writer.append(line.to_string()));
-        }
-        tokio::time::sleep(wait).await;
-        let mut objects = vec![];
-        for path in storage.list("m").await.unwrap() {
-            let bytes = storage.get(&path).await.unwrap();
-            objects.push(format!("{path} {}", String::from_utf8(bytes.to_vec()).unwrap()));
-        }
-        assert_eq!(objects, expected);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn objects_are_written_by_size_or_age() {
-        let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
-        let both = ["m/0-00000000.jsonl #ab", "m/0-00000001.jsonl #cd"];
-        check(segments(2, minute), &["a", "b", "cd"], second, &both).await;
-        check(segments(99, minute), &["a", "b"], second, &[]).await;
-        check(segments(99, second), &["a", "b"], minute, &["m/0-00000000.jsonl #ab"]).await;
-    }
-
-    #[tokio::test]
-    async fn flush_waits_until_all_is_stored() {
-        let storage = Storage::open("memory://", None).unwrap();
-        let segments = segments(99, Duration::from_secs(60));
-        let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
-        writer.append("a");
-        writer.flush().await.unwrap();
-        assert_eq!(storage.get("m/0-00000000.jsonl").await.unwrap(), "#a");
-        writer.flush().await.unwrap();
-        assert_eq!(storage.list("m").await.unwrap().len(), 1, "flush wrote an empty object");
-    }
-
-    #[tokio::test]
-    async fn failed_writes_are_retried() {
-        let folder = tempfile::tempdir().unwrap();
-        let url = folder.path().to_str().unwrap().to_owned();
-        let storage = Storage::open(&url, None).unwrap();
-        // A file at the path of the objects' directory makes writes fail.
-        std::fs::write(folder.path().join("m"), "").unwrap();
-        let segments = segments(99, Duration::from_secs(60));
-        let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
-        writer.append("a");
-        let error = writer.flush().await.unwrap_err().to_string();
-        assert!(error.contains("m/0-00000000.jsonl"), "{error}");
-        writer.append("b");
-        std::fs::remove_file(folder.path().join("m")).unwrap();
-        writer.flush().await.unwrap();
-        assert_eq!(storage.get("m/0-00000000.jsonl").await.unwrap(), "#a");
-        assert_eq!(storage.get("m/0-00000001.jsonl").await.unwrap(), "#b");
-    }
-
-    #[tokio::test]
-    async fn appends_beyond_the_buffer_limit_are_dropped() {
-        let storage = Storage::open("memory://", None).unwrap();
-        let segments = segments(usize::MAX, Duration::from_secs(60));
-        let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
-        assert!(writer.append("a"));
-        assert!(!writer.append(vec![b'x'; BUFFER_BYTES_MAX]));
-        let error = writer.buffer_full_error().to_string();
-        assert!(error.contains("memory://") && error.contains("64 MiB"), "{error}");
-        assert!(writer.append("b"), "the dropped append counts against the limit");
-        writer.flush().await.unwrap();
-        assert_eq!(storage.get("m/0-00000000.jsonl").await.unwrap(), "#ab");
-        assert!(writer.append(vec![b'x'; BUFFER_BYTES_MAX]), "flushed bytes count");
-    }
-
-    #[tokio::test]
-    async fn dropped_writers_store_their_buffer() {
-        let storage = Storage::open("memory://", None).unwrap();
-        let segments = segments(99, Duration::from_secs(60));
-        let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
-        writer.append("a");
-        let flush = writer.request_flush();
-        drop(writer);
-        flush.wait().await.unwrap();
-        assert_eq!(storage.list("").await.unwrap(), ["m/0-00000000.jsonl"]);
-    }
-}
+mod tests;

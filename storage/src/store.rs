@@ -4,15 +4,18 @@ mod multipart;
 mod retry;
 
 use std::fmt;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
+use tokio::time::Instant;
 
 pub(crate) use self::retry::RetryPolicy;
 use crate::StorageError;
@@ -20,6 +23,9 @@ use crate::open;
 
 /// Objects of at least this size are uploaded and downloaded in parts.
 const LARGE_BYTES: usize = 16 << 20;
+
+/// Maximum number of concurrent requests of [`Storage::get_each`].
+const GETS_MAX: usize = 16;
 
 /// A storage root. Clones share it.
 ///
@@ -130,6 +136,48 @@ impl Storage {
                 self.retry(path, put).await.map(|_| ())
             }
         }
+    }
+
+    /// Same as [`put`](Self::put). Returns whether only one request was sent. Otherwise, an earlier
+    /// request may arrive later and write the same bytes again.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`put`](Self::put).
+    pub async fn put_uniquely(&self, path: &str, bytes: Bytes) -> Result<bool, StorageError> {
+        if bytes.len() >= LARGE_BYTES {
+            return self.put(path, bytes).await.map(|()| false);
+        }
+        let location = self.location(path)?;
+        let (num_requests, start) = (AtomicU32::new(0), Instant::now());
+        let put = || {
+            num_requests.fetch_add(1, Ordering::Relaxed);
+            self.store.put(&location, PutPayload::from(bytes.clone()))
+        };
+        self.retry(path, put).await?;
+        // The store retries within a request, but not earlier.
+        let is_fast = start.elapsed() < open::RETRY_WAIT_FIRST;
+        Ok(num_requests.into_inner() == 1 && is_fast)
+    }
+
+    /// Appends to a file of a local root, if the file has this length. Returns `false` if nothing or
+    /// only a part was appended; [`put`](Self::put) then replaces the file.
+    pub fn append_locally(&self, path: &str, len: u64, bytes: &[u8]) -> bool {
+        let Some(root) = &self.folder else { return false };
+        let append = || -> std::io::Result<bool> {
+            let mut file = std::fs::OpenOptions::new().append(true).open(root.join(path))?;
+            if file.metadata()?.len() != len {
+                return Ok(false);
+            }
+            file.write_all(bytes).map(|()| true)
+        };
+        self.location(path).is_ok() && append().unwrap_or(false)
+    }
+
+    /// Reads objects with at most 16 concurrent requests, in the order of `paths`.
+    pub fn get_each(&self, paths: Vec<String>) -> impl Stream<Item = Result<Bytes, StorageError>> {
+        let gets = paths.into_iter().map(move |path| async move { self.get(&path).await });
+        stream::iter(gets).buffered(GETS_MAX)
     }
 
     /// Reads an object.

@@ -56,6 +56,8 @@ impl MetricsWriter {
         let events = Segments {
             header: tensorboard::header(now()).into(),
             age_max: EVENT_FILE_AGE_MAX,
+            // TensorBoard keeps files open, and would not see the lines of a replaced one.
+            appends_locally: true,
             ..Segments::new(format!("{events}/events.out.tfevents.{attempt:06}-"), ".stoker")
         };
         Self {

@@ -1,5 +1,8 @@
 //! Stored logs of an attempt, line by line.
 
+use std::pin::pin;
+
+use futures::TryStreamExt as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use stoker_storage::layout;
@@ -80,8 +83,11 @@ pub(crate) async fn logs(run: &Run, index: u32, query: &LogsQuery) -> Result<Val
 pub(crate) async fn text(run: &Run, index: u32, attempt: u32) -> Result<String, String> {
     let storage = run.storage.as_ref().map_err(Clone::clone)?;
     let mut all = String::new();
-    for (rank, _, path, _) in objects(run, index, attempt).await? {
-        let bytes = storage.get(&path).await.map_err(|error| error.to_string())?;
+    let objects = objects(run, index, attempt).await?;
+    let paths = objects.iter().map(|(_, _, path, _)| path.clone()).collect();
+    let mut reads = pin!(storage.get_each(paths));
+    for (rank, ..) in &objects {
+        let Some(bytes) = reads.try_next().await.map_err(|error| error.to_string())? else { break };
         let is_gang = run.experiment.spec.resources.slots_per_trial > 1;
         for line in String::from_utf8_lossy(&bytes).lines() {
             if is_gang && !line.starts_with("[rank=") {
@@ -117,16 +123,20 @@ async fn read(run: &Run, index: u32, attempt: u32) -> Result<(Vec<Line>, bool), 
     let mut skipped = total.saturating_sub(BYTES_MAX);
     let is_cut = skipped > 0;
     let is_gang = run.experiment.spec.resources.slots_per_trial > 1;
+    // Old objects of a long log are left out.
+    let is_read = |(.., size): &&Object| {
+        let is_skipped = skipped >= *size;
+        skipped -= if is_skipped { *size } else { 0 };
+        !is_skipped
+    };
+    let objects: Vec<&Object> = objects.iter().filter(is_read).collect();
+    let paths = objects.iter().map(|(_, _, path, _)| path.clone()).collect();
+    let mut reads = pin!(storage.get_each(paths));
     let mut lines = Vec::new();
-    for (rank, _, path, size) in objects {
-        // Old objects of a long log are left out.
-        if skipped >= size {
-            skipped -= size;
-            continue;
-        }
-        let bytes = storage.get(&path).await.map_err(|error| error.to_string())?;
+    for (rank, ..) in &objects {
+        let Some(bytes) = reads.try_next().await.map_err(|error| error.to_string())? else { break };
         let text = String::from_utf8_lossy(&bytes);
-        lines.extend(text.lines().map(|text| parse_line(text, is_gang.then_some(rank))));
+        lines.extend(text.lines().map(|text| parse_line(text, is_gang.then_some(*rank))));
     }
     Ok((lines, is_cut))
 }

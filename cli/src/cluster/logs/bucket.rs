@@ -1,7 +1,9 @@
 //! Logs in the storage.
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 
+use futures::TryStreamExt as _;
 use k8s_openapi::jiff::Timestamp;
 use stoker_storage::{Storage, StorageError, layout};
 
@@ -32,8 +34,10 @@ impl StoredLogs<'_> {
             .filter(|(of, ..)| self.is_merged || rank.is_none_or(|rank| *of == rank))
             .collect();
         objects.sort();
-        for (rank, _, path, stored) in &objects {
-            let bytes = self.storage.get(path).await?;
+        let paths = objects.iter().map(|(_, _, path, _)| path.clone()).collect();
+        let mut reads = pin!(self.storage.get_each(paths));
+        for (rank, _, _, stored) in &objects {
+            let Some(bytes) = reads.try_next().await? else { break };
             let time = Timestamp::from_second(*stored).map_or(LineTime::Unknown, LineTime::Stored);
             let pod = match tag.is_job || self.is_merged {
                 true => tag.pod,

@@ -11,6 +11,12 @@ use serde_json::Value;
 use crate::experiment::{CheckpointPolicy, GradientCompression, Length, MixedPrecision, Unit};
 use crate::inference::InferenceTask;
 
+mod cleanup;
+mod records;
+
+pub use cleanup::{Cleanup, CleanupStorage, CleanupTrial};
+pub use records::{ReportResponse, StartRecords, StoredRecord};
+
 /// Version of the [`TrialConfig`] and [`Report`] that this crate writes.
 pub const CONTRACT_VERSION: u32 = 1;
 
@@ -35,6 +41,9 @@ pub struct TrialConfig {
     pub experiment_seed: u32,
     /// Sampled hyperparameters.
     pub hyperparameters: Value,
+    /// The experiment's `hyperparameters`: the values that trials sample from.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub search_space: Value,
     /// The experiment's `data`, unchanged.
     #[serde(default)]
     pub data: Value,
@@ -101,6 +110,10 @@ pub struct TrialConfig {
     /// storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inference: Option<InferenceTask>,
+    /// [`StartRecords`], [packed](crate::packed). The launcher stores them next to the trial's
+    /// files. Unset if the runner stores them itself, or if they are too large.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<String>,
 }
 
 /// Default for runners that do not send the field.
@@ -193,45 +206,6 @@ pub const ACTIVITY_CHARS_MAX: usize = 200;
 
 /// Maximum length of a termination message in bytes. Kubernetes truncates longer messages.
 pub const TERMINATION_BYTES_MAX: usize = 4096;
-
-/// Checkpoints that a cleanup pod deletes.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Cleanup {
-    /// Storage of the checkpoints.
-    pub storage: CleanupStorage,
-    /// Checkpoints to delete, by trial.
-    pub delete: Vec<CleanupTrial>,
-}
-
-/// A storage root. Credentials come from the environment.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CleanupStorage {
-    /// URL of the storage root, as in `checkpointStorage.url`.
-    pub url: String,
-    /// Endpoint of an S3-compatible server other than AWS.
-    #[serde(default)]
-    pub endpoint: Option<String>,
-}
-
-/// Checkpoints of one trial to delete and to keep.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CleanupTrial {
-    /// Directory of the trial below the root.
-    pub trial_path: String,
-    /// Names of checkpoints to delete.
-    #[serde(default)]
-    pub checkpoints: Vec<String>,
-    /// Names of checkpoints to keep. Takes precedence over the other fields.
-    #[serde(default)]
-    pub keep: Vec<String>,
-    /// Attempts with lower numbers have ended. Their checkpoints in neither list, such as partial
-    /// ones, are deleted too. 0: delete none of these.
-    #[serde(default)]
-    pub attempts_over: u32,
-}
 
 /// A report of rank 0. Idempotent by trial, batches and kind: the first recorded report wins.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

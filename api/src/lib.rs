@@ -40,6 +40,7 @@ pub mod hyperparameters;
 pub mod inference;
 pub mod names;
 pub mod number;
+pub mod packed;
 pub mod pod;
 pub mod quantity;
 pub mod text;

@@ -77,6 +77,14 @@ pub const ANNOTATION_TRIAL_CONFIG: &str = "stoker.dev/trial-config";
 /// now. They are removed from the record. The trainer may delete their files; otherwise the cleanup
 /// at the end does.
 pub const HEADER_PRUNABLE: &str = "stoker-superfluous";
+/// Header of a report: the response should contain the trial's record, as in
+/// [`ReportResponse`](crate::contract::ReportResponse).
+pub const HEADER_RECORD: &str = "stoker-record";
+/// Annotation of a stored record: time at which it was made, in RFC 3339. An older record never
+/// replaces a newer one.
+pub const ANNOTATION_RECORDED_AT: &str = "stoker.dev/recorded-at";
+/// Label of a clean-up pod: index of the first trial that the pod does not process.
+pub const LABEL_CLEANUP_END: &str = "stoker.dev/cleanup-end";
 /// Audience of the tokens with which trainers authenticate to the report server.
 pub const TOKEN_AUDIENCE: &str = "stoker";
 
@@ -105,7 +113,7 @@ pub mod pod_paths {
 
 /// File name of a checkpoint's manifest. A checkpoint exists if and only if its manifest does.
 pub const MANIFEST: &str = "manifest.json";
-/// File name of a copy of the trial's record, stored next to its checkpoints.
+/// File name of the record of an experiment or a trial, stored next to its other files.
 pub const RECORD: &str = "record.json";
 
 /// Returns the name of the checkpoint that `attempt` saves after `batches` global batches. Names
@@ -146,6 +154,11 @@ pub fn experiment_path(namespace: &str, experiment: &str, experiment_id: &str) -
 /// [`StorageConfig::trial_path`](crate::contract::StorageConfig::trial_path).
 pub fn trial_path(namespace: &str, experiment: &str, experiment_id: &str, trial: u32) -> String {
     format!("{}/trials/{trial}", experiment_path(namespace, experiment, experiment_id))
+}
+
+/// Returns the path of an experiment's or a trial's record, given its directory.
+pub fn record_path(folder: &str) -> String {
+    format!("{folder}/{RECORD}")
 }
 
 /// Returns the path below the storage root of the archive that was sent with an experiment.

@@ -22,6 +22,7 @@ mod searcher;
 mod show;
 mod simulate;
 mod smoke_test;
+mod stored;
 mod supervise;
 mod ui;
 mod validate;

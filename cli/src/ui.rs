@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   local records  -- [local]   --.
+//!   storage        -- [stored]  --|
 //!                                 +--> stoker_ui::Store --> page
 //!   cluster, watch -- [cluster] --'
 //! ```
@@ -10,6 +11,7 @@ mod beside_run;
 mod cluster;
 mod local;
 mod requests;
+mod stored;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -100,12 +102,13 @@ async fn serve_until_signal(args: &UiArgs, output: Output) -> Result<(), Failure
 fn start_local(root: Option<&str>, store: &Arc<Store>) -> Result<Site, Failure> {
     let run_root = RunRoot::resolve(root, None)?;
     let site = Site {
-        place: format!("Local runs in {}", run_root.root),
+        place: format!("Runs in {}", run_root.root),
         is_cluster: false,
         arguments: root.map(|root| format!("--root {root}")).unwrap_or_default(),
         cluster: None,
     };
-    local::start(run_root, store.clone());
+    let found = stored::start(run_root.clone(), store.clone());
+    local::start(run_root, store.clone(), found);
     Ok(site)
 }
 

@@ -21,6 +21,7 @@ pub mod options;
 mod patch;
 mod pod;
 pub mod queue;
+mod records;
 pub mod report_server;
 pub mod searchers;
 pub mod serve;

@@ -8,8 +8,8 @@ use kube::core::{DeserializeGuard, error_boundary::InvalidObject};
 use kube::{Resource, ResourceExt as _};
 use stoker_api::experiment::Unit;
 use stoker_api::names::{
-    COMPONENT_CLEANUP, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_JOB,
-    LABEL_POD_INDEX, LABEL_TRIAL,
+    COMPONENT_CLEANUP, LABEL_ATTEMPT, LABEL_CLEANUP_END, LABEL_COMPONENT, LABEL_EXPERIMENT,
+    LABEL_JOB, LABEL_POD_INDEX, LABEL_TRIAL,
 };
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{DesiredTrialState, Trial, TrialSpec};
@@ -128,6 +128,8 @@ pub struct CachedPod {
     pub owner: String,
     /// Experiment that a clean-up pod belongs to.
     pub cleaned_experiment: Option<Key>,
+    /// Index of the first trial that a clean-up pod does not process.
+    pub cleanup_end: Option<u32>,
     /// Job that the pod belongs to.
     pub job: Option<Key>,
     key: Key,
@@ -147,12 +149,13 @@ impl CachedPod {
         let is_cleanup = label(LABEL_COMPONENT).is_some_and(|name| name == COMPONENT_CLEANUP);
         let experiment = label(LABEL_EXPERIMENT).filter(|_| is_cleanup);
         let cleaned_experiment = experiment.map(|name| Key::new(&key.namespace, name));
+        let cleanup_end = label(LABEL_CLEANUP_END).and_then(|end| end.parse().ok());
         let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
         let owner = owner.map(|owner| owner.uid.clone()).unwrap_or_default();
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).map(Arc::from);
         let observed = observe_pod(&pod, number(LABEL_ATTEMPT), number(LABEL_POD_INDEX));
         let version = pod.resource_version().unwrap_or_default();
-        Self { observed, node, owner, cleaned_experiment, job, key, trial, version }
+        Self { observed, node, owner, cleaned_experiment, cleanup_end, job, key, trial, version }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! NAMESPACE/contexts/SHA256.tar.gz
+//! NAMESPACE/EXPERIMENT-UID8/record.json
 //! NAMESPACE/EXPERIMENT-UID8/trials/INDEX/
 //!   checkpoints/BATCHES-ATTEMPT/{files, manifest.json}
 //!   metrics/ATTEMPT-SEQ.jsonl
@@ -10,9 +11,9 @@
 //!   record.json
 //! ```
 
-use stoker_api::names::{MANIFEST, RECORD};
+use stoker_api::names::MANIFEST;
 pub use stoker_api::names::{
-    checkpoint_name, context_path, experiment_path, parse_checkpoint_name, trial_path,
+    checkpoint_name, context_path, experiment_path, parse_checkpoint_name, record_path, trial_path,
 };
 
 /// Returns the directory of a trial's checkpoints.
@@ -53,11 +54,6 @@ pub fn profiler_path(trial_path: &str) -> String {
 /// Returns the directory of one attempt's logs.
 pub fn logs_path(trial_path: &str, attempt: u32) -> String {
     format!("{trial_path}/logs/{attempt}")
-}
-
-/// Returns the path of the copy of a trial's record.
-pub fn record_path(trial_path: &str) -> String {
-    format!("{trial_path}/{RECORD}")
 }
 
 /// Returns the attempt that wrote a file, given the path below the trial's directory; `None` for

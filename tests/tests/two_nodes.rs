@@ -147,10 +147,22 @@ fn state(cluster: &Cluster) -> String {
 
 /// Runs `stoker` on the cluster, and returns its standard output.
 fn stoker_on(cluster: &Cluster, arguments: &[&str]) -> String {
+    let on_cluster = ["-n", NAMESPACE];
+    stoker_with_credentials(cluster, &[arguments, &on_cluster].concat())
+}
+
+/// Runs `stoker` on the cluster's bucket without access to the cluster, and returns its standard
+/// output.
+fn stoker_on_bucket(cluster: &Cluster, arguments: &[&str]) -> String {
+    let root = format!("s3://{}/e2e", cluster.s3().bucket);
+    stoker_with_credentials(cluster, &[arguments, &["--root", &root]].concat())
+}
+
+fn stoker_with_credentials(cluster: &Cluster, arguments: &[&str]) -> String {
     let s3 = cluster.s3();
     let output = stoker_tests::stoker(arguments)
-        .args(["-n", NAMESPACE])
         .env("KUBECONFIG", cluster.kubeconfig())
+        .env("STOKER_STORAGE_ENDPOINT", &s3.local_endpoint)
         .env("AWS_ACCESS_KEY_ID", &s3.access_key)
         .env("AWS_SECRET_ACCESS_KEY", &s3.secret_key)
         .env("AWS_REGION", "us-east-1")

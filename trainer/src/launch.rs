@@ -2,17 +2,18 @@
 //!
 //! * [`main`]: starts the program once for each rank of the pod and returns the worst exit code.
 //! * [`setup`]: copies the launcher and the program's files into the pod before the start.
-//! * [`clean_up`]: deletes checkpoints of an ended experiment.
+//! * [`clean_up`]: deletes checkpoints of an ended experiment and stores its final records.
 //!
 //! The stock trainer provides them as `stoker-trainer launch`, `setup` and `gc`. Any program may do
 //! the same.
 
 use std::path::{Path, PathBuf};
 use std::process;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use stoker_api::contract::{ExitCode, Report, Termination, TrialConfig};
 use stoker_api::names::{ENV_LAUNCHER_LOGS, ENV_POD_INDEX, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG};
+use stoker_api::time::Timestamp;
 use stoker_storage::Storage;
 use stoker_storage::segments::SegmentWriter;
 use tokio::runtime::{Builder, Runtime};
@@ -46,6 +47,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const DRAIN_EARLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum wait for the storage to accept the rest of the logs.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum wait for the storage to accept the end of the attempt.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts `command` once for each rank of this pod. Waits until all ranks and all processes that
 /// they started have ended. Returns the worst exit code and writes its reason to the termination
@@ -101,23 +104,40 @@ fn launch(command: &[String]) -> Result<LaunchOutcome> {
         }
         let is_stored = std::env::var(ENV_LAUNCHER_LOGS).map_or(true, |value| value != "off");
         // Outside a cluster, the runner keeps the trial's record. Job processes belong to no trial.
-        if let (Some(storage), Some(config), true, 0) =
-            (&storage, config.as_ref(), is_stored, layout.pod_index)
-            && config.inference.is_none()
-        {
-            let storage = storage.clone().with_few_retries();
+        let has_record = is_stored && layout.pod_index == 0;
+        let recorded = config.as_ref().filter(|config| has_record && config.inference.is_none());
+        let recorded = storage.clone().map(Storage::with_few_retries).zip(recorded);
+        if let Some((storage, config)) = &recorded {
             tokio::select! {
                 biased;
                 () = signals.stop_requested() => return Err(preempted_before_start()),
-                // Only later jobs need the record, so a failure must not stop the training.
-                written = trial_record::write(&storage, config) => if let Err(error) = written {
-                    eprintln!("stoker: cannot write the trial's record to its directory: {error}");
-                },
+                // Training does not need the record, so a failure must not stop it.
+                written = trial_record::write(storage, config) => report_unwritten(written),
             }
         }
         let store = storage.filter(|_| is_stored).zip(config.as_ref());
-        run(command, &layout, store, signals).await
+        let outcome = run(command, &layout, store, signals).await?;
+        if let Some((storage, config)) = &recorded {
+            let (code, message) = (outcome.code, outcome.message.as_deref());
+            let written = trial_record::complete(storage, config, code, message, now());
+            match tokio::time::timeout(RECORD_TIMEOUT, written).await {
+                Ok(written) => report_unwritten(written),
+                Err(_) => report_unwritten(Err("the storage does not answer".into())),
+            }
+        }
+        Ok(outcome)
     })
+}
+
+fn report_unwritten(written: Result<()>) {
+    if let Err(error) = written {
+        eprintln!("stoker: cannot write the trial's record to its directory: {error}");
+    }
+}
+
+fn now() -> Timestamp {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(i64::try_from(now.as_secs()).unwrap_or(i64::MAX))
 }
 
 /// Reads the configuration of this pod's trial, if any.

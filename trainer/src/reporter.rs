@@ -8,6 +8,7 @@
 //! can return 401, 403 or 410 to many trials at once, so every other response means "unavailable".
 
 mod post;
+mod search_metric;
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -18,13 +19,14 @@ use reqwest::{Client, StatusCode};
 use stoker_api::contract::{
     CONTRACT_VERSION, Directive, ExitCode, Report, ReportEndpoint, ReportEvent, TrialConfig,
 };
-use stoker_api::number;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 
 use self::post::{Outage, PostOutcome, client, send};
+use self::search_metric::SearchMetric;
 use crate::Result;
+use crate::trial_io::RecordMessage;
 
 /// Maximum queue length. Beyond it, the oldest checkpoint report that is not the best is dropped.
 const QUEUE_MAX: usize = 4_096;
@@ -58,6 +60,7 @@ struct Shared {
     /// Notified for each urgent report.
     urgent: Notify,
     deleter: OnceLock<UnboundedSender<String>>,
+    record_sink: OnceLock<UnboundedSender<RecordMessage>>,
 }
 
 #[derive(Debug, Default)]
@@ -112,31 +115,6 @@ impl State {
         if let Some(oldest) = self.queue.iter().position(is_dropped) {
             self.queue.remove(oldest);
         }
-    }
-}
-
-/// The metric that the search optimizes.
-#[derive(Debug)]
-struct SearchMetric {
-    metric: String,
-    smaller_is_better: bool,
-}
-
-impl SearchMetric {
-    /// Returns the ID of the item with the best metric, the first among equals; `None` if no item
-    /// has a numeric metric.
-    fn best<'a>(&self, reports: impl Iterator<Item = &'a QueuedReport>) -> Option<u64> {
-        let loss = |queued: &QueuedReport| {
-            let metric = match &queued.report.event {
-                ReportEvent::Validated { metrics, .. } => metrics.get(&self.metric),
-                ReportEvent::Checkpointed { metric, .. } => metric.as_ref(),
-                _ => None,
-            };
-            let metric = number::parse(metric?).filter(|metric| !metric.is_nan())?;
-            Some((if self.smaller_is_better { metric } else { -metric }, queued.id))
-        };
-        let best = reports.filter_map(loss).min_by(|a, b| a.0.total_cmp(&b.0));
-        best.map(|(_, id)| id)
     }
 }
 
@@ -207,6 +185,12 @@ impl Reporter {
     pub(crate) fn set_checkpoint_deleter(&self, deleter: UnboundedSender<String>) {
         // Ignore the error: `open` calls this once, and the first sender stays in use.
         let _ = self.shared.deleter.set(deleter);
+    }
+
+    /// Sends the trial's record to `sink` whenever a response contains it.
+    pub(crate) fn set_record_sink(&self, sink: UnboundedSender<RecordMessage>) {
+        // Ignore the error: `open` calls this once, and the first sender stays in use.
+        let _ = self.shared.record_sink.set(sink);
     }
 
     /// Queues a report; never blocks. A newer [`ReportEvent::Progress`] replaces a queued one. Of
@@ -339,7 +323,11 @@ async fn send_reports(shared: Arc<Shared>, client: Client, endpoint: ReportEndpo
             continue;
         };
         match send(&client, &endpoint, &report).await {
-            PostOutcome::Response(directive, prunable) => {
+            PostOutcome::Response(directive, prunable, record) => {
+                if let (Some(sink), Some(record)) = (shared.record_sink.get(), record) {
+                    // Ignore the error: the next record contains this one.
+                    let _ = sink.send(RecordMessage::Record(record));
+                }
                 if let Some(deleter) = shared.deleter.get() {
                     // Ignore the error: without the deleter, the final clean-up deletes the rest.
                     prunable.into_iter().for_each(|name| drop(deleter.send(name)));

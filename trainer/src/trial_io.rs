@@ -20,10 +20,13 @@ use crate::terminal::Terminal;
 
 mod background;
 mod lock;
+mod record_writer;
 mod resume;
 mod storage;
 
 use background::Background;
+pub(crate) use record_writer::RecordMessage;
+use record_writer::RecordWriter;
 use resume::resume_latest;
 
 /// Reports, metrics, checkpoints and terminal output of this process.
@@ -31,6 +34,8 @@ use resume::resume_latest;
 pub(crate) struct TrialIo {
     reporter: Option<Reporter>,
     files: Option<TrialFiles>,
+    /// Stores the trial's record, if the runner returns it.
+    record_writer: Option<RecordWriter>,
     resume_from: Vec<CheckpointRef>,
     /// Whether a runner decides how long to train.
     has_runner: bool,
@@ -88,6 +93,7 @@ impl TrialIo {
         let background = Background::start()?;
         let rt = background.handle.clone();
         let (mut files, mut retention, mut lock) = (None, None, None);
+        let mut record_writer = None;
         if !config.storage.url.is_empty() {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
             if let Some(limits) = standalone_limits {
@@ -118,12 +124,17 @@ impl TrialIo {
         if let (Some(reporter), false) = (&reporter, config.storage.url.is_empty()) {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
             let (deleter, names) = mpsc::unbounded_channel();
-            rt.spawn(delete_each(storage, config.storage.trial_path.clone(), names));
+            let trial_path = &config.storage.trial_path;
+            rt.spawn(delete_each(storage.clone(), trial_path.clone(), names));
             reporter.set_checkpoint_deleter(deleter);
+            let writer = RecordWriter::start(&rt, storage, trial_path);
+            reporter.set_record_sink(writer.sender());
+            record_writer = Some(writer);
         }
         Ok(Self {
             reporter,
             files,
+            record_writer,
             resume_from: config.resume_from.clone(),
             has_runner: standalone_limits.is_none(),
             is_lead,
@@ -252,6 +263,7 @@ impl TrialIo {
     pub(crate) fn close(&self, batches: u64, code: ExitCode, message: Option<String>) {
         if let Some(reporter) = &self.reporter {
             reporter.close(batches, code, message);
+            self.record_writer.iter().for_each(RecordWriter::flush);
         }
     }
 

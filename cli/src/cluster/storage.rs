@@ -8,7 +8,7 @@ use crate::failure::Failure;
 /// Environment variable with the storage URL of objects whose spec and status contain none.
 const ENV_URL: &str = "STOKER_STORAGE_URL";
 /// Environment variable with the S3 endpoint of that storage.
-const ENV_ENDPOINT: &str = "STOKER_STORAGE_ENDPOINT";
+pub(crate) const ENV_ENDPOINT: &str = "STOKER_STORAGE_ENDPOINT";
 
 /// Flags that override the storage address, which may differ between cluster and this machine.
 #[derive(Clone, Debug, Default, clap::Args)]

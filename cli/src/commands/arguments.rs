@@ -8,8 +8,8 @@ use crate::print::Format;
 /// Flags that select local runs or a cluster.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SourceArgs {
-    /// Storage root of local runs, a directory or a bucket URL: the --root of `stoker run`, or
-    /// checkpointStorage.url of the file
+    /// Storage root, a directory or a bucket URL: the --root of `stoker run`, checkpointStorage.url
+    /// of the file, or storage.url of the chart
     #[arg(long, value_name = "URL", conflicts_with_all = ["kubeconfig", "context", "namespace"])]
     root: Option<String>,
     #[command(flatten)]

@@ -60,7 +60,7 @@ pub(crate) fn checkpoint(command: &CheckpointCommand, output: Output) -> Result<
     block_on(async {
         match command {
             C::List { name, trial, list: args, source } if !source.is_cluster() => {
-                let read = async || show::checkpoints(source.root(), name, *trial);
+                let read = async || show::checkpoints(source.root(), name, *trial).await;
                 done(list::list_in_order(args, read).await)
             }
             C::List { name, trial, list: args, source } => {

@@ -172,18 +172,19 @@ async fn locally(command: &ExperimentCommand, output: Output) -> Result<u8, Fail
     use ExperimentCommand as C;
     match command {
         C::List { list: args, source, .. } => {
-            let read = async || show::experiments(source.root());
+            let read = async || show::experiments(source.root()).await;
             done(list::list(args, read).await)
         }
         C::Describe { names, show: args, source } => {
-            let show =
-                async |name: &String| show::describe_experiment(source.root(), name, args.output);
+            let show = async |name: &String| {
+                show::describe_experiment(source.root(), name, args.output).await
+            };
             show_each(&names.experiments, args.output, show).await
         }
         C::Continue { names, failed, source } => {
             let act = async |name: &String| {
                 let trials = reopened(*failed);
-                done(show::continue_experiment(source.root(), name, trials, output))
+                done(show::continue_experiment(source.root(), name, trials, output).await)
             };
             for_each(&names.experiments, output, act).await
         }
@@ -192,7 +193,7 @@ async fn locally(command: &ExperimentCommand, output: Output) -> Result<u8, Fail
             done(show::experiment_logs(source.root(), experiment, *lines, output).await)
         }
         C::Metrics { experiment, metrics: args, source, .. } => {
-            let files = show::metrics_files(source.root(), experiment, None)?;
+            let files = show::metrics_files(source.root(), experiment, None).await?;
             done(metrics::print_experiment(&files, args).await)
         }
         _ => on_cluster(command, output).await,

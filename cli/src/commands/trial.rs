@@ -111,12 +111,13 @@ async fn locally(command: &TrialCommand, output: Output) -> Result<u8, Failure> 
     use TrialCommand as C;
     match command {
         C::List { experiment, list: args, source } => {
-            let read = async || show::trials(source.root(), experiment);
+            let read = async || show::trials(source.root(), experiment).await;
             done(list::list(args, read).await)
         }
         C::Describe { names, show: args, source } => {
-            let show =
-                async |trial: &TrialRef| show::describe_trial(source.root(), trial, args.output);
+            let show = async |trial: &TrialRef| {
+                show::describe_trial(source.root(), trial, args.output).await
+            };
             show_each(&names.parse()?, args.output, show).await
         }
         C::Logs { follow: true, .. } => Err(show::cannot_follow()),
@@ -127,7 +128,8 @@ async fn locally(command: &TrialCommand, output: Output) -> Result<u8, Failure> 
         }
         C::Metrics { trial, metrics: args, source, .. } => {
             let trial = trial.parse()?;
-            let files = show::metrics_files(source.root(), &trial.experiment, Some(trial.index))?;
+            let files =
+                show::metrics_files(source.root(), &trial.experiment, Some(trial.index)).await?;
             done(metrics::print_trial(&files, args).await)
         }
         C::Kill { .. } => on_cluster(command, output).await,

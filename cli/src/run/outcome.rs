@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
-use stoker_api::experiment::{CheckpointStorage, ExperimentStatus, ParetoTrial, Phase, Searcher};
+use stoker_api::experiment::{
+    CheckpointStorage, Experiment, ExperimentStatus, ParetoTrial, Phase, Searcher,
+};
 use stoker_api::names::experiment_path;
 use stoker_api::trial::CheckpointRecord;
 use stoker_engine::retention;
@@ -60,6 +62,19 @@ pub(crate) async fn copy_record(
     Ok(storage.put(&path, bytes.into()).await?)
 }
 
+/// Copies the experiment's record next to the files of its trials.
+pub(crate) async fn copy_experiment(
+    storage: &Storage,
+    paths: &RunPaths,
+    experiment: &Experiment,
+) -> Result<(), Failure> {
+    let bytes = serde_json::to_vec_pretty(experiment).map_err(|error| {
+        Failure::System(format!("cannot serialize an experiment's record: {error}"))
+    })?;
+    let folder = experiment_path(&paths.namespace, &paths.name, &paths.uid);
+    Ok(storage.put(&layout::record_path(&folder), bytes.into()).await?)
+}
+
 /// Deletes the checkpoints that `policy` does not retain, and those missing from the record.
 ///
 /// The manifest is deleted first, so that no partial checkpoint looks complete. Then the files and
@@ -101,7 +116,9 @@ pub(crate) async fn retain(
         delete_unknown(storage, &paths.trial(index), &known).await?;
     }
     // The status may refer to a deleted checkpoint of the best trial.
-    shared.state().settle()
+    shared.state().settle()?;
+    let experiment = shared.state().experiment.clone();
+    copy_experiment(storage, paths, &experiment).await
 }
 
 /// Deletes the given checkpoints of a trial from the storage and the record.

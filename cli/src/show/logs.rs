@@ -3,7 +3,7 @@
 use stoker_api::trial::Attempt;
 use stoker_storage::{Storage, layout};
 
-use super::LocalRun;
+use super::RecordedRun;
 use crate::cluster::logs::LogSelection;
 use crate::cluster::logs::bucket::StoredLogs;
 use crate::cluster::logs::line::{LogArgs, LogPrinter};
@@ -28,7 +28,7 @@ pub(crate) async fn trial_logs(
     selection: LogSelection,
     output: Output,
 ) -> Result<(), Failure> {
-    let run = LocalRun::open(root, &trial.experiment)?;
+    let run = RecordedRun::open(root, &trial.experiment).await?;
     let LogSelection { rank, args, .. } = selection;
     if let Some(rank) = rank.filter(|rank| *rank >= run.gang().world_size) {
         return Err(Failure::Input(format!(
@@ -63,7 +63,7 @@ pub(crate) async fn experiment_logs(
     args: LogArgs,
     output: Output,
 ) -> Result<(), Failure> {
-    let run = LocalRun::open(root, name)?;
+    let run = RecordedRun::open(root, name).await?;
     let storage = run.storage()?;
     let mut has_any = false;
     for (index, trial) in &run.trials {
@@ -79,11 +79,14 @@ pub(crate) async fn experiment_logs(
     Ok(())
 }
 
-impl LocalRun {
-    /// Returns the gang of each trial: its ranks are processes on one machine, like in one pod.
+impl RecordedRun {
+    /// Returns the gang of each trial. Ranks of a local run are processes on one machine, like in
+    /// one pod.
     fn gang(&self) -> Gang {
-        let world_size = self.experiment.spec.resources.slots_per_trial;
-        Gang { world_size, ranks_per_pod: world_size }
+        let resources = &self.experiment.spec.resources;
+        let world_size = resources.slots_per_trial;
+        let ranks_per_pod = resources.slots_per_pod.filter(|_| self.is_of_cluster());
+        Gang { world_size, ranks_per_pod: ranks_per_pod.unwrap_or(world_size) }
     }
 
     async fn print_logs(
@@ -95,7 +98,7 @@ impl LocalRun {
         mut printer: LogPrinter,
     ) -> Result<(), Failure> {
         let folder = layout::logs_path(&self.paths.trial(trial), attempt);
-        let stored = StoredLogs { storage, folder: &folder, is_merged: true };
+        let stored = StoredLogs { storage, folder: &folder, is_merged: !self.is_of_cluster() };
         let tag = Tag { trial, attempt, pod: 0, gang: self.gang(), with_trial, is_job: false };
         if stored.print(&tag, rank, &mut printer).await? == 0 {
             print::err(format!("no logs found for attempt {attempt} of trial {trial}"));

@@ -5,6 +5,7 @@ use std::sync::mpsc::sync_channel;
 
 use stoker_ui::{Site, Store};
 
+use super::stored::StoredRuns;
 use super::{THREADS, address, listen, local};
 use crate::failure::Failure;
 use crate::run_root::RunRoot;
@@ -52,7 +53,7 @@ pub(crate) fn start(run_root: &RunRoot, port: u16) -> Result<String, Failure> {
                 arguments: format!("--root {}", run_root.root),
                 ..Site::default()
             };
-            local::start(run_root, store.clone());
+            local::start(run_root, store.clone(), StoredRuns::default());
             // Ignore the result: without a listener the page is gone, and the run continues.
             let _ = stoker_ui::serve(listener, store, site, access, std::future::pending()).await;
         });

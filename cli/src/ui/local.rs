@@ -15,6 +15,7 @@ use stoker_storage::Storage;
 use stoker_ui::{Run, Store};
 
 use self::jobs::Jobs;
+use super::stored::StoredRuns;
 use crate::failure::Failure;
 use crate::run::record::{is_locked, read_json};
 use crate::run_root::RunRoot;
@@ -40,16 +41,17 @@ struct Known {
     storage: Option<Result<Arc<Storage>, String>>,
 }
 
-/// Starts a task that puts all runs and jobs of `root` into the store.
-pub(super) fn start(root: RunRoot, store: Arc<Store>) {
+/// Starts a task that puts all runs and jobs of `root` into the store. Runs in `stored` have another
+/// source.
+pub(super) fn start(root: RunRoot, store: Arc<Store>, stored: StoredRuns) {
     // Files are read on a separate thread: a slow disk must not delay requests.
     tokio::task::spawn_blocking(move || {
         let mut known = BTreeMap::<PathBuf, Known>::new();
         let mut jobs = Jobs::default();
         // The store has no other owner once the page has ended.
-        while Arc::strong_count(&store) > 1 {
-            let mut unreadable = BTreeMap::new();
-            refresh(&root, &store, &mut known, &mut unreadable);
+        while !stored.is_over(&store) {
+            let mut unreadable = stored.unreadable();
+            refresh(&root, &store, &mut known, &stored, &mut unreadable);
             jobs.refresh(&root, &store, &mut unreadable);
             store.set_unreadable(unreadable);
             std::thread::sleep(INTERVAL);
@@ -61,6 +63,7 @@ fn refresh(
     root: &RunRoot,
     store: &Store,
     known: &mut BTreeMap<PathBuf, Known>,
+    stored: &StoredRuns,
     unreadable: &mut BTreeMap<String, String>,
 ) {
     let mut there = Vec::new();
@@ -84,7 +87,7 @@ fn refresh(
     known.retain(|path, _| there.contains(path));
     store.retain(|run| {
         let path = root.record_dir(&run.name, &run.uid);
-        there.contains(&path)
+        there.contains(&path) || stored.contains(&run.uid)
     });
 }
 

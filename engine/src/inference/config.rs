@@ -68,6 +68,7 @@ pub fn trial_config(job: &JobContext<'_>, start: ProcessStart) -> TrialConfig {
         seed,
         experiment_seed: seed,
         hyperparameters: spec.hyperparameters.clone().unwrap_or_else(|| json!({})),
+        search_space: serde_json::Value::Null,
         data: spec.data.clone(),
         spec: spec.for_programs(),
         unit: Unit::Records,
@@ -95,5 +96,6 @@ pub fn trial_config(job: &JobContext<'_>, start: ProcessStart) -> TrialConfig {
         gang: None,
         context: job.context.clone(),
         inference: Some(task),
+        records: None,
     }
 }

@@ -65,6 +65,7 @@ pub fn trial_config(attempt: AttemptContext<'_>) -> TrialConfig {
         seed: trial.seed,
         experiment_seed: experiment_seed(valid, experiment_id),
         hyperparameters: trial.hyperparameters.clone(),
+        search_space: spec.hyperparameters.clone(),
         data: spec.data.clone(),
         spec: spec.for_programs(),
         unit: trial.unit,
@@ -92,6 +93,7 @@ pub fn trial_config(attempt: AttemptContext<'_>) -> TrialConfig {
         gang: attempt.gang,
         context: attempt.context,
         inference: None,
+        records: None,
     }
 }
 

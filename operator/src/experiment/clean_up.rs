@@ -1,7 +1,8 @@
-//! Clean-up after an experiment's end: a pod deletes the checkpoints that no setting retains. The
-//! operator itself has no access to storage.
+//! Clean-up after an experiment's end: pods delete the checkpoints that no setting retains, and
+//! store the final records. The operator itself has no access to storage.
 
-use std::collections::BTreeMap;
+mod batch;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,16 +10,14 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::PostParams;
 use kube::runtime::events::EventType;
-use stoker_api::contract::{Cleanup, CleanupStorage, CleanupTrial};
 use stoker_api::experiment::{Experiment, ExperimentStatus, StorageRecord};
-use stoker_api::names::trial_path;
 use stoker_api::trial::DesiredTrialState;
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::experiment::{POD_INVALID, Refusal, set_refusal};
+use stoker_engine::experiment::{Refusal, set_refusal};
 use stoker_engine::gang::{PodDeletion, PodPhase};
-use stoker_engine::retention::deletable;
-use stoker_engine::trial::{TrialRecord, closed};
+use stoker_engine::trial::closed;
 
+use self::batch::{BatchContext, CleanUpBatch};
 use super::apply;
 use crate::cache::Key;
 use crate::context::{Context, now};
@@ -29,21 +28,10 @@ use crate::storage;
 use crate::trial::apply::{delete_pod, write_status};
 use crate::trial::pods;
 
-/// Limit of one pod's instructions in bytes: Kubernetes limits annotations to 256 KiB.
-const INSTRUCTIONS_BYTES_MAX: usize = 200_000;
 /// Delay before a failed clean-up is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay before the next check for pods that have not ended yet.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-
-/// A range of trials from one index on, with the checkpoints to delete and to keep.
-struct CleanUpBatch {
-    cleanup: Cleanup,
-    /// Names of checkpoints to delete, by trial.
-    deleted: BTreeMap<u32, Vec<String>>,
-    /// First index after the range.
-    end: u32,
-}
 
 /// State of the clean-up of an experiment that is to continue.
 pub(super) enum CleanUpState {
@@ -77,7 +65,8 @@ fn pod_key(key: &Key, status: &ExperimentStatus) -> Key {
     Key::new(&key.namespace, &format!("{}-cleanup-{}", key.name, status.trials_cleaned))
 }
 
-/// Deletes the checkpoints of an ended experiment that no setting retains, one batch at a time.
+/// Deletes the checkpoints of an ended experiment that no setting retains, and stores its records,
+/// one batch of trials at a time.
 pub(super) async fn clean_up(
     context: &Context,
     key: &Key,
@@ -104,9 +93,10 @@ pub(super) async fn clean_up(
         apply::write_status(context, experiment, after).await?;
         return Ok(Some(Duration::ZERO));
     }
-    let batch = storage
-        .as_ref()
-        .and_then(|storage| next_batch(key, valid, uid, storage, &trials, status.trials_cleaned));
+    let batch = storage.as_ref().and_then(|storage| {
+        let namespace = &*key.namespace;
+        BatchContext { namespace, experiment, valid, status, storage, trials: &trials }.next(now())
+    });
     let (Some(batch), Some(storage)) = (batch, storage) else {
         let after = ExperimentStatus {
             trials_cleaned: status.trials_created,
@@ -119,7 +109,7 @@ pub(super) async fn clean_up(
     let pod_key = pod_key(key, status);
     let name = pod_key.name.to_string();
     let Some(pod) = context.pods.get(&pod_key).filter(|pod| pod.owner == uid) else {
-        let created = create_pod(context, key, valid, &storage, uid, &name, &batch.cleanup).await;
+        let created = create_pod(context, key, valid, &storage, uid, &name, &batch).await;
         let Err(error) = created else { return Ok(Some(context.resync_interval(key))) };
         let (_, reason, message) = crate::error::refusal(error)?;
         let refusal = Refusal { reason: reason.to_owned(), message };
@@ -168,7 +158,10 @@ async fn finish_batch(
     batch: &CleanUpBatch,
     pod: &CachedPod,
 ) -> Result<Option<Duration>, Error> {
-    for trial in trials {
+    // The pod may be of an earlier plan, which contained other trials. A pod of an earlier version
+    // has no label, and does not store the records.
+    let end = pod.cleanup_end.unwrap_or(batch.end.min(status.trials_created));
+    for trial in trials.iter().filter(|trial| trial.record.spec.index < end) {
         if let Some(names) = batch.deleted.get(&trial.record.spec.index) {
             remove_from_record(context, trial, names).await?;
         }
@@ -176,7 +169,10 @@ async fn finish_batch(
     // Delete the pod first: if the status write then fails, the batch is repeated, which is
     // harmless.
     delete_pod(context, &key.namespace, &deletion(pod)).await?;
-    let mut after = ExperimentStatus { trials_cleaned: batch.end, ..status.clone() };
+    // The last pod processes one more than all trials: the experiment's record.
+    let cleaned_up = end > status.trials_created;
+    let trials_cleaned = end.min(status.trials_created);
+    let mut after = ExperimentStatus { trials_cleaned, cleaned_up, ..status.clone() };
     set_refusal(&mut after, None, generation(experiment), now());
     apply::write_status(context, experiment, after).await?;
     Ok(Some(Duration::from_millis(100)))
@@ -231,58 +227,6 @@ fn key_of(key: &Key, trial: &CachedTrial) -> Key {
     Key::new(&key.namespace, name)
 }
 
-/// Collects trials from index `from` on, as many as fit one pod's instructions; `None` if none are
-/// left.
-fn next_batch(
-    key: &Key,
-    valid: &ValidExperiment,
-    uid: &str,
-    storage: &StorageRecord,
-    trials: &[Arc<CachedTrial>],
-    from: u32,
-) -> Option<CleanUpBatch> {
-    let lists: Vec<_> = trials
-        .iter()
-        .map(|trial| (trial.record.spec.index, trial.record.status.checkpoints.as_slice()))
-        .collect();
-    let smaller_is_better = valid.spec.searcher.smaller_is_better;
-    let mut deletions: BTreeMap<u32, Vec<String>> = BTreeMap::new();
-    for (trial, name) in deletable(&valid.spec.checkpoint_storage, smaller_is_better, &lists) {
-        deletions.entry(trial).or_default().push(name);
-    }
-    let (url, endpoint) = (storage.url.clone(), storage.endpoint.clone());
-    let storage = CleanupStorage { url, endpoint };
-    let mut batch = CleanUpBatch {
-        cleanup: Cleanup { storage, delete: vec![] },
-        deleted: deletions,
-        end: from,
-    };
-    let mut num_bytes = 0;
-    // Trials without an attempt have no files, and neither have those with malformed pods only.
-    let has_run = |record: &&TrialRecord| {
-        let reasons = record.status.attempts.iter().map(|attempt| attempt.reason.as_deref());
-        reasons.into_iter().any(|reason| reason != Some(POD_INVALID))
-    };
-    let rest = trials.iter().map(|trial| &trial.record);
-    let rest = rest.filter(|record| record.spec.index >= from).filter(has_run);
-    for record in rest {
-        let index = record.spec.index;
-        let checkpoints = batch.deleted.get(&index).cloned().unwrap_or_default();
-        let all = record.status.checkpoints.iter().map(|checkpoint| checkpoint.name.clone());
-        let keep = all.filter(|name| !checkpoints.contains(name)).collect();
-        let attempts_over = record.status.attempts.last().map_or(0, |attempt| attempt.number + 1);
-        let trial_path = trial_path(&key.namespace, &valid.name, uid, index);
-        let trial = CleanupTrial { trial_path, checkpoints, keep, attempts_over };
-        num_bytes += serde_json::to_string(&trial).map_or(0, |text| text.len());
-        if num_bytes > INSTRUCTIONS_BYTES_MAX && !batch.cleanup.delete.is_empty() {
-            break;
-        }
-        batch.cleanup.delete.push(trial);
-        batch.end = index + 1;
-    }
-    (!batch.cleanup.delete.is_empty()).then_some(batch)
-}
-
 async fn create_pod(
     context: &Context,
     key: &Key,
@@ -290,13 +234,13 @@ async fn create_pod(
     storage: &StorageRecord,
     uid: &str,
     name: &str,
-    cleanup: &Cleanup,
+    batch: &CleanUpBatch,
 ) -> Result<(), Error> {
     let namespace = &key.namespace;
     let operation = format!("create pod {namespace}/{name}");
     let refused = |message| Error::Refused { operation: operation.clone(), code: 422, message };
-    let pod =
-        pods::cleanup_pod(&context.operator_config, valid, storage, namespace, uid, name, cleanup);
+    let (config, content) = (&context.operator_config, (&batch.cleanup, batch.end));
+    let pod = pods::cleanup_pod(config, valid, storage, namespace, uid, name, content);
     let pod = crate::pod::parse_pod(pod).map_err(refused)?;
     let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     context.metrics.writes.get_or_create(&Kind::POD_CREATE).inc();

@@ -9,6 +9,7 @@ mod delayed;
 mod job;
 mod pod_names;
 mod record;
+mod refusal;
 mod review_permits;
 pub mod tls;
 mod write_budget;
@@ -19,19 +20,21 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::routing::post;
 use axum::{Json, Router};
-use stoker_api::contract::{Directive, Report};
-use stoker_api::names::HEADER_PRUNABLE;
+use serde_json::Value;
+use stoker_api::contract::{Directive, Report, ReportResponse};
+use stoker_api::names::{HEADER_PRUNABLE, HEADER_RECORD};
 use stoker_engine::trial::{TargetState, directive};
 
 use crate::cache::Key;
-use crate::context::Context;
+use crate::context::{Context, now};
 use crate::metrics::{Answer, AnswerLabel};
+use crate::records;
 use auth::{AuthError, Authenticator, Caller};
 use delayed::DelayedValidations;
+use refusal::Refusal;
 use write_budget::WriteBudgets;
 
 /// Largest accepted report. Reports with a few metrics are far smaller.
@@ -125,57 +128,6 @@ impl ReportServer {
     }
 }
 
-/// Response to a report without a directive.
-#[derive(Debug)]
-struct Refusal {
-    answer: Answer,
-    status: StatusCode,
-    why: String,
-    retry_after: Option<Duration>,
-}
-
-impl Refusal {
-    fn new(answer: Answer, status: StatusCode, why: String) -> Self {
-        Self { answer, status, why, retry_after: None }
-    }
-
-    fn forbidden(why: String) -> Self {
-        Self::new(Answer::Unauthorized, StatusCode::FORBIDDEN, why)
-    }
-
-    fn unavailable(why: String) -> Self {
-        let refusal = Self::new(Answer::Unavailable, StatusCode::SERVICE_UNAVAILABLE, why);
-        Self { retry_after: Some(RETRY_AFTER), ..refusal }
-    }
-
-    fn limited(why: String, retry_after: Duration) -> Self {
-        let refusal = Self::new(Answer::Limited, StatusCode::TOO_MANY_REQUESTS, why);
-        Self { retry_after: Some(retry_after), ..refusal }
-    }
-}
-
-impl From<AuthError> for Refusal {
-    fn from(denied: AuthError) -> Self {
-        match denied {
-            AuthError::Unauthenticated(why) => {
-                Self::new(Answer::Unauthorized, StatusCode::UNAUTHORIZED, why)
-            }
-            AuthError::Unavailable(why) => Self::unavailable(why),
-        }
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, self.why).into_response();
-        if let Some(wait) = self.retry_after {
-            let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        response
-    }
-}
-
 /// Response to a report with a directive.
 #[derive(Debug)]
 struct Accepted {
@@ -183,11 +135,13 @@ struct Accepted {
     directive: Directive,
     /// Checkpoints that were pruned from the record, whose files the trainer deletes.
     prunable: Vec<String>,
+    /// Record of the trial, if the trainer stores it.
+    record: Option<Value>,
 }
 
 impl Accepted {
     fn new(answer: Answer, directive: Directive) -> Self {
-        Self { answer, directive, prunable: vec![] }
+        Self { answer, directive, prunable: vec![], record: None }
     }
 
     fn fenced() -> Self {
@@ -209,7 +163,7 @@ async fn report(
     Path((namespace, name)): Path<(String, String)>,
     headers: HeaderMap,
     body: Body,
-) -> Result<(HeaderMap, Json<Directive>), Refusal> {
+) -> Result<(HeaderMap, Json<ReportResponse>), Refusal> {
     let start = Instant::now();
     let key = Key::new(&namespace, &name);
     let accepted = server.handle_report(&key, &headers, body, start).await;
@@ -218,12 +172,16 @@ async fn report(
     if !matches!(accepted, Ok(Accepted { directive: Directive::Wait, .. })) {
         server.context.metrics.report_seconds.observe(start.elapsed().as_secs_f64());
     }
-    let Accepted { directive, prunable, .. } = accepted?;
+    let Accepted { directive, prunable, record, .. } = accepted?;
     let mut headers = HeaderMap::new();
     if let (false, Ok(names)) = (prunable.is_empty(), prunable.join(",").parse()) {
         headers.insert(HEADER_PRUNABLE, names);
     }
-    Ok((headers, Json(directive)))
+    let response = match record {
+        Some(record) => ReportResponse::Recorded { directive, record },
+        None => ReportResponse::Plain(directive),
+    };
+    Ok((headers, Json(response)))
 }
 
 impl ReportServer {
@@ -265,7 +223,15 @@ impl ReportServer {
         let (caller, report) = self.authenticate(key, is_known, headers, body).await?;
         match self.authorize(&caller, key, &report).await? {
             Authorization::Granted { owner, .. } => {
-                self.record_and_answer(key, &owner, &report, start).await
+                let mut accepted = self.record_and_answer(key, &owner, &report, start).await?;
+                let is_stored = headers.contains_key(HEADER_RECORD)
+                    && accepted.directive != Directive::Fenced
+                    && records::is_stored_after(&report.event);
+                let trial = self.context.trials.get(key).filter(|trial| trial.uid() == owner);
+                accepted.record = trial
+                    .filter(|_| is_stored)
+                    .map(|trial| records::of_trial(&trial.trial, &trial.record.status, now()));
+                Ok(accepted)
             }
             Authorization::Fenced => Ok(Accepted::fenced()),
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
+use stoker_api::contract::TrialConfig;
 use stoker_api::experiment::StorageRecord;
 use stoker_api::trial::{AttemptEnd, TrialStatus};
 use stoker_engine::experiment::POD_INVALID;
@@ -19,6 +20,7 @@ use crate::context::{Context, now};
 use crate::error::{Error, refusal, request};
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::patch::{self, ObjectPart};
+use crate::records;
 
 /// Writes the changed fields of a trial's status. Fails with a conflict if the trial changed since
 /// it was read.
@@ -120,12 +122,27 @@ pub(super) async fn create_pods(
         return end_refused_attempt(context, observed, trial, end, reason, text.to_owned()).await;
     };
     let valid = &observed.valid;
-    let config =
+    let mut config =
         trial_config(&context.operator_config, valid, storage, &trial.record, names, attempt);
+    config.records = start_records(context, trial, &config);
     let made = create_objects(context, observed, storage, names, &config, indexes).await;
     let Err(error) = made else { return Ok(()) };
     let (end, reason, text) = refusal(error)?;
     end_refused_attempt(context, observed, trial, end, reason, text).await
+}
+
+/// Returns the records that the attempt stores before its program starts.
+fn start_records(context: &Context, trial: &CachedTrial, config: &TrialConfig) -> Option<String> {
+    let now = now();
+    let cached = context.experiments.get(&trial.experiment_key());
+    let experiment = cached.as_ref().and_then(|cached| cached.experiment());
+    let experiment = experiment.map(|experiment| {
+        let status = experiment.status.clone().unwrap_or_default();
+        records::of_experiment(experiment, &status, now)
+    });
+    let record = records::of_trial(&trial.trial, &trial.record.status, now);
+    let config_bytes = serde_json::to_string(config).map_or(0, |text| text.len());
+    records::for_start(experiment, record, config_bytes)
 }
 
 async fn create_objects(
@@ -133,7 +150,7 @@ async fn create_objects(
     observed: &ObservedTrial,
     storage: &StorageRecord,
     names: TrialNames<'_>,
-    config: &stoker_api::contract::TrialConfig,
+    config: &TrialConfig,
     indexes: &[u32],
 ) -> Result<(), Error> {
     let namespace = names.namespace;

@@ -9,8 +9,8 @@ use stoker_api::contract::{Cleanup, TrialConfig};
 use stoker_api::experiment::{ExperimentSpec, StorageRecord};
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_CLEANUP, COMPONENT_TRIAL, ENV_RENDEZVOUS_PORT,
-    LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX, LABEL_TRIAL,
-    RENDEZVOUS_PORT, pod_paths,
+    LABEL_ATTEMPT, LABEL_CLEANUP_END, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX,
+    LABEL_TRIAL, RENDEZVOUS_PORT, pod_paths,
 };
 use stoker_api::quantity;
 use stoker_api::validate::ValidExperiment;
@@ -80,7 +80,10 @@ pub fn pod(
     labels.insert(LABEL_ATTEMPT.to_owned(), attempt.to_string());
     labels.insert(LABEL_POD_INDEX.to_owned(), index.to_string());
     labels.insert(LABEL_COMPONENT.to_owned(), COMPONENT_TRIAL.to_owned());
-    let text = serde_json::to_string(config).expect("a configuration is plain JSON");
+    // Only the launcher of the first pod stores records.
+    let records = config.records.clone().filter(|_| index == 0);
+    let config = TrialConfig { records, ..config.clone() };
+    let text = serde_json::to_string(&config).expect("a configuration is plain JSON");
     let metadata = json!({
         "name": name,
         "namespace": names.namespace,
@@ -110,7 +113,8 @@ fn owner(names: TrialNames<'_>) -> Value {
     })
 }
 
-/// Builds a pod that deletes checkpoints of an ended experiment according to `cleanup`.
+/// Builds a pod that cleans up an ended experiment according to `cleanup`. `end` is the index of
+/// the first trial that the pod does not process.
 ///
 /// # Panics
 ///
@@ -122,7 +126,7 @@ pub fn cleanup_pod(
     namespace: &str,
     experiment_uid: &str,
     name: &str,
-    cleanup: &Cleanup,
+    (cleanup, end): (&Cleanup, u32),
 ) -> Value {
     let text = serde_json::to_string(cleanup).expect("a list of names is plain JSON");
     let settings = PodSettings::of_experiment(valid, storage);
@@ -136,6 +140,7 @@ pub fn cleanup_pod(
             "app.kubernetes.io/managed-by": "stoker",
             LABEL_EXPERIMENT: valid.name,
             LABEL_COMPONENT: COMPONENT_CLEANUP,
+            LABEL_CLEANUP_END: end.to_string(),
         },
         "annotations": { ANNOTATION_TRIAL_CONFIG: text },
         "ownerReferences": [{

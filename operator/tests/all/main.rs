@@ -18,6 +18,7 @@ mod operator_process;
 mod population;
 mod promotion;
 mod proxy;
+mod records;
 mod refusals;
 mod reports;
 mod setup;

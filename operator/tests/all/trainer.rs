@@ -8,8 +8,10 @@ use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, T
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt as _};
-use stoker_api::contract::{CONTRACT_VERSION, Directive, Report, ReportEvent, TrialConfig};
-use stoker_api::names::{ANNOTATION_TRIAL_CONFIG, checkpoint_name};
+use stoker_api::contract::{
+    CONTRACT_VERSION, Directive, Report, ReportEvent, ReportResponse, TrialConfig,
+};
+use stoker_api::names::{ANNOTATION_TRIAL_CONFIG, HEADER_RECORD, checkpoint_name};
 
 /// Requests a trainer's token, like the one that a kubelet projects.
 pub(crate) async fn token(client: &Client, namespace: &str, pod: &Pod) -> Option<String> {
@@ -102,6 +104,13 @@ impl ReportConnection {
     pub(crate) async fn post(&self, report: &Report) -> Option<(u16, String)> {
         let body = serde_json::to_vec(report).unwrap();
         self.send(body, Some(&self.token), &self.url).await
+    }
+
+    /// Sends one report and requests the trial's record. Returns `None` if it is not recorded.
+    pub(crate) async fn post_for_record(&self, report: &Report) -> Option<ReportResponse> {
+        let request = self.client.post(&self.url).bearer_auth(&self.token).json(report);
+        let response = request.header(HEADER_RECORD, "yes").send().await.ok()?;
+        response.error_for_status().ok()?.json().await.ok()
     }
 
     /// Sends a report until it is answered with a directive.

@@ -4,7 +4,9 @@ use serde_json::json;
 use stoker_test_cluster::{Cluster, wait_until};
 use stoker_tests::repository;
 
-use super::{NAMESPACE, cluster, ended, get, helm_install, mnist, state, stoker_on};
+use super::{
+    NAMESPACE, cluster, ended, get, helm_install, mnist, state, stoker_on, stoker_on_bucket,
+};
 
 /// Returns the spec of examples/mnist/grid.yaml with its faster model and one epoch.
 fn grid() -> serde_json::Value {
@@ -27,7 +29,7 @@ fn pods(cluster: &Cluster) -> Vec<(String, String)> {
     pods["items"].as_array().unwrap().iter().map(name_and_uid).collect()
 }
 
-/// Also checks the recorded status, checkpoints and logs.
+/// Also checks the recorded status, checkpoints and logs, and the records in the bucket.
 #[test]
 fn a_grid_completes_during_an_upgrade() {
     if !stoker_test_cluster::nodes_enabled() {
@@ -69,6 +71,24 @@ fn a_grid_completes_during_an_upgrade() {
         if status["cleanedUp"] == json!(true) { Ok(()) } else { Err(status.to_string()) }
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+
+    // The bucket tells the results after the objects are gone.
+    let trial = get(cluster, "trial", "grid-2");
+    stoker_on(cluster, &["experiment", "delete", "grid"]);
+    let listed = stoker_on_bucket(cluster, &["experiment", "list"]);
+    assert!(listed.contains("grid-") && listed.contains("Completed"), "{listed}");
+    let described = stoker_on_bucket(cluster, &["experiment", "describe", "grid"]);
+    assert!(described.contains(&format!("with validation_accuracy {metric}")), "{described}");
+    let arguments = ["trial", "describe", "grid-2", "--output", "json"];
+    let stored = stoker_on_bucket(cluster, &arguments);
+    let stored: serde_json::Value = serde_json::from_str(&stored).unwrap();
+    for field in ["attempts", "facts", "checkpoints", "phase"] {
+        assert_eq!(stored["status"][field], trial["status"][field], "{stored}");
+    }
+    let curves = stoker_on_bucket(cluster, &["experiment", "metrics", "grid"]);
+    assert!(curves.contains("validation_accuracy"), "{curves}");
+    let checkpoints = stoker_on_bucket(cluster, &["checkpoint", "list", "grid"]);
+    assert!(checkpoints.contains("000000000469-0"), "{checkpoints}");
 }
 
 #[test]

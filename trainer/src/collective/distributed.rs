@@ -275,20 +275,36 @@ fn broadcast<T: Serialize + DeserializeOwned>(ranks: &dyn Collective, value: T) 
     Ok(serde_json::from_slice(&ranks.broadcast(bytes)?)?)
 }
 
-/// Returns what must be the same on all ranks: the program and its configuration, except the report
-/// endpoint, which may differ.
+/// Returns what must be the same on all ranks: the program and its configuration.
 fn fingerprint(config: &TrialConfig) -> Result<Fingerprint> {
+    Ok(Fingerprint { program: program::digest()?, config: config_digest(config)? })
+}
+
+/// Hashes a configuration, except the report endpoint, which may differ, and the records, which
+/// only the first pod stores.
+fn config_digest(config: &TrialConfig) -> Result<[u8; 32]> {
     let mut config_json = serde_json::to_value(config)?;
     if let Some(config_json) = config_json.as_object_mut() {
         config_json.remove("door");
+        config_json.remove("records");
     }
-    let config = Sha256::digest(serde_json::to_vec(&config_json)?).into();
-    Ok(Fingerprint { program: program::digest()?, config })
+    Ok(Sha256::digest(serde_json::to_vec(&config_json)?).into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn records_and_report_endpoint_may_differ_between_ranks() {
+        let config = crate::train::Standalone::default().config().unwrap();
+        let mut other = config.clone();
+        other.records = Some("packed".to_owned());
+        other.report_endpoint.url = "http://127.0.0.1:1".to_owned();
+        assert_eq!(config_digest(&other).unwrap(), config_digest(&config).unwrap());
+        other.seed += 1;
+        assert_ne!(config_digest(&other).unwrap(), config_digest(&config).unwrap());
+    }
 
     #[test]
     fn single_rank_does_not_hash_its_program() {

@@ -1,23 +1,33 @@
-//! Deletes checkpoints that an ended experiment does not retain.
+//! Deletes checkpoints that an ended experiment does not retain, and stores its final records.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process;
 
-use stoker_api::contract::{Cleanup, CleanupTrial, ExitCode};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use stoker_api::contract::{Cleanup, CleanupTrial, ExitCode, StoredRecord};
+use stoker_api::names::RECORD;
+use stoker_api::packed;
 use stoker_storage::{Storage, layout};
 
 use super::{read_json, report_error, runtime};
 use crate::error::Infrastructure;
 use crate::{Result, checkpoint};
 
-/// Deletes the checkpoints listed by the [`Cleanup`] in `file`. Ignores missing checkpoints, so
-/// that the operation can be repeated after a failure.
+/// Maximum number of records that are written concurrently.
+const WRITES_MAX: usize = 16;
+
+/// Deletes the checkpoints listed by the [`Cleanup`] in `file`, then stores its records. Ignores
+/// missing checkpoints, so that the operation can be repeated after a failure.
 pub fn clean_up(file: &Path) -> process::ExitCode {
     let run = || -> Result<()> {
         let cleanup: Cleanup = read_json(file)?;
         let storage = Storage::open(&cleanup.storage.url, cleanup.storage.endpoint.as_deref())?;
-        runtime()?.block_on(delete(&storage, &cleanup.delete))
+        runtime()?.block_on(async {
+            let records = cleanup.records.as_deref().map_or(Ok(vec![]), parse_records)?;
+            delete(&storage, &cleanup.delete).await?;
+            store(&storage, records).await
+        })
     };
     match run() {
         Ok(()) => process::ExitCode::from(ExitCode::Completed as u8),
@@ -45,6 +55,40 @@ async fn delete(storage: &Storage, trials: &[CleanupTrial]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Unpacks records, and refuses paths of other files.
+fn parse_records(text: &str) -> Result<Vec<StoredRecord>> {
+    let records = packed::unpack::<StoredRecord>(text).map_err(Infrastructure)?;
+    let is_record = |record: &&StoredRecord| {
+        record
+            .path
+            .rsplit_once('/')
+            .is_some_and(|(folder, name)| name == RECORD && !folder.trim_matches('/').is_empty())
+    };
+    match records.iter().find(|record| !is_record(record)) {
+        None => Ok(records),
+        Some(record) => Err(Infrastructure(format!(
+            "path of a record: {:?} does not end with /{RECORD}",
+            record.path
+        ))
+        .into()),
+    }
+}
+
+/// Stores records. The last one, which may be that of the experiment, is stored after the others.
+async fn store(storage: &Storage, mut records: Vec<StoredRecord>) -> Result<()> {
+    let last = records.pop();
+    let put = |record: StoredRecord| async move {
+        let bytes = serde_json::to_vec_pretty(&record.record)?;
+        crate::Result::Ok(storage.put(&record.path, bytes.into()).await?)
+    };
+    let mut written = stream::iter(records).map(put).buffer_unordered(WRITES_MAX);
+    while written.try_next().await?.is_some() {}
+    match last {
+        Some(last) => put(last).await,
+        None => Ok(()),
+    }
 }
 
 /// Refuses entries that would delete more than checkpoints.
@@ -110,6 +154,29 @@ mod tests {
         check(trial(&[], &[], 3), &[]);
         // A checkpoint in both lists is kept.
         check(trial(&[ALL[0]], &[ALL[0]], 0), &ALL);
+    }
+
+    #[test]
+    fn records_are_stored_and_other_paths_refused() {
+        let rt = runtime().unwrap();
+        let storage = Storage::open("memory://", None).unwrap();
+        let pack = |paths: &[&str]| {
+            let mut packer = packed::Packer::default();
+            for (number, path) in paths.iter().enumerate() {
+                let record = StoredRecord { path: (*path).to_owned(), record: number.into() };
+                packer.push(&record).unwrap();
+            }
+            packer.finish().unwrap()
+        };
+        let trial = format!("{TRIAL}/record.json");
+        let records = parse_records(&pack(&[&trial, "default/x-1/record.json"])).unwrap();
+        rt.block_on(store(&storage, records)).unwrap();
+        assert_eq!(rt.block_on(storage.get(&trial)).unwrap(), "0");
+        assert_eq!(rt.block_on(storage.get("default/x-1/record.json")).unwrap(), "1");
+        for path in ["record.json", "/record.json", "a/model.bpk", ""] {
+            let error = parse_records(&pack(&[&trial, path])).unwrap_err().to_string();
+            assert!(error.contains(&format!("{path:?}")), "{error}");
+        }
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::{Certificate, Client, StatusCode, redirect};
-use stoker_api::contract::{Directive, Report, ReportEndpoint};
-use stoker_api::names::{HEADER_PRUNABLE, parse_checkpoint_name};
+use serde_json::Value;
+use stoker_api::contract::{Directive, Report, ReportEndpoint, ReportResponse};
+use stoker_api::names::{HEADER_PRUNABLE, HEADER_RECORD, parse_checkpoint_name};
 
 use super::{BACKOFF_FIRST, BACKOFF_MAX};
 use crate::Result;
@@ -23,8 +24,8 @@ const RESPONSE_CHARS_MAX: usize = 1_000;
 /// Result of a request.
 #[derive(Debug)]
 pub(super) enum PostOutcome {
-    /// Directive, with the names of superfluous checkpoints.
-    Response(Directive, Vec<String>),
+    /// Directive, with the names of superfluous checkpoints, and the trial's record.
+    Response(Directive, Vec<String>, Option<Value>),
     /// The server will never accept this report.
     Rejected(String),
     /// Transient failure; retry later.
@@ -120,6 +121,7 @@ pub(super) async fn send(
         }
     };
     let request = client.post(&endpoint.url).bearer_auth(token.trim()).json(report);
+    let request = request.header(HEADER_RECORD, "yes");
     let response = match request.send().await {
         Ok(response) => response,
         Err(error) => {
@@ -130,7 +132,12 @@ pub(super) async fn send(
     if status == StatusCode::OK {
         let prunable = prunable(response.headers());
         return match response.json().await {
-            Ok(directive) => PostOutcome::Response(directive, prunable),
+            Ok(ReportResponse::Plain(directive)) => {
+                PostOutcome::Response(directive, prunable, None)
+            }
+            Ok(ReportResponse::Recorded { directive, record }) => {
+                PostOutcome::Response(directive, prunable, Some(record))
+            }
             Err(error) => {
                 let reason = format!("{} returned an invalid directive: {error}", endpoint.url);
                 PostOutcome::Unavailable(PostFailure {

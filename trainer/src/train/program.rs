@@ -114,6 +114,7 @@ impl Standalone {
             seed: self.seed,
             experiment_seed: self.seed,
             hyperparameters: self.hyperparameters,
+            search_space: Value::Null,
             data: self.data,
             spec: Value::Null,
             unit,
@@ -145,6 +146,7 @@ impl Standalone {
             gang: None,
             context: None,
             inference: None,
+            records: None,
         })
     }
 }

@@ -164,8 +164,15 @@ fn cleanup_of(change: &Value) -> Value {
         "storage": { "url": storage.url }, "delete": [],
     }))
     .unwrap();
-    let pod =
-        cleanup_pod(&operator_config(), &valid, &storage, "ml", "uid", "mnist-cleanup-0", &cleanup);
+    let pod = cleanup_pod(
+        &operator_config(),
+        &valid,
+        &storage,
+        "ml",
+        "uid",
+        "mnist-cleanup-0",
+        (&cleanup, 7),
+    );
     parse_pod(pod.clone()).unwrap();
     pod
 }

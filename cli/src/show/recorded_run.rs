@@ -1,0 +1,280 @@
+//! Runs with a record on this machine or in the storage.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use stoker_api::experiment::Experiment;
+use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
+use stoker_api::trial::Trial;
+use stoker_engine::trial::TrialRecord;
+use stoker_storage::{Storage, layout};
+
+use crate::cluster::text;
+use crate::commands::names::TrialRef;
+use crate::explain::Explained;
+use crate::failure::Failure;
+use crate::print;
+use crate::run::record::{RecordDir, is_locked, trial_object};
+use crate::run::{MetricRanking, RunPaths, setup};
+use crate::run_root::{self, RunRoot};
+use crate::stored::{self, StoredExperiments};
+
+/// A local run, or an experiment whose record is in the storage only.
+#[derive(Debug)]
+pub(crate) struct RecordedRun {
+    pub(crate) experiment: Experiment,
+    /// Trials by index. Those of a record in the storage are read when the run is opened.
+    pub(crate) trials: BTreeMap<u32, TrialRecord>,
+    pub(crate) paths: RunPaths,
+    pub(crate) runner: Runner,
+    /// Whether this is the latest run of its name.
+    pub(crate) is_current: bool,
+}
+
+/// Runner of an experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runner {
+    /// A runner on this machine holds the experiment's lock.
+    Running,
+    /// No runner on this machine holds the lock.
+    Stopped,
+    /// A cluster or another machine runs the experiment. The record shows the phase, which may be
+    /// older.
+    Elsewhere,
+}
+
+impl RecordedRun {
+    /// Opens the run with this name or ID. Of several runs with the name, the latest is used.
+    pub(crate) async fn open(root: Option<&str>, name: &str) -> Result<Self, Failure> {
+        let run_root = RunRoot::resolve(root, None)?;
+        // Local records are complete without the storage, which may be unavailable.
+        let local = read_local_runs(&run_root)?;
+        let (mut matches, others): (Vec<Self>, Vec<Self>) =
+            local.into_iter().partition(|run| run.is_named(name));
+        if matches.is_empty() {
+            matches = read_stored_runs(&run_root, &others).await?;
+            matches.retain(|run| run.is_named(name));
+        }
+        let order = |run: &Self| (run.is_current, text::created(&run.experiment.metadata));
+        // Of several runs with the same name, use the latest. A run ID is unique.
+        let mut run = matches.into_iter().max_by_key(order).ok_or_else(|| {
+            Failure::Input(format!(
+                "no run of `{name}` in {}; `stoker experiment list --root URL` lists the runs",
+                run_root.root
+            ))
+        })?;
+        run.read_stored_trials().await?;
+        Ok(run)
+    }
+
+    /// Opens the run of an experiment, or of one of its trials.
+    pub(crate) async fn open_with_trial(
+        root: Option<&str>,
+        name: &str,
+    ) -> Result<(Self, Option<u32>), Failure> {
+        let trial = TrialRef::split(name);
+        match (Self::open(root, name).await, trial) {
+            (Ok(run), _) => Ok((run, None)),
+            (Err(_), Some(trial)) => {
+                let run = Self::open(root, &trial.experiment).await?;
+                run.trial(trial.index)?;
+                Ok((run, Some(trial.index)))
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    async fn read_stored_trials(&mut self) -> Result<(), Failure> {
+        if self.runner != Runner::Elsewhere {
+            return Ok(());
+        }
+        let Some(storage) = stored::open(&self.paths.root, None)? else { return Ok(()) };
+        let (trials, unreadable) = stored::trials(&storage, &self.experiment).await?;
+        for (path, why) in unreadable {
+            print::err(format!("stoker: skipped {path}: {why}"));
+        }
+        self.trials = trials;
+        Ok(())
+    }
+
+    fn is_named(&self, name: &str) -> bool {
+        self.paths.name == name || self.id() == name
+    }
+
+    /// Returns the run ID.
+    pub(crate) fn id(&self) -> String {
+        run_root::run_id(&self.paths.name, &self.paths.uid)
+    }
+
+    /// Returns the name in commands: the experiment's, or the run ID if a later run has the name.
+    pub(crate) fn name(&self) -> String {
+        if self.is_current { self.paths.name.clone() } else { self.id() }
+    }
+
+    /// Returns a trial as the object that a cluster would hold.
+    pub(crate) fn object(&self, trial: &TrialRecord) -> Trial {
+        let mut object = trial_object(trial);
+        let name = object.metadata.name.clone().unwrap_or_default();
+        object.metadata.namespace = Some(self.paths.namespace.clone());
+        object.metadata.labels = Some(BTreeMap::from([
+            (LABEL_EXPERIMENT.to_owned(), self.paths.name.clone()),
+            (LABEL_TRIAL.to_owned(), name),
+        ]));
+        object
+    }
+
+    /// Returns whether a cluster runs the experiment: only the operator records the storage.
+    pub(crate) fn is_of_cluster(&self) -> bool {
+        self.experiment.status.as_ref().is_some_and(|status| status.storage.is_some())
+    }
+
+    /// Returns the directory of the run's files below the root.
+    pub(crate) fn path(&self) -> String {
+        layout::experiment_path(&self.paths.namespace, &self.paths.name, &self.paths.uid)
+    }
+
+    /// Returns the searched metric.
+    pub(crate) fn ranking(&self) -> MetricRanking<'_> {
+        let searcher = &self.experiment.spec.searcher;
+        MetricRanking { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better }
+    }
+
+    /// Returns the phase, or `Stopped` if no runner trains a local experiment.
+    pub(crate) fn phase(&self) -> String {
+        let phase = self.experiment.status.as_ref().map(|status| status.phase).unwrap_or_default();
+        match phase.is_terminal() || self.runner != Runner::Stopped {
+            true => format!("{phase:?}"),
+            false => "Stopped".to_owned(),
+        }
+    }
+
+    /// Returns the explanation of the search.
+    pub(crate) fn explained(&self) -> Explained {
+        Explained::new(&self.experiment, self.trials.values())
+    }
+
+    /// Opens the storage of the run's files.
+    pub(crate) fn storage(&self) -> Result<Storage, Failure> {
+        if self.runner == Runner::Elsewhere
+            && let Some(storage) = stored::open(&self.paths.root, None)?
+        {
+            return Ok(storage);
+        }
+        let endpoint = self.experiment.spec.checkpoint_storage.endpoint.as_deref();
+        Ok(Storage::open(&self.paths.root, endpoint)?)
+    }
+
+    /// Returns the trial with this index.
+    pub(crate) fn trial(&self, index: u32) -> Result<&TrialRecord, Failure> {
+        self.trials.get(&index).ok_or_else(|| {
+            let num = self.trials.len();
+            Failure::Input(format!(
+                "trial `{}-{index}` not found: the experiment has {num} trials",
+                self.name()
+            ))
+        })
+    }
+}
+
+/// Reads local runs, and experiments whose record is in the storage only.
+pub(super) async fn read_runs(run_root: &RunRoot) -> Result<Vec<RecordedRun>, Failure> {
+    let mut runs = read_local_runs(run_root)?;
+    match read_stored_runs(run_root, &runs).await {
+        Ok(stored) => runs.extend(stored),
+        Err(error) if runs.is_empty() => return Err(error),
+        Err(error) => print::err(format!("stoker: only local runs are listed: {error}")),
+    }
+    runs.sort_by_key(RecordedRun::id);
+    Ok(runs)
+}
+
+/// Reads experiments whose record is in the storage only: not those of `local`.
+async fn read_stored_runs(
+    run_root: &RunRoot,
+    local: &[RecordedRun],
+) -> Result<Vec<RecordedRun>, Failure> {
+    let local_paths: BTreeSet<String> = local.iter().map(RecordedRun::path).collect();
+    let stored = match stored::open(&run_root.root, endpoint(local))? {
+        None => StoredExperiments::default(),
+        Some(storage) => stored::experiments(&storage).await?,
+    };
+    for (folder, why) in stored.unreadable {
+        if !local_paths.contains(&folder) {
+            print::err(format!("stoker: skipped {folder}: {why}"));
+        }
+    }
+    let elsewhere = stored.experiments.into_iter().map(|experiment| RecordedRun {
+        paths: paths(run_root, &experiment),
+        experiment,
+        trials: BTreeMap::new(),
+        runner: Runner::Elsewhere,
+        is_current: false,
+    });
+    let mut elsewhere: Vec<RecordedRun> =
+        elsewhere.filter(|run| !local_paths.contains(&run.path())).collect();
+    mark_current(&mut elsewhere, local);
+    Ok(elsewhere)
+}
+
+/// Marks the latest run of each name that has no local run.
+fn mark_current(stored: &mut [RecordedRun], local: &[RecordedRun]) {
+    let name = |run: &RecordedRun| (run.paths.namespace.clone(), run.paths.name.clone());
+    let local: BTreeSet<(String, String)> = local.iter().map(name).collect();
+    stored.sort_by_key(|run| text::created(&run.experiment.metadata));
+    let mut seen = BTreeSet::new();
+    for run in stored.iter_mut().rev() {
+        run.is_current = !local.contains(&name(run)) && seen.insert(name(run));
+    }
+}
+
+fn endpoint(runs: &[RecordedRun]) -> Option<&str> {
+    let mut specs = runs.iter().map(|run| &run.experiment.spec.checkpoint_storage);
+    specs.find_map(|spec| spec.endpoint.as_deref())
+}
+
+/// Returns the S3 endpoint of local runs, if they have one.
+pub(crate) fn local_endpoint(run_root: &RunRoot) -> Option<String> {
+    let runs = read_local_runs(run_root).ok()?;
+    endpoint(&runs).map(str::to_owned)
+}
+
+fn read_local_runs(run_root: &RunRoot) -> Result<Vec<RecordedRun>, Failure> {
+    let local = run_root.records_dir();
+    let mut runs = Vec::new();
+    let entries = match std::fs::read_dir(&local) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(runs),
+        Err(error) => return Err(Failure::file("read", &local, error)),
+    };
+    for entry in entries {
+        let path = entry.map_err(|error| Failure::file("read", &local, error))?.path();
+        match read(run_root, &path.join("record")) {
+            Ok(run) => runs.extend(run),
+            // One unreadable record does not hide the other runs.
+            Err(error) => print::err(format!("stoker: skipped a run: {error}")),
+        }
+    }
+    Ok(runs)
+}
+
+fn paths(run_root: &RunRoot, experiment: &Experiment) -> RunPaths {
+    let metadata = experiment.metadata.clone();
+    RunPaths {
+        root: run_root.root.clone(),
+        namespace: metadata.namespace.unwrap_or_default(),
+        name: metadata.name.unwrap_or_default(),
+        uid: metadata.uid.unwrap_or_default(),
+    }
+}
+
+fn read(run_root: &RunRoot, path: &Path) -> Result<Option<RecordedRun>, Failure> {
+    let folder = RecordDir::new(path.to_owned());
+    let Some(experiment) = folder.experiment()? else { return Ok(None) };
+    let paths = paths(run_root, &experiment);
+    let lock = run_root.records_dir().join(format!("{}.{}.lock", paths.namespace, paths.name));
+    let runner = if is_locked(&lock) { Runner::Running } else { Runner::Stopped };
+    let key = format!("{}.{}.current", paths.namespace, paths.name);
+    let current = setup::current_uid(&run_root.records_dir().join(key)).ok().flatten();
+    let is_current = current.is_some_and(|uid| uid == paths.uid);
+    Ok(Some(RecordedRun { trials: folder.trials()?, experiment, paths, runner, is_current }))
+}

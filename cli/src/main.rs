@@ -24,6 +24,7 @@ mod simulate;
 mod smoke_test;
 mod stored;
 mod supervise;
+mod tensorboard;
 mod ui;
 mod validate;
 
@@ -102,6 +103,13 @@ enum Command {
     /// URL contains a token, without which the page refuses all requests.
     #[command(after_help = commands::SOURCE_HELP)]
     Ui(ui::UiArgs),
+    /// Start TensorBoard for an experiment or a trial
+    ///
+    /// Starts the installed program `tensorboard` on the loopback interface and prints its URL. It
+    /// shows scalars, histograms and, in the tab HParams, all trials by hyperparameters and metrics.
+    /// Event files of a bucket are copied to a temporary directory every 15 seconds.
+    #[command(after_help = commands::SOURCE_HELP)]
+    Tensorboard(tensorboard::TensorboardArgs),
     /// Show the versions of this program and of Stoker in the cluster
     Version(Options),
     /// Print a shell completion script, for example `source <(stoker completions bash)`
@@ -133,6 +141,7 @@ fn main() -> ExitCode {
         Command::Checkpoint(command) => commands::checkpoint::checkpoint(command, output),
         Command::Job(command) => job::job(command, output),
         Command::Ui(args) => ui::serve(args, output),
+        Command::Tensorboard(args) => tensorboard::run(args, output),
         Command::Version(options) => commands::block_on(async {
             version::version(options, output).await;
             Ok(0)

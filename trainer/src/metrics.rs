@@ -12,7 +12,9 @@ use stoker_storage::segments::{PendingFlush, SegmentWriter, Segments};
 use stoker_storage::{Storage, StorageError, layout};
 use tokio::runtime::Handle;
 
+use crate::session::VALIDATION;
 use crate::tensorboard;
+use crate::tensorboard::hparams::{self, SessionStatus};
 
 /// Maximum age of an event file before it is stored, for attempts that write little.
 const EVENT_FILE_AGE_MAX: Duration = Duration::from_secs(30);
@@ -25,6 +27,11 @@ pub struct MetricsWriter {
     events: SegmentWriter,
     /// Whether no row was written yet.
     is_new: bool,
+    /// Configuration of the trial, for the records of TensorBoard's HParams plugin; `None` for
+    /// other metrics than the trial's.
+    session: Option<TrialConfig>,
+    /// Whether the metrics of the experiment are unknown to the plugin.
+    is_undescribed: bool,
 }
 
 impl MetricsWriter {
@@ -33,7 +40,9 @@ impl MetricsWriter {
     pub fn new(rt: Handle, storage: Storage, config: &TrialConfig) -> Self {
         let trial_path = &config.storage.trial_path;
         let rows = metrics::segments(trial_path, config.attempt);
-        Self::of(rt, storage, config.attempt, rows, &layout::tensorboard_path(trial_path))
+        let events = layout::tensorboard_path(trial_path);
+        let writer = Self::of(rt, storage, config.attempt, rows, &events);
+        Self { session: Some(config.clone()), ..writer }
     }
 
     /// Creates a writer for the profiler samples of a rank, stored separately from the trial's
@@ -65,6 +74,8 @@ impl MetricsWriter {
             rows: SegmentWriter::new(&rt, storage.clone(), rows),
             events: SegmentWriter::new(&rt, storage, events),
             is_new: true,
+            session: None,
+            is_undescribed: true,
         }
     }
 
@@ -99,8 +110,18 @@ impl MetricsWriter {
         line.push(b'\n');
         let is_queued = self.rows.append(line);
         let mut event = vec![];
-        if std::mem::take(&mut self.is_new) && self.attempt > 0 {
+        let is_new = std::mem::take(&mut self.is_new);
+        if is_new && self.attempt > 0 {
             event.extend(tensorboard::restart(time, batches));
+        }
+        if let Some(session) = &self.session {
+            if is_new {
+                event.extend(hparams::session_start(time, session));
+            }
+            // The names of the metrics are unknown before the first validation.
+            if group == VALIDATION && std::mem::take(&mut self.is_undescribed) {
+                event.extend(hparams::experiment(time, session, group, metrics.keys()));
+            }
         }
         event.extend(tensorboard::scalars(time, batches, group, metrics));
         // Ignore a full queue here: event files are only for display.
@@ -111,6 +132,13 @@ impl MetricsWriter {
     /// Queues a histogram of values at a batch, for the event files only.
     pub(crate) fn histogram(&mut self, name: &str, batches: u64, values: &[f32]) {
         self.events.append(tensorboard::histogram(now(), batches, name, values));
+    }
+
+    /// Queues the end of the trial, for the event files only.
+    pub(crate) fn end_session(&mut self, status: SessionStatus) {
+        if self.session.is_some() && !self.is_new {
+            self.events.append(hparams::session_end(now(), status));
+        }
     }
 
     /// Returns the writes of all rows so far, for [`SaveRequest::after`]. The checkpoint's manifest

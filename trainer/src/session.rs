@@ -27,7 +27,7 @@ pub use info::ClusterInfo;
 pub use options::{CheckpointMetadata, Download, Upload};
 pub use profiler::Profiler;
 pub(crate) use progress::{Activity, GrantedLength};
-pub(crate) use reported::ReportedMetrics;
+pub(crate) use reported::{ReportedMetrics, VALIDATION};
 
 /// Metrics, progress, checkpoints, preemption and cluster information for programs with a custom
 /// training loop.

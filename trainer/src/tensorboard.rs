@@ -3,6 +3,8 @@
 //! A file is a sequence of records. A record is: length (u64), masked CRC-32C of the length, the
 //! bytes, masked CRC-32C of the bytes, all little-endian. The bytes are a protocol buffer `Event`.
 
+pub(crate) mod hparams;
+
 use std::collections::BTreeMap;
 
 /// Returns the first record of an event file.

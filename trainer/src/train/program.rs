@@ -327,6 +327,7 @@ pub(crate) fn finish(
     if code == ExitCode::Completed {
         io.end_training();
     }
+    io.end_session(code);
     // Store the rows before a failure: they help to explain it.
     if let Err(error) = io.flush_within(FLUSH_MAX) {
         eprintln!("stoker: cannot store the last rows of metrics: {error}");

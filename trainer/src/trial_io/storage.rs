@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use stoker_api::contract::{CheckpointRef, ReportEvent};
+use stoker_api::contract::{CheckpointRef, ExitCode, ReportEvent};
 use stoker_storage::segments::PendingFlush;
 use tokio::runtime::Handle;
 
 use super::TrialIo;
 use crate::Result;
 use crate::checkpoint::{CheckpointStore, ContentsFn, SaveRequest, SavedCheckpoint};
+use crate::tensorboard::hparams::SessionStatus;
 
 impl TrialIo {
     /// Writes a histogram for TensorBoard.
@@ -108,6 +109,19 @@ impl TrialIo {
         match self._background.handle.block_on(done) {
             Ok(done) => done,
             Err(_) => Err(format!("the storage took longer than {} s", wait.as_secs()).into()),
+        }
+    }
+
+    /// Records the end of the trial for TensorBoard, if this exit code is final. After other codes,
+    /// a later attempt may continue the trial.
+    pub(crate) fn end_session(&mut self, code: ExitCode) {
+        let status = match code {
+            ExitCode::Completed => SessionStatus::Success,
+            ExitCode::InvalidHyperparameters => SessionStatus::Failure,
+            _ => return,
+        };
+        if let Some(files) = self.writable_files() {
+            files.metrics.end_session(status);
         }
     }
 

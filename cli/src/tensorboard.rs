@@ -1,5 +1,5 @@
-//! `stoker tensorboard`: starts the installed TensorBoard with the event files of an experiment or a
-//! trial.
+//! `stoker tensorboard`: starts the installed TensorBoard with the event files of an experiment or
+//! a trial.
 //!
 //! TensorBoard itself reads buckets only with further packages. So files of a bucket are copied to
 //! a temporary directory, and kept up to date.

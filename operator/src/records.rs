@@ -45,8 +45,8 @@ pub(crate) fn of_experiment(
     })
 }
 
-/// Returns whether rank 0 stores the trial's record after this report. Of the others, heartbeats and
-/// periodic validations are too frequent, and the storage has their metrics.
+/// Returns whether rank 0 stores the trial's record after this report. Of the others, heartbeats
+/// and periodic validations are too frequent, and the storage has their metrics.
 pub(crate) fn is_stored_after(event: &ReportEvent) -> bool {
     match event {
         ReportEvent::Started { .. }

@@ -1,10 +1,10 @@
 //! Lines appended to numbered objects, because object storage cannot append.
 //!
 //! Appending never blocks. A background task buffers appended lines. It writes them when the buffer
-//! is large enough or old enough, or on a flush. A write replaces the latest object by one that also
-//! contains the new lines, until that object is full; then the next object begins. So the number of
-//! objects depends on the number of bytes, and not on the number of writes, and each line is in
-//! exactly one object at any time.
+//! is large enough or old enough, or on a flush. A write replaces the latest object by one that
+//! also contains the new lines, until that object is full; then the next object begins. So the
+//! number of objects depends on the number of bytes, and not on the number of writes, and each line
+//! is in exactly one object at any time.
 //!
 //! A request that was sent twice may arrive again later, and would then replace an object by an
 //! earlier state. An object is therefore not replaced any more after a write that was retried. If
@@ -23,8 +23,8 @@ use crate::{Storage, StorageError};
 
 /// Maximum number of buffered bytes. While the store is unavailable, further appends are dropped.
 const BUFFER_BYTES_MAX: usize = 64 << 20;
-/// Bytes per second that writes of old lines may cause. They wait longer for a large object, because
-/// each write sends all of it.
+/// Bytes per second that writes of old lines may cause. They wait longer for a large object,
+/// because each write sends all of it.
 const BYTES_PER_SECOND: u64 = 64 << 10;
 
 /// Paths and limits of segments.

@@ -160,8 +160,8 @@ impl Storage {
         Ok(num_requests.into_inner() == 1 && is_fast)
     }
 
-    /// Appends to a file of a local root, if the file has this length. Returns `false` if nothing or
-    /// only a part was appended; [`put`](Self::put) then replaces the file.
+    /// Appends to a file of a local root, if the file has this length. Returns `false` if nothing
+    /// or only a part was appended; [`put`](Self::put) then replaces the file.
     pub fn append_locally(&self, path: &str, len: u64, bytes: &[u8]) -> bool {
         let Some(root) = &self.folder else { return false };
         let append = || -> std::io::Result<bool> {

@@ -42,7 +42,9 @@ impl MetricsWriter {
         let rows = metrics::segments(trial_path, config.attempt);
         let events = layout::tensorboard_path(trial_path);
         let writer = Self::of(rt, storage, config.attempt, rows, &events);
-        Self { session: Some(config.clone()), ..writer }
+        // Processes of inference jobs are not trials.
+        let session = config.inference.is_none().then(|| config.clone());
+        Self { session, ..writer }
     }
 
     /// Creates a writer for the profiler samples of a rank, stored separately from the trial's

@@ -93,7 +93,6 @@ impl TrialIo {
         let background = Background::start()?;
         let rt = background.handle.clone();
         let (mut files, mut retention, mut lock) = (None, None, None);
-        let mut record_writer = None;
         if !config.storage.url.is_empty() {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
             if let Some(limits) = standalone_limits {
@@ -121,16 +120,10 @@ impl TrialIo {
         let reporter = (standalone_limits.is_none() && is_lead && has_report_server)
             .then(|| Reporter::new(rt.clone(), config))
             .transpose()?;
-        if let (Some(reporter), false) = (&reporter, config.storage.url.is_empty()) {
-            let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
-            let (deleter, names) = mpsc::unbounded_channel();
-            let trial_path = &config.storage.trial_path;
-            rt.spawn(delete_each(storage.clone(), trial_path.clone(), names));
-            reporter.set_checkpoint_deleter(deleter);
-            let writer = RecordWriter::start(&rt, storage, trial_path);
-            reporter.set_record_sink(writer.sender());
-            record_writer = Some(writer);
-        }
+        let record_writer = match (&reporter, config.storage.url.is_empty()) {
+            (Some(reporter), false) => Some(handle_responses(&rt, reporter, config)?),
+            _ => None,
+        };
         Ok(Self {
             reporter,
             files,
@@ -294,6 +287,22 @@ impl TrialIo {
         self.terminal.row(group, batches, epoch, metrics);
         Ok(())
     }
+}
+
+/// Starts the tasks that delete the checkpoints and store the record in responses to reports.
+fn handle_responses(
+    rt: &Handle,
+    reporter: &Reporter,
+    config: &TrialConfig,
+) -> Result<RecordWriter> {
+    let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
+    let trial_path = &config.storage.trial_path;
+    let (deleter, names) = mpsc::unbounded_channel();
+    rt.spawn(delete_each(storage.clone(), trial_path.clone(), names));
+    reporter.set_checkpoint_deleter(deleter);
+    let writer = RecordWriter::start(rt, storage, trial_path);
+    reporter.set_record_sink(writer.sender());
+    Ok(writer)
 }
 
 #[cfg(test)]

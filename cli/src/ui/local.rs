@@ -41,8 +41,8 @@ struct Known {
     storage: Option<Result<Arc<Storage>, String>>,
 }
 
-/// Starts a task that puts all runs and jobs of `root` into the store. Runs in `stored` have another
-/// source.
+/// Starts a task that puts all runs and jobs of `root` into the store. Runs in `stored` have
+/// another source.
 pub(super) fn start(root: RunRoot, store: Arc<Store>, stored: StoredRuns) {
     // Files are read on a separate thread: a slow disk must not delay requests.
     tokio::task::spawn_blocking(move || {

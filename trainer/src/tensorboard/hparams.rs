@@ -1,5 +1,5 @@
-//! Records of TensorBoard's HParams plugin: hyperparameters and metrics of the experiment, start and
-//! end of a session. A session is a trial.
+//! Records of TensorBoard's HParams plugin: hyperparameters and metrics of the experiment, start
+//! and end of a session. A session is a trial.
 //!
 //! The plugin reads the metadata of summaries with fixed tags. Their values are not used.
 

@@ -41,7 +41,7 @@ impl RecordWriter {
     /// Blocks until the records so far are stored, at most ten seconds.
     pub(super) fn flush(&self) {
         let (reply_to, reply) = sync_channel(1);
-        // Ignore the error: if the task has ended, the reply never comes, and its channel is closed.
+        // Ignore the error: if the task has ended, the reply channel is closed.
         let _ = self.messages.send(RecordMessage::Flush(reply_to));
         if reply.recv_timeout(FLUSH_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             let seconds = FLUSH_TIMEOUT.as_secs();

@@ -1,3 +1,5 @@
+//! Tests of batches: sizes, and records after the clean-up.
+
 use serde_json::json;
 use stoker_api::trial::Trial;
 use stoker_api::validate::validate;

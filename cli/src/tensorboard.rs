@@ -21,6 +21,7 @@ use tokio::process::{Child, Command};
 use self::copy::EventFiles;
 use crate::cluster::connect::Cluster;
 use crate::cluster::storage;
+use crate::commands::names::TrialRef;
 use crate::commands::{SourceArgs, block_on};
 use crate::failure::Failure;
 use crate::print::{self, Output};
@@ -71,30 +72,17 @@ impl Source {
 
 /// Runs TensorBoard until it ends, or until a signal arrives.
 pub(crate) fn run(args: &TensorboardArgs, output: Output) -> Result<u8, Failure> {
-    let source = match args.source.is_cluster() {
-        true => block_on(on_cluster(args))?,
-        false => recorded(args)?,
-    };
-    block_on(serve(args, &source, output))
+    block_on(async {
+        let source = match args.source.is_cluster() {
+            true => on_cluster(args).await?,
+            false => recorded(args).await?,
+        };
+        serve(args, &source, output).await
+    })
 }
 
-/// Splits `EXPERIMENT-INDEX`.
-fn split(name: &str) -> Option<(&str, u32)> {
-    let (experiment, index) = name.rsplit_once('-')?;
-    Some((experiment, index.parse().ok()?))
-}
-
-fn recorded(args: &TensorboardArgs) -> Result<Source, Failure> {
-    let root = args.source.root();
-    let (run, trial) = match (RecordedRun::open(root, &args.name), split(&args.name)) {
-        (Ok(run), _) => (run, None),
-        (Err(_), Some((experiment, index))) => {
-            let run = RecordedRun::open(root, experiment)?;
-            run.trial(index)?;
-            (run, Some(index))
-        }
-        (Err(error), None) => return Err(error),
-    };
+async fn recorded(args: &TensorboardArgs) -> Result<Source, Failure> {
+    let (run, trial) = RecordedRun::open_with_trial(args.source.root(), &args.name).await?;
     Ok(Source { storage: run.storage()?, path: run.path(), trial })
 }
 
@@ -104,10 +92,10 @@ async fn on_cluster(args: &TensorboardArgs) -> Result<Source, Failure> {
         let storage = args.storage.open(&storage::of(experiment))?;
         Ok(Source { storage, path: storage::experiment_path(experiment), trial })
     };
-    match (cluster.experiment(&args.name).await, split(&args.name)) {
+    match (cluster.experiment(&args.name).await, TrialRef::split(&args.name)) {
         (Ok(experiment), _) => source(&experiment, None),
-        (Err(_), Some(_)) => {
-            let trial = cluster.trial(&args.name).await?;
+        (Err(_), Some(trial)) => {
+            let trial = cluster.trial(&trial.to_string()).await?;
             let experiment = cluster.experiment(&trial.spec.experiment).await?;
             source(&experiment, Some(trial.spec.index))
         }

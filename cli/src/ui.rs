@@ -5,13 +5,17 @@
 //!   storage        -- [stored]  --|
 //!                                 +--> stoker_ui::Store --> page
 //!   cluster, watch -- [cluster] --'
+//!   cluster, watches -- [shared] --> what each viewer may see --> page
 //! ```
 
 mod beside_run;
 mod cluster;
 mod local;
+mod objects;
 mod requests;
+mod shared;
 mod stored;
+mod watch;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -23,6 +27,7 @@ use stoker_ui::{Access, Site, Store};
 use tokio::net::TcpListener;
 
 pub(crate) use self::beside_run::start as start_beside_run;
+use self::shared::{SharedArgs, SignInBy};
 use crate::cluster::storage;
 use crate::commands::SourceArgs;
 use crate::failure::Failure;
@@ -53,6 +58,8 @@ pub(crate) struct UiArgs {
     source: SourceArgs,
     #[command(flatten)]
     storage: storage::Options,
+    #[command(flatten)]
+    shared: SharedArgs,
 }
 
 /// Serves the page until a signal arrives.
@@ -69,6 +76,9 @@ pub(crate) fn serve(args: &UiArgs, output: Output) -> Result<u8, Failure> {
 }
 
 async fn serve_until_signal(args: &UiArgs, output: Output) -> Result<(), Failure> {
+    if let Some(sign_in) = args.shared.sign_in {
+        return serve_many(args, sign_in, output).await;
+    }
     let mut signals = Signals::listen()?;
     let store = Arc::new(Store::default());
     let (listener, access) = listen(args.port).await?;
@@ -89,14 +99,32 @@ async fn serve_until_signal(args: &UiArgs, output: Output) -> Result<(), Failure
         false => start_local(args.source.root(), &store)?,
     };
     let url = format!("http://{address}/?token={}", access.token);
-    match output {
-        Output::Json => print::out(json!({ "url": url, "place": site.place })),
-        Output::Text => print::out(format!("{} at\n  {url}\nCtrl-C ends the page", site.place)),
-    }
+    announce(&url, &site.place, output);
     let end = async move { signals.next().await };
-    stoker_ui::serve(listener, store, site, access, end)
-        .await
-        .map_err(|error| Failure::System(format!("cannot serve the page: {error}")))
+    served(stoker_ui::serve(listener, store, site, access, end).await)
+}
+
+/// Serves the page of a cluster for all who sign in.
+async fn serve_many(args: &UiArgs, by: SignInBy, output: Output) -> Result<(), Failure> {
+    let mut signals = Signals::listen()?;
+    let options = &args.source.cluster;
+    let (offer, place) = shared::offer(&args.shared, by, options, args.allow_actions).await?;
+    let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, args.port));
+    let listener = bind(args.shared.listen.unwrap_or(loopback)).await?;
+    announce(&format!("http://{}/", address(&listener)?), &place, output);
+    let end = async move { signals.next().await };
+    served(stoker_ui::serve_shared(listener, offer, end).await)
+}
+
+fn announce(url: &str, place: &str, output: Output) {
+    match output {
+        Output::Json => print::out(json!({ "url": url, "place": place })),
+        Output::Text => print::out(format!("{place} at\n  {url}\nCtrl-C ends the page")),
+    }
+}
+
+fn served(result: std::io::Result<()>) -> Result<(), Failure> {
+    result.map_err(|error| Failure::System(format!("cannot serve the page: {error}")))
 }
 
 fn start_local(root: Option<&str>, store: &Arc<Store>) -> Result<Site, Failure> {
@@ -105,7 +133,7 @@ fn start_local(root: Option<&str>, store: &Arc<Store>) -> Result<Site, Failure> 
         place: format!("Runs in {}", run_root.root),
         is_cluster: false,
         arguments: root.map(|root| format!("--root {root}")).unwrap_or_default(),
-        cluster: None,
+        ..Site::default()
     };
     let found = stored::start(run_root.clone(), store.clone());
     local::start(run_root, store.clone(), found);
@@ -114,10 +142,7 @@ fn start_local(root: Option<&str>, store: &Arc<Store>) -> Result<Site, Failure> 
 
 /// Listens on the loopback interface. Other machines cannot reach the page.
 async fn listen(port: u16) -> Result<(TcpListener, Access), Failure> {
-    let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let listener = TcpListener::bind(wanted).await.map_err(|error| {
-        Failure::System(format!("cannot listen on {wanted}: {error}; set --port to another one"))
-    })?;
+    let listener = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
     let port = address(&listener)?.port();
     let access = Access {
         token: random_hex(TOKEN_BYTES)?,
@@ -125,6 +150,12 @@ async fn listen(port: u16) -> Result<(TcpListener, Access), Failure> {
         cookie: format!("stoker-{port}"),
     };
     Ok((listener, access))
+}
+
+async fn bind(wanted: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(wanted).await.map_err(|error| {
+        Failure::System(format!("cannot listen on {wanted}: {error}; set --port to another one"))
+    })
 }
 
 fn address(listener: &TcpListener) -> Result<SocketAddr, Failure> {

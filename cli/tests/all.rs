@@ -20,6 +20,8 @@ mod fixture;
 mod gpus;
 #[path = "all/metrics.rs"]
 mod metrics;
+#[path = "all/object_server.rs"]
+mod object_server;
 #[path = "all/page.rs"]
 mod page;
 #[path = "all/population.rs"]
@@ -30,6 +32,8 @@ mod run;
 mod run_changes;
 #[path = "all/shapes.rs"]
 mod shapes;
+#[path = "all/shared_page.rs"]
+mod shared_page;
 #[path = "all/trainer.rs"]
 mod trainer;
 #[path = "all/ui.rs"]

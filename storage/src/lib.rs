@@ -21,6 +21,7 @@
 //! 5. [`metrics`]: rows of metrics, and which rows are in effect.
 //! 6. [`hash`]: SHA-256 in hex.
 
+mod credentials;
 mod error;
 pub mod hash;
 pub mod layout;
@@ -30,5 +31,6 @@ mod profile;
 pub mod segments;
 mod store;
 
+pub use crate::credentials::Credentials;
 pub use crate::error::StorageError;
 pub use crate::store::Storage;

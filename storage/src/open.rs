@@ -1,4 +1,4 @@
-//! Opens a store by its URL and the environment.
+//! Opens a store by its URL, and credentials of the environment or of the caller.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use url::Url;
 
+use crate::credentials::{self, Credentials};
 use crate::profile::{self, CredentialSource};
 use crate::store::RetryPolicy;
 use crate::{Storage, StorageError};
@@ -20,9 +21,17 @@ use crate::{Storage, StorageError};
 const SCHEMES: &str = "write file:///path, s3://bucket/prefix, gs://bucket/prefix or \
                        az://container/prefix";
 
-/// See [`Storage::open`].
-pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, StorageError> {
+/// See [`Storage::open`] and [`Storage::open_with`]. Without `given`, credentials come from the
+/// environment.
+pub(crate) fn open(
+    url: &str,
+    endpoint: Option<&str>,
+    given: Option<&Credentials>,
+) -> Result<Storage, StorageError> {
     let bad_url = |reason: String| StorageError::BadUrl { url: url.to_owned(), reason };
+    if given.is_some() && (url.starts_with('/') || url.starts_with("file:")) {
+        return Err(bad_url("a directory has no credentials; use a bucket".to_owned()));
+    }
     if url.starts_with('/') {
         return open_folder(url, PathBuf::from(url));
     }
@@ -38,12 +47,16 @@ pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, Storage
             open_folder(url, path)
         }
         "s3" => {
-            let builder = s3(url, &parsed, endpoint)?;
+            let builder = s3(url, &parsed, endpoint, given)?;
             open_network(url, &parsed, builder.build())
         }
         "gs" => {
-            let builder = GoogleCloudStorageBuilder::from_env();
+            let builder = match given {
+                Some(given) => given.google(url)?,
+                None => GoogleCloudStorageBuilder::from_env(),
+            };
             let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+            check_given(url, base.as_deref(), given)?;
             let builder = builder
                 .with_bucket_name(bucket(url, &parsed)?)
                 .with_retry(retries())
@@ -51,8 +64,12 @@ pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, Storage
             open_network(url, &parsed, builder.build())
         }
         "az" => {
-            let builder = MicrosoftAzureBuilder::from_env();
+            let builder = match given {
+                Some(given) => given.azure(url)?,
+                None => MicrosoftAzureBuilder::from_env(),
+            };
             let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+            check_given(url, endpoint.as_deref(), given)?;
             let builder = builder
                 .with_container_name(bucket(url, &parsed)?)
                 .with_retry(retries())
@@ -64,6 +81,18 @@ pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, Storage
             Ok(Storage::from_store(store.clone(), url).with_parts(store))
         }
         other => Err(bad_url(format!("unknown scheme {other:?}; {SCHEMES}"))),
+    }
+}
+
+/// Checks the endpoint of credentials that a caller passes.
+fn check_given(
+    url: &str,
+    endpoint: Option<&str>,
+    given: Option<&Credentials>,
+) -> Result<(), StorageError> {
+    match (endpoint, given) {
+        (Some(endpoint), Some(_)) => credentials::check_endpoint(url, endpoint),
+        _ => Ok(()),
     }
 }
 
@@ -131,7 +160,8 @@ fn client_of(endpoint: Option<&str>) -> ClientOptions {
     client().with_allow_http(endpoint.is_some_and(|address| address.starts_with("http://")))
 }
 
-fn s3(url: &str, parsed: &Url, endpoint: Option<&str>) -> Result<AmazonS3Builder, StorageError> {
+/// Returns a builder with credentials of the environment, or of a profile.
+fn s3_of_environment(url: &str) -> Result<AmazonS3Builder, StorageError> {
     let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let read = |path: &std::path::Path| std::fs::read_to_string(path).ok();
     let mut builder = AmazonS3Builder::from_env();
@@ -151,6 +181,19 @@ fn s3(url: &str, parsed: &Url, endpoint: Option<&str>) -> Result<AmazonS3Builder
             default(AmazonS3ConfigKey::Endpoint, profile.endpoint_url);
         }
     }
+    Ok(builder)
+}
+
+fn s3(
+    url: &str,
+    parsed: &Url,
+    endpoint: Option<&str>,
+    given: Option<&Credentials>,
+) -> Result<AmazonS3Builder, StorageError> {
+    let mut builder = match given {
+        Some(given) => given.s3(url)?,
+        None => s3_of_environment(url)?,
+    };
     if let Some(endpoint) = endpoint {
         // `S3Endpoint` takes precedence over all endpoints in the environment.
         builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
@@ -158,6 +201,7 @@ fn s3(url: &str, parsed: &Url, endpoint: Option<&str>) -> Result<AmazonS3Builder
     let endpoint_in_use = builder
         .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
         .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
+    check_given(url, endpoint_in_use.as_deref(), given)?;
     if let Some(endpoint) = endpoint_in_use {
         let parsed = Url::parse(&endpoint);
         if !parsed.is_ok_and(|parsed| matches!(parsed.scheme(), "http" | "https")) {

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::retry::RetryPolicy;
 use crate::StorageError;
+use crate::credentials::Credentials;
 use crate::open;
 
 /// Objects of at least this size are uploaded and downloaded in parts.
@@ -72,7 +73,22 @@ impl Storage {
     /// The URL is invalid, a local directory cannot be created, or the environment contains no
     /// usable credentials.
     pub fn open(url: &str, endpoint: Option<&str>) -> Result<Self, StorageError> {
-        open::open(url, endpoint)
+        open::open(url, endpoint, None)
+    }
+
+    /// Opens a root with these credentials only, for a server that opens the addresses of others:
+    /// neither the environment, nor files, nor an identity of the machine is used. Local
+    /// directories and link-local endpoints are refused.
+    ///
+    /// # Errors
+    ///
+    /// The address is invalid or refused, or the credentials are incomplete.
+    pub fn open_with(
+        url: &str,
+        endpoint: Option<&str>,
+        credentials: &Credentials,
+    ) -> Result<Self, StorageError> {
+        open::open(url, endpoint, Some(credentials))
     }
 
     /// Creates a root in an existing store, such as a test double; `url` names the root in errors.

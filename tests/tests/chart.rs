@@ -2,6 +2,7 @@
 
 mod install;
 mod permissions;
+mod ui;
 mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +47,19 @@ networkPolicy:
   egress: { enabled: true, apiServerTo: [{ ipBlock: { cidr: 10.0.0.1/32 } }] }
 pdb: { enabled: false }
 serviceMonitor: { enabled: true, labels: { release: prometheus } }
+ui:
+  enabled: true
+  image: { repository: example/stoker, digest: "sha256:0000000000000000000000000000000000000000000000000000000000000000" }
+  signIn: header
+  hosts: [stoker.example.com]
+  namespaces: ["1e3", ml]
+  allowActions: true
+  from: [{ podSelector: { matchLabels: { app: proxy } } }]
+  nodeSelector: { disk: ssd }
+  tolerations: [{ key: control-plane, operator: Exists, effect: NoSchedule }]
+  affinity: { nodeAffinity: {} }
+  podAnnotations: { a: b }
+  extraEnv: [{ name: HTTPS_PROXY, value: "http://proxy:3128" }]
 "#;
 
 /// Returns the path of helm. Returns `None` and records the test as skipped if helm is missing and
@@ -175,7 +189,9 @@ fn values_add_and_remove_objects() {
             "ClusterRole 123:stoker-operator",
             "ClusterRoleBinding 123:stoker-operator",
             "Deployment 123/stoker-operator",
+            "Deployment 123/stoker-ui",
             "NetworkPolicy 123/stoker-operator",
+            "NetworkPolicy 123/stoker-ui",
             "Role 123/123:stoker-operator",
             "Role 123/stoker-operator-lease",
             "Role vision/123:stoker-operator",
@@ -184,7 +200,9 @@ fn values_add_and_remove_objects() {
             "RoleBinding vision/123:stoker-operator",
             "Service 123/stoker-door",
             "Service 123/stoker-operator-metrics",
+            "Service 123/stoker-ui",
             "ServiceAccount 123/stoker-operator",
+            "ServiceAccount 123/stoker-ui",
             "ServiceMonitor 123/stoker-operator",
         ],
     );
@@ -200,7 +218,7 @@ fn helm_lint_passes() {
 }
 
 fn arguments(objects: &[Value]) -> Vec<String> {
-    let deployment = of_kind(objects, "Deployment")[0];
+    let deployment = role(objects, "Deployment", "stoker-operator");
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     serde_json::from_value(container["args"].clone()).unwrap()
 }
@@ -268,8 +286,9 @@ fn numeric_names_stay_strings() {
             assert_eq!(subject["namespace"], "123", "{object:#}");
         }
     }
-    for object in of_kind(&objects, "Deployment") {
-        let volumes = &object["spec"]["template"]["spec"]["volumes"];
+    if helm().is_some() {
+        let operator = role(&objects, "Deployment", "stoker-operator");
+        let volumes = &operator["spec"]["template"]["spec"]["volumes"];
         assert_eq!(volumes[0]["secret"]["secretName"], "0");
         assert_eq!(volumes[1]["secret"]["secretName"], "1e3");
     }
@@ -319,8 +338,10 @@ fn chart_definitions_match_the_generated_ones() {
 fn only_trial_and_job_pods_may_report() {
     let from = |values: &str| {
         let objects = objects(values);
-        let policy = of_kind(&objects, "NetworkPolicy");
-        policy.first().map(|policy| policy["spec"]["ingress"][0].clone())
+        let policies = of_kind(&objects, "NetworkPolicy").into_iter();
+        let mut policies =
+            policies.filter(|policy| policy["metadata"]["name"] == "stoker-operator");
+        policies.next().map(|policy| policy["spec"]["ingress"][0].clone())
     };
     let Some(all) = from("") else { return };
     assert_eq!(all["ports"], json!([{ "port": 8443, "protocol": "TCP" }]));

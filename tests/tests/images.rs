@@ -72,13 +72,13 @@ fn images_contain_a_working_program_and_no_shell() {
     for shell in ["bin/sh", "usr/bin/sh", "bin/bash"] {
         assert!(!root.join(shell).exists(), "{shell}");
     }
-    assert_runs(&root);
+    assert_runs(&root, "stoker-trainer");
 }
 
 /// Checks that the image's program starts with only the image's loader and libraries.
-fn assert_runs(root: &Path) {
+fn assert_runs(root: &Path, name: &str) {
     let inside = |path: &str| root.join(path.trim_start_matches('/'));
-    let program = inside("/usr/local/bin/stoker-trainer");
+    let program = inside(&format!("/usr/local/bin/{name}"));
     let interpreter = run(Command::new("readelf").arg("-l").arg(&program));
     let text = String::from_utf8(interpreter.stdout).unwrap();
     let loader = text.split("interpreter: ").nth(1).unwrap().split(']').next().unwrap();
@@ -103,6 +103,25 @@ fn assert_runs(root: &Path) {
     start(None, Some("--help"));
 }
 
+#[test]
+fn image_of_the_command_line_serves_the_page() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("bundle.pem"), "no authority\n").unwrap();
+    let mut command = Command::new(repository().join("scripts/build-images"));
+    command.args(["--only", "stoker", "--stoker"]).arg(program("stoker"));
+    command.arg("--ca-bundle").arg(folder.path().join("bundle.pem"));
+    run(command.arg(folder.path().join("out")));
+    let root = folder.path().join("root");
+    let archive = folder.path().join("out/stoker.tar");
+    let (manifest, config) = open(&archive, &folder.path().join("image"), &root);
+    let tag = format!("localhost/stoker:{}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(manifest["RepoTags"], json!([tag]));
+    assert_eq!(config["config"]["User"], "65532:65532");
+    assert_eq!(config["config"]["Entrypoint"], json!(["/usr/local/bin/stoker"]));
+    assert!(!root.join("bin/sh").exists());
+    assert_runs(&root, "stoker");
+}
+
 /// Returns the text of a Dockerfile, with continued lines joined.
 fn dockerfile(name: &str) -> String {
     let path = repository().join("images").join(format!("{name}.Dockerfile"));
@@ -113,7 +132,7 @@ fn dockerfile(name: &str) -> String {
 fn dockerfiles_use_the_pinned_toolchain_without_root() {
     let toolchain = std::fs::read_to_string(repository().join("rust-toolchain.toml")).unwrap();
     let version = toolchain.split('"').nth(1).unwrap();
-    for name in ["operator", "trainer", "trainer-cuda"] {
+    for name in ["operator", "stoker", "trainer", "trainer-cuda"] {
         let text = dockerfile(name);
         assert!(text.contains(&format!("FROM rust:{version}-bookworm")), "{name}");
         assert!(text.contains(&format!("RUSTUP_TOOLCHAIN={version}")), "{name}");

@@ -35,11 +35,12 @@ fn install() -> Result<Cluster, stoker_test_cluster::Error> {
     let mut build = Command::new(repository().join("scripts/build-images"));
     build.arg("--operator").arg(program("stoker-operator"));
     build.arg("--trainer").arg(program("stoker-trainer"));
+    build.arg("--stoker").arg(program("stoker"));
     build.args(["--data", "mnist", "--data", "iris"]);
     let built = build.arg(images.path()).output().unwrap();
     assert!(built.status.success(), "{}", describe_output(&built));
     let cluster = Cluster::two_nodes()?;
-    for name in ["stoker-operator.tar", "stoker-trainer.tar"] {
+    for name in ["stoker-operator.tar", "stoker-trainer.tar", "stoker.tar"] {
         cluster.import_image(&images.path().join(name))?;
     }
     cluster.kubectl(&["create", "namespace", NAMESPACE])?;

@@ -3,39 +3,43 @@
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{Extension, Path, RawQuery};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use crate::actions::{Action, ClusterAccess, Target};
 use crate::build::{actions, cluster};
 use crate::respond::{html, message};
-use crate::server::{App, Shared, find, values};
+use crate::server::{App, find, values};
 use crate::store::Run;
+use crate::viewer::Viewer;
 
 /// Slots of the cluster, or of this machine.
-pub(crate) async fn slots(State(shared): App) -> Response {
-    let objects = match &shared.site.cluster {
+pub(crate) async fn slots(Extension(viewer): App) -> Response {
+    let objects = match &viewer.site.cluster {
         Some(access) => Some(access.objects().await),
         None => None,
     };
-    html(&cluster::page(&shared.site, &shared.store, objects.as_deref()))
+    html(&cluster::page(&viewer.site, &viewer.visible, objects.as_deref()))
 }
 
 /// Returns the access to the cluster, or the response that says why the page is read-only.
-fn access(shared: &Shared) -> Result<&Arc<ClusterAccess>, Box<Response>> {
-    let text = match &shared.site.cluster {
+fn access(viewer: &Viewer) -> Result<&Arc<ClusterAccess>, Box<Response>> {
+    let text = match &viewer.site.cluster {
         Some(access) if access.allows_actions() => return Ok(access),
+        Some(_) if viewer.session.is_some() => {
+            "An administrator allows actions with the chart's value ui.allowActions."
+        }
         Some(_) => "Start it with `stoker ui --allow-actions` to act on the cluster.",
         None => "Local experiments are controlled from the terminal that runs them.",
     };
     let status = StatusCode::FORBIDDEN;
-    Err(Box::new(message(&shared.site, status, "This page is read-only", text)))
+    Err(Box::new(message(&viewer.site, status, "This page is read-only", text)))
 }
 
 /// Returns the question of an action, with the reason why it was refused.
 fn question(
-    shared: &Shared,
+    viewer: &Viewer,
     run: &Run,
     action: Action,
     refusal: Option<(StatusCode, String)>,
@@ -44,17 +48,17 @@ fn question(
         Some((status, error)) => (status, Some(error)),
         None => (StatusCode::OK, None),
     };
-    (status, html(&actions::confirm(&shared.site, run, action, error))).into_response()
+    (status, html(&actions::confirm(&viewer.site, run, action, error))).into_response()
 }
 
 /// Checks that an action exists, and that the viewer may carry it out now.
 async fn check(
-    shared: &Shared,
+    viewer: &Viewer,
     access: &ClusterAccess,
     run: &Run,
     action: Option<Action>,
 ) -> Result<Action, Box<Response>> {
-    let site = &shared.site;
+    let site = &viewer.site;
     let Some(action) = action else {
         let text = "The URL does not name an action on an experiment.";
         return Err(Box::new(message(site, StatusCode::NOT_FOUND, "Page not found", text)));
@@ -74,62 +78,62 @@ async fn check(
 
 /// Asks before an action.
 pub(crate) async fn ask(
-    State(shared): App,
+    Extension(viewer): App,
     Path((namespace, name, word)): Path<(String, String, String)>,
     RawQuery(query): RawQuery,
 ) -> Response {
     let trials = values(query.as_deref(), "trials").pop().unwrap_or_default();
     let checked = async {
-        let access = access(&shared)?;
-        let run = find(&shared, &namespace, &name)?;
-        let action = check(&shared, access, &run, Action::of(&word, &trials)).await?;
-        Ok::<_, Box<Response>>(question(&shared, &run, action, None))
+        let access = access(&viewer)?;
+        let run = find(&viewer, &namespace, &name).await?;
+        let action = check(&viewer, access, &run, Action::of(&word, &trials)).await?;
+        Ok::<_, Box<Response>>(question(&viewer, &run, action, None))
     };
     checked.await.unwrap_or_else(|response| *response)
 }
 
 /// Carries out an action that a form asks for.
 pub(crate) async fn act(
-    State(shared): App,
+    Extension(viewer): App,
     Path((namespace, name, word)): Path<(String, String, String)>,
     body: Bytes,
 ) -> Response {
     let form = String::from_utf8_lossy(&body).into_owned();
-    acted(&shared, (&namespace, &name), &word, &form).await.unwrap_or_else(|response| *response)
+    acted(&viewer, (&namespace, &name), &word, &form).await.unwrap_or_else(|response| *response)
 }
 
 async fn acted(
-    shared: &Shared,
+    viewer: &Viewer,
     (namespace, name): (&str, &str),
     word: &str,
     form: &str,
 ) -> Result<Response, Box<Response>> {
     let field = |name: &str| values(Some(form), name).pop().unwrap_or_default();
-    let access = access(shared)?;
+    let access = access(viewer)?;
     // Another site can send a form with the browser of the viewer, but cannot read the token.
     if !access.is_token(&field("token")) {
         let text = "The form is not one of this page, or the page was started again. Go back, \
                     load the page again, and repeat the action.";
         let status = StatusCode::FORBIDDEN;
-        return Err(Box::new(message(&shared.site, status, "Form not accepted", text)));
+        return Err(Box::new(message(&viewer.site, status, "Form not accepted", text)));
     }
-    let run = find(shared, namespace, name)?;
-    let action = check(shared, access, &run, Action::of(word, &field("trials"))).await?;
+    let run = find(viewer, namespace, name).await?;
+    let action = check(viewer, access, &run, Action::of(word, &field("trials"))).await?;
     if field("uid") != run.uid {
         let text = "Another experiment has this name now. Nothing was changed.";
         let status = StatusCode::CONFLICT;
-        return Err(Box::new(message(&shared.site, status, "Experiment replaced", text)));
+        return Err(Box::new(message(&viewer.site, status, "Experiment replaced", text)));
     }
     if action == Action::Delete && field("name") != run.name {
         let error = format!("type the name {} to confirm", run.name);
         let refusal = Some((StatusCode::UNPROCESSABLE_ENTITY, error));
-        return Ok(question(shared, &run, action, refusal));
+        return Ok(question(viewer, &run, action, refusal));
     }
     let target =
         Target { namespace: run.namespace.clone(), name: run.name.clone(), uid: run.uid.clone() };
     if let Err(error) = access.act(&target, action).await {
         let refusal = Some((StatusCode::BAD_GATEWAY, error));
-        return Ok(question(shared, &run, action, refusal));
+        return Ok(question(viewer, &run, action, refusal));
     }
     let next = match action {
         Action::Delete => "/experiments".to_owned(),
@@ -151,9 +155,9 @@ mod tests {
     use crate::actions::{ClusterApi, ClusterObjects, Permissions};
     use crate::build::actions::controls;
     use crate::fixture::{self, UID};
-    use crate::rows::MetricsCache;
     use crate::site::Site;
     use crate::store::Store;
+    use crate::visible::Visible;
 
     /// Records actions, and how often permissions were asked.
     #[derive(Debug, Default)]
@@ -189,7 +193,8 @@ mod tests {
     const ALL: Permissions = Permissions { may_patch: true, may_delete: true };
 
     struct Page {
-        shared: Shared,
+        viewer: Viewer,
+        store: Arc<Store>,
         fake: Arc<Fake>,
     }
 
@@ -201,7 +206,9 @@ mod tests {
             let site = Site { is_cluster: true, cluster, ..Site::default() };
             let store = Arc::new(Store::default());
             store.replace(fixture::run(json!({}), status, trials));
-            Self { shared: Shared { store, site, metrics: MetricsCache::default() }, fake }
+            let visible = Visible::all(store.clone());
+            let viewer = Viewer { visible, site, metrics: Arc::default(), session: None };
+            Self { viewer, store, fake }
         }
 
         fn running(may: Permissions) -> Self {
@@ -211,7 +218,7 @@ mod tests {
 
         /// Sends a form. Returns the status and the actions that were carried out so far.
         fn post(&self, word: &str, form: &str) -> (u16, Vec<Action>) {
-            let response = block_on(acted(&self.shared, ("ml", "iris"), word, form));
+            let response = block_on(acted(&self.viewer, ("ml", "iris"), word, form));
             let status = response.unwrap_or_else(|response| *response).status();
             let acted = self.fake.acted.lock().unwrap();
             let is_expected = |target: &Target| {
@@ -222,10 +229,10 @@ mod tests {
         }
 
         fn buttons(&self) -> (Vec<&'static str>, String) {
-            let cluster = self.shared.site.cluster.as_ref().unwrap();
+            let cluster = self.viewer.site.cluster.as_ref().unwrap();
             block_on(cluster.ask("ml"));
-            let run = self.shared.store.run("ml", "iris").unwrap();
-            let controls = controls(&self.shared.site, &run);
+            let run = self.viewer.visible.run("ml", "iris").unwrap();
+            let controls = controls(&self.viewer.site, &run);
             (controls.buttons.iter().map(|button| button.title).collect(), controls.note)
         }
     }
@@ -282,7 +289,7 @@ mod tests {
         let fake = Fake { may: ALL, ..Fake::default() };
         let page = Page::new(fake, false, json!({"phase": "Running"}), &[]);
         assert_eq!(page.post("pause", &form("")), (403, vec![]));
-        assert!(access(&page.shared).is_err());
+        assert!(access(&page.viewer).is_err());
         assert!(page.buttons().0.is_empty());
         // Nothing is asked either.
         assert_eq!(*page.fake.asked.lock().unwrap(), 0);
@@ -311,11 +318,11 @@ mod tests {
         let refusal = Some("it stays <killed>".to_owned());
         let fake = Fake { may: ALL, refusal, ..Fake::default() };
         let page = Page::new(fake, true, json!({"phase": "Running"}), &[]);
-        let response = block_on(acted(&page.shared, ("ml", "iris"), "cancel", &form("")));
+        let response = block_on(acted(&page.viewer, ("ml", "iris"), "cancel", &form("")));
         let body = axum::body::to_bytes(response.unwrap().into_body(), 1 << 20);
         let body = String::from_utf8(block_on(body).unwrap().to_vec()).unwrap();
         assert!(body.contains("it stays &#60;killed&#62;"), "{body}");
-        let asked = page.shared.site.cluster.as_ref().unwrap().asked(UID);
+        let asked = page.viewer.site.cluster.as_ref().unwrap().asked(UID);
         assert!(asked.is_none(), "{asked:?}");
     }
 
@@ -324,11 +331,11 @@ mod tests {
         let page = Page::running(ALL);
         page.post("pause", &form(""));
         let asked = |page: &Page| {
-            let run = page.shared.store.run("ml", "iris").unwrap();
-            controls(&page.shared.site, &run).asked.map(|notice| notice.title)
+            let run = page.viewer.visible.run("ml", "iris").unwrap();
+            controls(&page.viewer.site, &run).asked.map(|notice| notice.title)
         };
         assert!(asked(&page).unwrap().starts_with("Pause asked at "));
-        page.shared.store.replace(fixture::run(json!({}), json!({"phase": "Paused"}), &[]));
+        page.store.replace(fixture::run(json!({}), json!({"phase": "Paused"}), &[]));
         assert_eq!(asked(&page), None);
     }
 }

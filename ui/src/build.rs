@@ -44,6 +44,8 @@ pub(crate) fn frame(site: &Site, run: &Run, view: &'static str, title: &str) -> 
         ],
         has_plots: true,
         version: env!("CARGO_PKG_VERSION"),
+        viewer: site.viewer.clone(),
+        is_signed_out: false,
     }
 }
 
@@ -60,6 +62,8 @@ pub(crate) fn plain_frame(site: &Site, section: &'static str, title: &str) -> Fr
         crumbs: Vec::new(),
         has_plots: false,
         version: env!("CARGO_PKG_VERSION"),
+        viewer: site.viewer.clone(),
+        is_signed_out: false,
     }
 }
 

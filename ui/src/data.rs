@@ -78,7 +78,7 @@ pub(crate) fn data(run: &Run) -> Value {
 fn trials(run: &Run) -> Value {
     let mut columns: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
     let mut hyperparameters: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
-    for (index, trial) in &run.trials {
+    for (index, trial) in &*run.trials {
         let explained = run.search().trial(*index);
         let badge = state::of_trial(trial, state(run, *index), run.is_running);
         let all: Vec<(u64, Option<f64>)> = results(trial).collect();
@@ -195,7 +195,7 @@ fn times(run: &Run) -> Value {
 pub(crate) fn best_so_far(run: &Run) -> Vec<(i64, f64, u32)> {
     let smaller = run.experiment.spec.searcher.smaller_is_better;
     let mut results: Vec<(i64, f64, u32)> = Vec::new();
-    for (index, trial) in &run.trials {
+    for (index, trial) in &*run.trials {
         for fact in &trial.status.facts {
             if let Fact::Result(result) = fact
                 && let (Some(at), Some(value)) = (result.at, number::parse(&result.metric))

@@ -1,7 +1,7 @@
 //! Checkpoints: manifest and download.
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
@@ -21,10 +21,10 @@ const CHUNK_BYTES: u64 = 8 << 20;
 
 /// Page of a checkpoint.
 pub(crate) async fn checkpoint(
-    State(shared): App,
+    Extension(viewer): App,
     Path((namespace, name, index, checkpoint)): Path<(String, String, u32, String)>,
 ) -> Response {
-    let run = match find(&shared, &namespace, &name) {
+    let run = match find(&viewer, &namespace, &name).await {
         Ok(run) => run,
         Err(response) => return *response,
     };
@@ -33,20 +33,20 @@ pub(crate) async fn checkpoint(
         .and_then(|trial| trial.status.checkpoints.iter().find(|known| known.name == checkpoint));
     let (Some(trial), Some(known)) = (record, known) else {
         let text = format!("Trial {index} of `{name}` has no checkpoint `{checkpoint}` now.");
-        return message(&shared.site, StatusCode::NOT_FOUND, "Checkpoint not found", &text);
+        return message(&viewer.site, StatusCode::NOT_FOUND, "Checkpoint not found", &text);
     };
     let manifest = manifest(&run, index, &checkpoint).await;
     let base = format!("{}/checkpoints/{checkpoint}", run.trial_base(index));
     let fact =
         |label: &str, value: String| Fact { label: label.to_owned(), value, ..Fact::default() };
     let metric = &run.experiment.spec.searcher.metric;
-    let arguments = match shared.site.arguments.is_empty() {
+    let arguments = match viewer.site.arguments.is_empty() {
         true => String::new(),
-        false => format!(" {}", shared.site.arguments),
+        false => format!(" {}", viewer.site.arguments),
     };
     let query = TableQuery::default();
     html(&CheckpointPage {
-        trial: head(&shared.site, &run, trial, TrialTab::Checkpoints, &query),
+        trial: head(&viewer.site, &run, trial, TrialTab::Checkpoints, &query),
         address: run.checkpoint_address(index, &checkpoint),
         facts: vec![
             fact("Batches", text::count(known.batches)),
@@ -88,10 +88,10 @@ fn files(base: &str, manifest: &Manifest) -> Vec<FileRow> {
 
 /// Download of a file. Only files of the manifest can be downloaded.
 pub(crate) async fn file(
-    State(shared): App,
+    Extension(viewer): App,
     Path((namespace, name, index, checkpoint, file)): Path<(String, String, u32, String, String)>,
 ) -> Response {
-    let run = match find(&shared, &namespace, &name) {
+    let run = match find(&viewer, &namespace, &name).await {
         Ok(run) => run,
         Err(response) => return *response,
     };

@@ -1,7 +1,9 @@
 //! Runs and jobs for tests.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use stoker_api::experiment::Experiment;
 use stoker_api::time::Timestamp;
@@ -9,8 +11,11 @@ use stoker_api::trial::TrialSpec;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::Storage;
 
+use crate::actions::{Action, ClusterApi, ClusterObjects, Permissions, Target};
 use crate::job::Job;
-use crate::store::Run;
+use crate::store::{Changes, Run, Store};
+use crate::viewer::{Account, Directory, Refusal, Sight, Token};
+use crate::visible::{Part, Visible};
 
 /// UID of all runs and jobs.
 pub(crate) const UID: &str = "0123456789abcdef";
@@ -55,4 +60,130 @@ pub(crate) fn job(status: Value, is_running: bool) -> Job {
     let output = Storage::open("memory://", None).unwrap();
     let output = Ok(Arc::new(output));
     Job::new(job.unwrap(), is_running, Some(Timestamp(0)), "memory://".to_owned(), output)
+}
+
+/// Accepts any token except `wrong`, as the name of a user. The token `expired` is that. Users see
+/// the namespaces in `namespaces`.
+#[derive(Debug)]
+pub(crate) struct FakeDirectory {
+    /// Number of checked tokens.
+    pub(crate) asked: Mutex<usize>,
+    /// Number of ended accounts.
+    pub(crate) ended: Arc<Mutex<usize>>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) changes: Changes,
+    pub(crate) namespaces: Arc<Mutex<Vec<String>>>,
+    /// Why the storage cannot be read; `None` for an empty one.
+    pub(crate) no_storage: Option<String>,
+}
+
+impl Default for FakeDirectory {
+    fn default() -> Self {
+        let changes = Changes::default();
+        Self {
+            asked: Mutex::default(),
+            ended: Arc::default(),
+            store: Arc::new(Store::with_changes(changes.clone())),
+            changes,
+            namespaces: Arc::default(),
+            no_storage: None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct FakeAccount {
+    name: String,
+    ended: Arc<Mutex<usize>>,
+    store: Arc<Store>,
+    changes: Changes,
+    namespaces: Arc<Mutex<Vec<String>>>,
+    no_storage: Option<String>,
+}
+
+impl Directory for FakeDirectory {
+    fn sign_in(&self, token: Token) -> BoxFuture<'_, Result<Arc<dyn Account>, Refusal>> {
+        *self.asked.lock().unwrap() += 1;
+        let answer = match token.expose() {
+            "wrong" => Err(Refusal::Token("Unauthorized".to_owned())),
+            name => Ok(Arc::new(FakeAccount {
+                name: name.to_owned(),
+                ended: self.ended.clone(),
+                store: self.store.clone(),
+                changes: self.changes.clone(),
+                namespaces: self.namespaces.clone(),
+                no_storage: self.no_storage.clone(),
+            }) as Arc<dyn Account>),
+        };
+        async move { answer }.boxed()
+    }
+}
+
+impl FakeAccount {
+    fn open(&self) -> Result<Arc<Storage>, String> {
+        match &self.no_storage {
+            Some(why) => Err(why.clone()),
+            None => Ok(Arc::new(Storage::open("memory://", None).unwrap())),
+        }
+    }
+}
+
+impl Account for FakeAccount {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn expires_at(&self) -> Option<i64> {
+        (self.name == "expired").then_some(0)
+    }
+
+    fn sight(&self) -> BoxFuture<'_, Result<Sight, Refusal>> {
+        let names = self.namespaces.lock().unwrap().clone();
+        let part =
+            Part { store: self.store.clone(), namespaces: Some(names.iter().cloned().collect()) };
+        let (runs, jobs) = (vec![part.clone()], vec![part]);
+        let visible = Visible::of(runs, jobs, None, self.changes.clone());
+        let place = format!("Namespaces {}", names.join(", "));
+        let namespaces = names.into_iter().map(|name| (name, None)).collect();
+        async move { Ok(Sight { visible, place, is_everywhere: false, namespaces }) }.boxed()
+    }
+
+    fn add_namespace(&self, name: &str) -> Result<(), String> {
+        self.namespaces.lock().unwrap().push(name.to_owned());
+        Ok(())
+    }
+
+    fn storage<'a>(&'a self, _: &'a Run) -> BoxFuture<'a, Result<Arc<Storage>, String>> {
+        async { self.open() }.boxed()
+    }
+
+    fn output<'a>(&'a self, _: &'a Job) -> BoxFuture<'a, Result<Arc<Storage>, String>> {
+        async { self.open() }.boxed()
+    }
+
+    fn api(&self) -> Arc<dyn ClusterApi> {
+        Arc::new(FakeApi)
+    }
+
+    fn end(&self) {
+        *self.ended.lock().unwrap() += 1;
+    }
+}
+
+#[derive(Debug)]
+struct FakeApi;
+
+impl ClusterApi for FakeApi {
+    fn act<'a>(&'a self, _: &'a Target, _: Action) -> BoxFuture<'a, Result<String, String>> {
+        async { Ok("done".to_owned()) }.boxed()
+    }
+
+    fn permissions<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Permissions, String>> {
+        async { Ok(Permissions { may_patch: true, may_delete: true }) }.boxed()
+    }
+
+    fn objects(&self) -> BoxFuture<'_, ClusterObjects> {
+        let (nodes, pods) = (Ok(Vec::new()), Ok(Vec::new()));
+        async move { ClusterObjects { nodes, pods, namespace: None } }.boxed()
+    }
 }

@@ -16,7 +16,7 @@ const MANIFEST_BYTES_MAX: u64 = 32 << 20;
 const REJECTED_BYTES: u64 = 64 << 10;
 
 /// A batch inference job.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Job {
     /// Namespace of the job.
     pub namespace: String,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -12,34 +12,35 @@ use crate::build::job::Output;
 use crate::build::{job, jobs};
 use crate::job::Job;
 use crate::respond::{csv_of, html, json, message};
-use crate::server::{App, Shared};
+use crate::server::App;
+use crate::viewer::Viewer;
 
 /// List of jobs.
-pub(crate) async fn list(State(shared): App) -> Response {
-    html(&jobs::page(&shared.site, &shared.store))
+pub(crate) async fn list(Extension(viewer): App) -> Response {
+    html(&jobs::page(&viewer.site, &viewer.visible))
 }
 
-pub(crate) async fn list_json(State(shared): App) -> Response {
-    json(&Value::Array(jobs::export(&shared.store)))
+pub(crate) async fn list_json(Extension(viewer): App) -> Response {
+    json(&Value::Array(jobs::export(&viewer.visible)))
 }
 
-pub(crate) async fn list_csv(State(shared): App) -> Response {
-    csv_of(&jobs::export(&shared.store))
+pub(crate) async fn list_csv(Extension(viewer): App) -> Response {
+    csv_of(&jobs::export(&viewer.visible))
 }
 
-fn find(shared: &Shared, namespace: &str, name: &str) -> Result<Arc<Job>, Box<Response>> {
-    shared.store.job(namespace, name).ok_or_else(|| {
+async fn find(viewer: &Viewer, namespace: &str, name: &str) -> Result<Arc<Job>, Box<Response>> {
+    viewer.job(namespace, name).await.ok_or_else(|| {
         let text = format!("`{name}` is not a job of namespace `{namespace}`.");
-        Box::new(message(&shared.site, StatusCode::NOT_FOUND, "Job not found", &text))
+        Box::new(message(&viewer.site, StatusCode::NOT_FOUND, "Job not found", &text))
     })
 }
 
 /// Page of a job.
 pub(crate) async fn page(
-    State(shared): App,
+    Extension(viewer): App,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Response {
-    let found = match find(&shared, &namespace, &name) {
+    let found = match find(&viewer, &namespace, &name).await {
         Ok(found) => found,
         Err(response) => return *response,
     };
@@ -48,15 +49,15 @@ pub(crate) async fn page(
         Ok(manifest) => found.rejected(manifest).await,
         Err(_) => Ok(Vec::new()),
     };
-    html(&job::page(&shared.site, &found, &Output { manifest, rejected }))
+    html(&job::page(&viewer.site, &found, &Output { manifest, rejected }))
 }
 
 /// Manifest of a job's output, with all parts.
 pub(crate) async fn manifest(
-    State(shared): App,
+    Extension(viewer): App,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Response {
-    let found = match find(&shared, &namespace, &name) {
+    let found = match find(&viewer, &namespace, &name).await {
         Ok(found) => found,
         Err(response) => return *response,
     };

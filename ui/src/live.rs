@@ -9,8 +9,9 @@ use futures::stream::{self, Stream};
 use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use crate::store::Store;
 use crate::text;
+use crate::viewer::Viewer;
+use crate::visible::Visible;
 
 /// Time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -29,63 +30,70 @@ pub(crate) enum Shown {
 
 /// State of a stream.
 struct Live {
-    store: Arc<Store>,
+    viewer: Arc<Viewer>,
+    /// What the viewer may see, as last checked.
+    visible: Visible,
     of: Shown,
     changes: tokio::sync::watch::Receiver<u64>,
     heartbeat: tokio::time::Interval,
     metrics: tokio::time::Interval,
-    last_version: u64,
+    last_version: (u64, usize),
     last_change: Instant,
 }
 
 /// Returns the events of what a page shows.
 pub(crate) fn events(
-    store: Arc<Store>,
+    viewer: Arc<Viewer>,
     of: Shown,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let mut live = Live {
-        changes: store.changes(),
+        changes: viewer.visible.changes(),
         heartbeat: interval(HEARTBEAT),
         metrics: interval(METRICS),
-        last_version: 0,
+        last_version: (0, 0),
         last_change: Instant::now(),
-        store,
+        visible: viewer.visible.clone(),
+        viewer,
         of,
     };
     live.metrics.set_missed_tick_behavior(MissedTickBehavior::Delay);
     live.last_version = live.version();
     Sse::new(stream::unfold(live, |mut live| async move {
-        let event = live.next().await;
+        // The stream ends with the session.
+        let event = live.next().await?;
         Some((Ok(event), live))
     }))
 }
 
 impl Live {
     /// Returns the number of the latest change of what is shown.
-    fn version(&self) -> u64 {
+    fn version(&self) -> (u64, usize) {
+        let visible = &self.visible;
+        let one = |version: Option<u64>| version.map_or((0, 0), |version| (version, 1));
         match &self.of {
-            Shown::All => *self.changes.borrow(),
-            Shown::Run(namespace, id) => self.store.run(namespace, id).map_or(0, |run| run.version),
-            Shown::Job(namespace, id) => self.store.job(namespace, id).map_or(0, |job| job.version),
+            Shown::All => visible.version(),
+            Shown::Run(namespace, id) => one(visible.run(namespace, id).map(|run| run.version)),
+            Shown::Job(namespace, id) => one(visible.job(namespace, id).map(|job| job.version)),
         }
     }
 
     fn is_training(&self) -> bool {
         let Shown::Run(namespace, id) = &self.of else { return false };
-        self.store.run(namespace, id).is_some_and(|run| run.is_live())
+        self.visible.run(namespace, id).is_some_and(|run| run.is_live())
     }
 
-    async fn next(&mut self) -> Event {
+    async fn next(&mut self) -> Option<Event> {
         loop {
             tokio::select! {
                 _ = self.heartbeat.tick() => {
+                    self.visible = self.viewer.visible_now().await?;
                     let data = json!({ "time": text::now().0 }).to_string();
-                    return Event::default().event("heartbeat").data(data);
+                    return Some(Event::default().event("heartbeat").data(data));
                 }
                 _ = self.metrics.tick() => {
                     if self.is_training() {
                         let data = json!({ "version": text::now().0 }).to_string();
-                        return Event::default().event("metrics").data(data);
+                        return Some(Event::default().event("metrics").data(data));
                     }
                 }
                 changed = self.changes.changed() => {
@@ -99,8 +107,8 @@ impl Live {
                     if version != self.last_version {
                         self.last_version = version;
                         self.last_change = Instant::now();
-                        let data = json!({ "version": version }).to_string();
-                        return Event::default().event("change").data(data);
+                        let data = json!({ "version": version.0 }).to_string();
+                        return Some(Event::default().event("change").data(data));
                     }
                 }
             }

@@ -1,15 +1,22 @@
-//! Access to the page: token, host names and headers.
+//! Access to the page: tokens, sessions, host names and headers.
 //!
-//! On a laptop the page listens on the loopback interface only. Other users of the machine, and
-//! pages of other sites in the same browser, can reach it there: so each request needs a token,
-//! and must name a loopback host.
+//! A private page listens on the loopback interface only. Other users of the machine, and pages of
+//! other sites in the same browser, can reach it there: so each request needs a token, and must name
+//! a loopback host. On a shared page, each request needs a session.
+
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 
-/// Credentials and host names of the page.
+use crate::rows::MetricsCache;
+use crate::sessions::{Session, Sessions, SignIn};
+use crate::site::{Site, SiteViewer};
+use crate::viewer::{Refusal, Token, Viewer};
+
+/// Credentials and host names of a private page.
 #[derive(Clone, Debug)]
 pub struct Access {
     /// Token that the first request contains as `?token=`, and later ones as a cookie.
@@ -20,16 +27,28 @@ pub struct Access {
     pub cookie: String,
 }
 
+/// Who may see a page.
+#[derive(Debug)]
+pub(crate) enum Gate {
+    /// The user who started the page.
+    Private(Access, Arc<Viewer>),
+    /// All viewers who sign in.
+    Shared(Arc<Sessions>, Arc<MetricsCache>),
+}
+
 /// Content policy of all pages: scripts, styles and data come from this server only.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
      img-src 'self' data: blob:; connect-src 'self'; form-action 'self'; base-uri 'none'; \
      frame-ancestors 'none'";
+/// Names of the loopback interface.
+const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
-/// Checks a request, and adds headers to its response.
-pub(crate) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
-    let mut response = match check(&access, request.uri(), request.headers()) {
+/// Checks host name and origin of any request, and adds headers to its response.
+pub(crate) async fn guard(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+    let checked = check_origin(&gate, request.method(), request.uri(), request.headers());
+    let mut response = match checked {
         Ok(()) => next.run(request).await,
-        Err(response) => *response,
+        Err(text) => (StatusCode::FORBIDDEN, text).into_response(),
     };
     let headers = response.headers_mut();
     let fixed = [
@@ -44,13 +63,191 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
     response
 }
 
+/// Finds the viewer of a request. Without one, no route with records is reached.
+pub(crate) async fn admit(
+    State(gate): State<Arc<Gate>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let viewer = match &*gate {
+        Gate::Private(access, viewer) => {
+            check(access, request.uri(), request.headers()).map(|()| viewer.clone())
+        }
+        Gate::Shared(sessions, metrics) => {
+            let refused = refusal(sessions, &request);
+            viewer(sessions, metrics, request.headers()).await.map(Arc::new).map_err(refused)
+        }
+    };
+    match viewer {
+        Ok(viewer) => {
+            request.extensions_mut().insert(viewer);
+            without_cache(next.run(request).await).await
+        }
+        Err(response) => without_cache(*response).await,
+    }
+}
+
+/// Keeps browsers and proxies from storing a response, unless it contains its own rule.
+pub(crate) async fn without_cache(mut response: Response) -> Response {
+    let no_store = HeaderValue::from_static("no-store");
+    response.headers_mut().entry(header::CACHE_CONTROL).or_insert(no_store);
+    response
+}
+
+/// Refuses requests to other host names, and forms of other sites.
+fn check_origin(
+    gate: &Gate,
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Result<(), &'static str> {
+    let host = host(headers);
+    // A page of another site may resolve its own name to this machine.
+    let is_known = match gate {
+        Gate::Private(access, _) => access.hosts.iter().any(|of| of == host),
+        // The node sends probes to the address of the pod.
+        Gate::Shared(..) if uri.path() == "/healthz" => true,
+        Gate::Shared(sessions, _) => {
+            let name = name_of(host);
+            let known = sessions.offer.hosts.iter().map(String::as_str).chain(LOOPBACK);
+            known.into_iter().any(|known| known.eq_ignore_ascii_case(name))
+        }
+    };
+    if !is_known {
+        return Err("the host name in the URL is not one of this page\n");
+    }
+    let site = headers.get("sec-fetch-site").and_then(|site| site.to_str().ok());
+    if method != Method::GET && !matches!(site, None | Some("same-origin" | "none")) {
+        return Err("the form is one of another site\n");
+    }
+    Ok(())
+}
+
+fn host(headers: &HeaderMap) -> &str {
+    headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default()
+}
+
+/// Returns a host name without its port.
+fn name_of(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// Returns the name of the session's cookie. With `__Host-`, a browser accepts it over TLS only, and
+/// from no other host of the domain. On the loopback interface, ports share cookies.
+fn cookie_name(headers: &HeaderMap) -> (String, bool) {
+    let host = host(headers);
+    match LOOPBACK.contains(&name_of(host)) {
+        true => (format!("stoker-session-{}", host.rsplit(':').next().unwrap_or_default()), false),
+        false => ("__Host-stoker-session".to_owned(), true),
+    }
+}
+
+/// Returns the cookie of a session. Over the network, browsers keep it with TLS only.
+pub(crate) fn session_cookie(headers: &HeaderMap, secret: &str) -> String {
+    let (name, is_secure) = cookie_name(headers);
+    let secure = if is_secure { "; Secure" } else { "" };
+    format!("{name}={secret}; Path=/; HttpOnly; SameSite=Strict{secure}")
+}
+
+/// Returns the secret of the session's cookie.
+pub(crate) fn session(headers: &HeaderMap) -> Option<String> {
+    cookie(headers, &cookie_name(headers).0).map(str::to_owned)
+}
+
+/// Finds the session of a request, and what its viewer may see now.
+async fn viewer(
+    sessions: &Arc<Sessions>,
+    metrics: &Arc<MetricsCache>,
+    headers: &HeaderMap,
+) -> Result<Viewer, Refusal> {
+    let signed_out = || Refusal::Token("sign in to see this page".to_owned());
+    let session: Arc<Session> = match sessions.offer.sign_in {
+        SignIn::Form => {
+            let secret = session(headers).ok_or_else(signed_out)?;
+            sessions.find(&secret).ok_or_else(signed_out)?
+        }
+        SignIn::Header => {
+            let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+            let bearer = given.filter(|given| given.get(..7).is_some_and(is_bearer));
+            let token = bearer.and_then(Token::new).ok_or_else(|| {
+                Refusal::Token(
+                    "the request has no header `Authorization: Bearer TOKEN`; open the page \
+                     through the authenticating proxy"
+                        .to_owned(),
+                )
+            })?;
+            match sessions.find(token.expose()) {
+                Some(session) => session,
+                None => sessions.start_as(token.clone(), token.expose()).await?,
+            }
+        }
+    };
+    let sight = match session.account.sight().await {
+        Ok(sight) => sight,
+        Err(refusal) => {
+            if matches!(refusal, Refusal::Token(_)) {
+                session.end();
+            }
+            return Err(refusal);
+        }
+    };
+    let site = Site {
+        place: sight.place.clone(),
+        is_cluster: true,
+        arguments: String::new(),
+        cluster: Some(session.cluster.clone()),
+        viewer: Some(SiteViewer {
+            name: crate::text::name(session.account.name()),
+            csrf: session.cluster.token().to_owned(),
+            can_sign_out: sessions.offer.sign_in == SignIn::Form,
+        }),
+    };
+    let (visible, metrics) = (sight.visible.clone(), metrics.clone());
+    Ok(Viewer { visible, site, metrics, session: Some((session, sight)) })
+}
+
+fn is_bearer(word: &str) -> bool {
+    word.eq_ignore_ascii_case("bearer ")
+}
+
+/// Returns how a request without a viewer is answered: pages lead to the sign-in.
+fn refusal(
+    sessions: &Sessions,
+    request: &Request,
+) -> impl FnOnce(Refusal) -> Box<Response> + use<> {
+    let has = |name: &str, part: &str| {
+        let value = request.headers().get(name).and_then(|value| value.to_str().ok());
+        value.is_some_and(|value| value.contains(part))
+    };
+    let is_form = sessions.offer.sign_in == SignIn::Form;
+    let is_page = is_form && request.method() == Method::GET && has("accept", "text/html");
+    let is_part = has("hx-request", "true");
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+    move |refusal| {
+        let response = match refusal {
+            Refusal::Unavailable(why) => {
+                (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
+            }
+            Refusal::Token(_) if is_page && !is_part => {
+                Redirect::to(&format!("/sign-in?next={}", crate::text::query(&path)))
+                    .into_response()
+            }
+            // A part of a page: the browser loads the whole page again.
+            Refusal::Token(why) if is_part => {
+                (StatusCode::UNAUTHORIZED, [("hx-refresh", "true")], format!("{why}\n"))
+                    .into_response()
+            }
+            Refusal::Token(why) => (StatusCode::UNAUTHORIZED, format!("{why}\n")).into_response(),
+        };
+        Box::new(response)
+    }
+}
+
 fn check(access: &Access, uri: &Uri, headers: &HeaderMap) -> Result<(), Box<Response>> {
     let refuse = |text: &'static str| Box::new((StatusCode::FORBIDDEN, text).into_response());
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    // A page of another site may resolve its own name to this machine.
-    if !access.hosts.iter().any(|of| of == host) {
-        return Err(refuse("the host name in the URL is not one of this page\n"));
-    }
     if let Some(given) = query_token(uri) {
         if !is_equal(given, &access.token) {
             return Err(refuse("the token in the URL is not valid; use the URL of `stoker ui`\n"));
@@ -97,47 +294,4 @@ pub(crate) fn is_equal(one: &str, other: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn access() -> Access {
-        Access {
-            token: "secret".to_owned(),
-            hosts: vec!["127.0.0.1:8265".to_owned(), "localhost:8265".to_owned()],
-            cookie: "stoker-8265".to_owned(),
-        }
-    }
-
-    fn checked(uri: &str, host: &str, cookie: &str) -> Result<(), (StatusCode, String)> {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::HOST, host.parse().unwrap());
-        headers.insert(header::COOKIE, cookie.parse().unwrap());
-        check(&access(), &uri.parse().unwrap(), &headers).map_err(|response| {
-            let location = response.headers().get(header::LOCATION);
-            let location = location.map(|value| value.to_str().unwrap().to_owned());
-            (response.status(), location.unwrap_or_default())
-        })
-    }
-
-    #[test]
-    fn requests_need_the_token_and_a_loopback_host() {
-        let host = "127.0.0.1:8265";
-        let refused = Err((StatusCode::FORBIDDEN, String::new()));
-        assert_eq!(checked("/", host, "stoker-8265=secret"), Ok(()));
-        assert_eq!(checked("/", host, "a=b; stoker-8265=secret"), Ok(()));
-        assert_eq!(checked("/", host, ""), refused);
-        assert_eq!(checked("/", host, "stoker-8265=secre"), refused);
-        assert_eq!(checked("/", host, "stoker-1=secret"), refused);
-        assert_eq!(checked("/", "evil.example", "stoker-8265=secret"), refused);
-        assert_eq!(checked("/?token=wrong", host, "stoker-8265=secret"), refused);
-    }
-
-    #[test]
-    fn token_moves_from_the_url_into_a_cookie() {
-        let redirect = |to: &str| Err((StatusCode::SEE_OTHER, to.to_owned()));
-        let host = "localhost:8265";
-        assert_eq!(checked("/?token=secret", host, ""), redirect("/"));
-        assert_eq!(checked("/a?x=1&token=secret&y=2", host, ""), redirect("/a?x=1&y=2"));
-        assert_eq!(checked("//evil.example?token=secret", host, ""), redirect("/evil.example"));
-    }
-}
+mod tests;

@@ -1,16 +1,12 @@
-//! Routes of the page.
+//! Pages of experiments and trials, and the list of experiments.
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, Query, RawQuery, State};
+use axum::extract::{Extension, Path, Query, RawQuery};
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware;
 use axum::response::{IntoResponse, Redirect, Response};
-use axum::routing::get;
 use serde_json::Value;
-use tokio::net::TcpListener;
 
 use crate::build::experiments::ListQuery;
 use crate::build::table::TableQuery;
@@ -20,112 +16,49 @@ use crate::logs::{self, LogsQuery};
 use crate::respond::{
     csv, csv_of, curves_csv, data_or_error, html, json, message, objects, series_csv,
 };
-use crate::rows::MetricsCache;
-use crate::security::{self, Access};
-use crate::site::Site;
-use crate::store::{Run, Store};
+use crate::store::Run;
+use crate::viewer::Viewer;
 use crate::views::TrialTab;
-use crate::{action_routes, assets, data, files, job_routes, live};
+use crate::{assets, data, live};
 
-/// State that all requests share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) store: Arc<Store>,
-    pub(crate) site: Site,
-    pub(crate) metrics: MetricsCache,
-}
+/// Viewer of a request. A route without a viewer cannot be called.
+pub(crate) type App = Extension<Arc<Viewer>>;
 
-pub(crate) type App = State<Arc<Shared>>;
-
-/// Serves the page until `end` completes.
-///
-/// # Errors
-///
-/// The listener failed.
-pub async fn serve(
-    listener: TcpListener,
-    store: Arc<Store>,
-    site: Site,
-    access: Access,
-    end: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    let router = router(Arc::new(Shared { store, site, metrics: MetricsCache::default() }));
-    let router = router.layer(middleware::from_fn_with_state(access, security::guard));
-    // Streams of live updates never end by themselves: do not wait for them.
-    tokio::select! {
-        served = axum::serve(listener, router) => served,
-        () = end => Ok(()),
-    }
-}
-
-fn router(shared: Arc<Shared>) -> Router {
-    const EXPERIMENT: &str = "/experiments/{namespace}/{name}";
-    let of = |path: &str| format!("{EXPERIMENT}{path}");
-    Router::new()
-        .route("/", get(|| async { Redirect::to("/experiments") }))
-        .route("/go", get(go))
-        .route("/experiments", get(list))
-        .route("/experiments.json", get(list_json))
-        .route("/experiments.csv", get(list_csv))
-        .route("/compare", get(compare_page))
-        .route("/compare.json", get(compare_json))
-        .route("/compare.csv", get(compare_csv))
-        .route("/jobs", get(job_routes::list))
-        .route("/jobs.json", get(job_routes::list_json))
-        .route("/jobs.csv", get(job_routes::list_csv))
-        .route("/jobs/{namespace}/{name}", get(job_routes::page))
-        .route("/jobs/{namespace}/{name}/manifest.json", get(job_routes::manifest))
-        .route("/cluster", get(action_routes::slots))
-        .route("/live", get(live_events))
-        .route("/assets/{*path}", get(asset))
-        .route(EXPERIMENT, get(overview))
-        .route(&of("/{tab}"), get(experiment_tab))
-        .route(&of("/actions/{action}"), get(action_routes::ask).post(action_routes::act))
-        .route(&of("/trials/{index}"), get(trial_overview))
-        .route(&of("/trials/{index}/{tab}"), get(trial_tab))
-        .route(&of("/trials/{index}/checkpoints/{checkpoint}"), get(files::checkpoint))
-        .route(&of("/trials/{index}/checkpoints/{checkpoint}/files/{*file}"), get(files::file))
-        .fallback(|State(shared): App| async move {
-            message(
-                &shared.site,
-                StatusCode::NOT_FOUND,
-                "Page not found",
-                "The URL is not one of Stoker's.",
-            )
-        })
-        .with_state(shared)
+pub(crate) async fn not_found(Extension(viewer): App) -> Response {
+    let text = "The URL is not one of Stoker's.";
+    message(&viewer.site, StatusCode::NOT_FOUND, "Page not found", text)
 }
 
 /// Finds a run, or returns the page that says it is not there.
-pub(crate) fn find(
-    shared: &Shared,
+pub(crate) async fn find(
+    viewer: &Viewer,
     namespace: &str,
     name: &str,
 ) -> Result<Arc<Run>, Box<Response>> {
-    shared.store.run(namespace, name).ok_or_else(|| {
+    viewer.run(namespace, name).await.ok_or_else(|| {
         let text = format!("`{name}` is not an experiment of namespace `{namespace}`.");
         let status = StatusCode::NOT_FOUND;
-        Box::new(message(&shared.site, status, "Experiment not found", &text))
+        Box::new(message(&viewer.site, status, "Experiment not found", &text))
     })
 }
 
-async fn list(State(shared): App, Query(query): Query<ListQuery>) -> Response {
-    html(&experiments::page(&shared.site, &shared.store, &query))
+pub(crate) async fn list(Extension(viewer): App, Query(query): Query<ListQuery>) -> Response {
+    html(&experiments::page(&viewer.site, &viewer.visible, &query))
 }
 
-async fn list_json(State(shared): App, Query(query): Query<ListQuery>) -> Response {
-    json(&Value::Array(experiments::export(&shared.store, &query)))
+pub(crate) async fn list_json(Extension(viewer): App, Query(query): Query<ListQuery>) -> Response {
+    json(&Value::Array(experiments::export(&viewer.visible, &query)))
 }
 
-async fn list_csv(State(shared): App, Query(query): Query<ListQuery>) -> Response {
-    csv_of(&experiments::export(&shared.store, &query))
+pub(crate) async fn list_csv(Extension(viewer): App, Query(query): Query<ListQuery>) -> Response {
+    csv_of(&experiments::export(&viewer.visible, &query))
 }
 
 /// Goes to the experiment or the trial of a text such as `iris` or `iris-3`.
-async fn go(State(shared): App, RawQuery(query): RawQuery) -> Response {
+pub(crate) async fn go(Extension(viewer): App, RawQuery(query): RawQuery) -> Response {
     let wanted = values(query.as_deref(), "q").into_iter().next().unwrap_or_default();
     let wanted = wanted.trim();
-    let runs = shared.store.runs();
+    let runs = viewer.visible.runs();
     let is_named = |name: &str| runs.iter().find(|run| run.id() == name || run.name == name);
     let target = is_named(wanted).map(|run| run.base()).or_else(|| {
         let (name, index) = wanted.rsplit_once(['-', '/', ' '])?;
@@ -148,34 +81,34 @@ pub(crate) fn values(query: Option<&str>, name: &str) -> Vec<String> {
 }
 
 /// Returns the runs that a query names as `e=NS/ID`.
-fn compared(shared: &Shared, query: Option<&str>) -> Vec<Arc<Run>> {
+fn compared(viewer: &Viewer, query: Option<&str>) -> Vec<Arc<Run>> {
     let run = |name: String| {
         let (namespace, id) = name.split_once('/')?;
-        shared.store.run(namespace, id)
+        viewer.visible.run(namespace, id)
     };
     values(query, "e").into_iter().filter_map(run).take(compare::COMPARED_MAX).collect()
 }
 
-async fn compare_page(State(shared): App, RawQuery(query): RawQuery) -> Response {
-    let runs = compared(&shared, query.as_deref());
+pub(crate) async fn compare_page(Extension(viewer): App, RawQuery(query): RawQuery) -> Response {
+    let runs = compared(&viewer, query.as_deref());
     if runs.is_empty() {
         let text = "Select experiments in the list, then press Compare.";
-        return message(&shared.site, StatusCode::OK, "Nothing to compare", text);
+        return message(&viewer.site, StatusCode::OK, "Nothing to compare", text);
     }
     let show_all = !values(query.as_deref(), "all").is_empty();
-    html(&compare::experiments(&shared.site, &runs, show_all))
+    html(&compare::experiments(&viewer.site, &runs, show_all))
 }
 
-async fn compare_json(State(shared): App, RawQuery(query): RawQuery) -> Response {
-    json(&compare::data(&compared(&shared, query.as_deref())))
+pub(crate) async fn compare_json(Extension(viewer): App, RawQuery(query): RawQuery) -> Response {
+    json(&compare::data(&compared(&viewer, query.as_deref())))
 }
 
-async fn compare_csv(State(shared): App, RawQuery(query): RawQuery) -> Response {
-    let (header, rows) = compare::csv(&compared(&shared, query.as_deref()));
+pub(crate) async fn compare_csv(Extension(viewer): App, RawQuery(query): RawQuery) -> Response {
+    let (header, rows) = compare::csv(&compared(&viewer, query.as_deref()));
     csv(&header, &rows)
 }
 
-async fn live_events(State(shared): App, RawQuery(query): RawQuery) -> Response {
+pub(crate) async fn live_events(Extension(viewer): App, RawQuery(query): RawQuery) -> Response {
     let of = |name: &str| {
         let value = values(query.as_deref(), name).into_iter().next()?;
         let (namespace, id) = value.split_once('/')?;
@@ -186,46 +119,46 @@ async fn live_events(State(shared): App, RawQuery(query): RawQuery) -> Response 
         (None, Some((namespace, id))) => live::Shown::Job(namespace, id),
         (None, None) => live::Shown::All,
     };
-    live::events(shared.store.clone(), shown).into_response()
+    live::events(viewer, shown).into_response()
 }
 
-async fn asset(Path(path): Path<String>, headers: HeaderMap) -> Response {
+pub(crate) async fn asset(Path(path): Path<String>, headers: HeaderMap) -> Response {
     assets::serve(&path, &headers)
 }
 
 /// Asks what the viewer may do, before a page with buttons.
-async fn ask_permissions(shared: &Shared, namespace: &str) {
-    if let Some(cluster) = &shared.site.cluster {
+async fn ask_permissions(viewer: &Viewer, namespace: &str) {
+    if let Some(cluster) = &viewer.site.cluster {
         cluster.ask(namespace).await;
     }
 }
 
-async fn overview(
-    State(shared): App,
+pub(crate) async fn overview(
+    Extension(viewer): App,
     Path((namespace, name)): Path<(String, String)>,
     Query(query): Query<TableQuery>,
 ) -> Response {
-    ask_permissions(&shared, &namespace).await;
-    match find(&shared, &namespace, &name) {
-        Ok(run) => html(&experiment::overview(&shared.site, &run, &query)),
+    ask_permissions(&viewer, &namespace).await;
+    match find(&viewer, &namespace, &name).await {
+        Ok(run) => html(&experiment::overview(&viewer.site, &run, &query)),
         Err(response) => *response,
     }
 }
 
-async fn experiment_tab(
-    State(shared): App,
+pub(crate) async fn experiment_tab(
+    Extension(viewer): App,
     Path((namespace, name, tab)): Path<(String, String, String)>,
     Query(query): Query<TableQuery>,
     RawQuery(raw): RawQuery,
 ) -> Response {
-    let run = match find(&shared, &namespace, &name) {
+    let run = match find(&viewer, &namespace, &name).await {
         Ok(run) => run,
         Err(response) => return *response,
     };
     if !tab.contains('.') {
-        ask_permissions(&shared, &namespace).await;
+        ask_permissions(&viewer, &namespace).await;
     }
-    let (site, raw) = (&shared.site, raw.as_deref());
+    let (site, raw) = (&viewer.site, raw.as_deref());
     let number = |name: &str| values(raw, name).first().and_then(|text| text.parse().ok());
     match tab.as_str() {
         "trials" => html(&experiment::trials(site, &run, &query)),
@@ -243,12 +176,12 @@ async fn experiment_tab(
         "data.json" => json(&data::data(&run)),
         "curves.json" => match Query::<CurvesQuery>::try_from_uri(&uri(raw)) {
             Ok(Query(query)) => {
-                data_or_error(curves::of_experiment(&run, &shared.metrics, &query).await)
+                data_or_error(curves::of_experiment(&run, &viewer.metrics, &query).await)
             }
             Err(error) => (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
         },
         "curves.csv" => match Query::<CurvesQuery>::try_from_uri(&uri(raw)) {
-            Ok(Query(query)) => match curves::of_experiment(&run, &shared.metrics, &query).await {
+            Ok(Query(query)) => match curves::of_experiment(&run, &viewer.metrics, &query).await {
                 Ok(data) => curves_csv(&data),
                 Err(error) => (StatusCode::BAD_GATEWAY, error).into_response(),
             },
@@ -274,72 +207,67 @@ fn uri(query: Option<&str>) -> axum::http::Uri {
     format!("/?{}", query.unwrap_or_default()).parse().unwrap_or_default()
 }
 
-async fn trial_overview(
-    State(shared): App,
+pub(crate) async fn trial_overview(
+    Extension(viewer): App,
     Path((namespace, name, index)): Path<(String, String, u32)>,
     Query(query): Query<TableQuery>,
 ) -> Response {
-    trial_page(
-        &shared,
-        (&namespace, &name, index),
-        TrialTab::Overview,
-        &query,
-        &LogsQuery::default(),
-    )
+    let logs = LogsQuery::default();
+    trial_page(&viewer, (&namespace, &name, index), TrialTab::Overview, &query, &logs).await
 }
 
-fn trial_page(
-    shared: &Shared,
+async fn trial_page(
+    viewer: &Viewer,
     (namespace, name, index): (&str, &str, u32),
     tab: TrialTab,
     query: &TableQuery,
     logs: &LogsQuery,
 ) -> Response {
-    let run = match find(shared, namespace, name) {
+    let run = match find(viewer, namespace, name).await {
         Ok(run) => run,
         Err(response) => return *response,
     };
-    match trial::page(&shared.site, &run, index, tab, query, logs) {
+    match trial::page(&viewer.site, &run, index, tab, query, logs) {
         Some(page) => html(&page),
         None => {
             let num = run.trials.len();
             let text = format!("`{name}` has no trial {index}; it has {num}.");
-            message(&shared.site, StatusCode::NOT_FOUND, "Trial not found", &text)
+            message(&viewer.site, StatusCode::NOT_FOUND, "Trial not found", &text)
         }
     }
 }
 
-async fn trial_tab(
-    State(shared): App,
+pub(crate) async fn trial_tab(
+    Extension(viewer): App,
     Path((namespace, name, index, tab)): Path<(String, String, u32, String)>,
     Query(query): Query<TableQuery>,
     Query(logs_query): Query<LogsQuery>,
     RawQuery(raw): RawQuery,
 ) -> Response {
-    let page = |tab| trial_page(&shared, (&namespace, &name, index), tab, &query, &logs_query);
+    let page = |tab| trial_page(&viewer, (&namespace, &name, index), tab, &query, &logs_query);
     match tab.as_str() {
-        "metrics" => return page(TrialTab::Metrics),
-        "attempts" => return page(TrialTab::Attempts),
-        "logs" => return page(TrialTab::Logs),
-        "checkpoints" => return page(TrialTab::Checkpoints),
-        "profiler" => return page(TrialTab::Profiler),
-        "configuration" => return page(TrialTab::Configuration),
+        "metrics" => return page(TrialTab::Metrics).await,
+        "attempts" => return page(TrialTab::Attempts).await,
+        "logs" => return page(TrialTab::Logs).await,
+        "checkpoints" => return page(TrialTab::Checkpoints).await,
+        "profiler" => return page(TrialTab::Profiler).await,
+        "configuration" => return page(TrialTab::Configuration).await,
         _ => {}
     }
-    let run = match find(&shared, &namespace, &name) {
+    let run = match find(&viewer, &namespace, &name).await {
         Ok(run) => run,
         Err(response) => return *response,
     };
     match tab.as_str() {
         "curves.json" => match Query::<CurvesQuery>::try_from_uri(&uri(raw.as_deref())) {
             Ok(Query(query)) => {
-                data_or_error(curves::of_trial(&run, &shared.metrics, index, &query).await)
+                data_or_error(curves::of_trial(&run, &viewer.metrics, index, &query).await)
             }
             Err(error) => (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
         },
         "curves.csv" => match Query::<CurvesQuery>::try_from_uri(&uri(raw.as_deref())) {
             Ok(Query(query)) => {
-                match curves::of_trial(&run, &shared.metrics, index, &query).await {
+                match curves::of_trial(&run, &viewer.metrics, index, &query).await {
                     Ok(data) => series_csv(&data, "metric"),
                     Err(error) => (StatusCode::BAD_GATEWAY, error).into_response(),
                 }
@@ -364,7 +292,7 @@ async fn trial_tab(
         }
         _ => {
             let text = format!("`{tab}` is not a page of a trial.");
-            message(&shared.site, StatusCode::NOT_FOUND, "Page not found", &text)
+            message(&viewer.site, StatusCode::NOT_FOUND, "Page not found", &text)
         }
     }
 }

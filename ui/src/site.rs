@@ -16,4 +16,17 @@ pub struct Site {
     pub arguments: String,
     /// Access to the cluster; `None` for local runs.
     pub cluster: Option<Arc<ClusterAccess>>,
+    /// Viewer who has signed in; `None` on a page with one viewer.
+    pub viewer: Option<SiteViewer>,
+}
+
+/// Viewer who has signed in.
+#[derive(Clone, Debug)]
+pub struct SiteViewer {
+    /// Name of the user.
+    pub name: String,
+    /// Token that forms contain.
+    pub csrf: String,
+    /// Whether the viewer can sign out here, and not at a proxy.
+    pub can_sign_out: bool,
 }

@@ -24,9 +24,9 @@ pub struct Run {
     /// UID of the experiment.
     pub uid: String,
     /// The experiment.
-    pub experiment: Experiment,
+    pub experiment: Arc<Experiment>,
     /// Trials by index.
-    pub trials: BTreeMap<u32, Arc<TrialRecord>>,
+    pub trials: Arc<BTreeMap<u32, Arc<TrialRecord>>>,
     /// Whether a runner or the operator works on the experiment.
     pub is_running: bool,
     /// Storage with the files, or the reason why it cannot be read.
@@ -34,7 +34,7 @@ pub struct Run {
     /// Number of the change that this state contains; assigned by the store.
     pub version: u64,
     /// Search in the record; derived when it is first needed.
-    search: OnceLock<Search>,
+    search: Arc<OnceLock<Search>>,
 }
 
 impl Run {
@@ -50,12 +50,27 @@ impl Run {
             namespace: metadata.namespace.unwrap_or_default(),
             name: metadata.name.unwrap_or_default(),
             uid: metadata.uid.unwrap_or_default(),
-            experiment,
-            trials,
+            experiment: Arc::new(experiment),
+            trials: Arc::new(trials),
             is_running,
             storage,
             version: 0,
-            search: OnceLock::new(),
+            search: Arc::default(),
+        }
+    }
+
+    /// Returns the same run with another storage, such as that of one viewer.
+    pub(crate) fn with_storage(&self, storage: Result<Arc<Storage>, String>) -> Self {
+        Self {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            uid: self.uid.clone(),
+            experiment: self.experiment.clone(),
+            trials: self.trials.clone(),
+            is_running: self.is_running,
+            storage,
+            version: self.version,
+            search: self.search.clone(),
         }
     }
 
@@ -109,36 +124,48 @@ impl Run {
 /// Key of a run or a job: namespace and ID.
 type Key = (String, String);
 
-/// Experiments and jobs by namespace and ID.
-#[derive(Debug)]
-pub struct Store {
-    runs: RwLock<BTreeMap<Key, Arc<Run>>>,
-    jobs: RwLock<BTreeMap<Key, Arc<Job>>>,
-    /// Records that cannot be read, with the reason.
-    unreadable: RwLock<BTreeMap<String, String>>,
-    /// Why jobs cannot be read.
-    jobs_error: RwLock<Option<String>>,
-    /// Number of changes so far.
-    version: watch::Sender<u64>,
-}
+/// Records that cannot be read, each with the reason, by namespace and name. Records of a directory
+/// have no namespace.
+pub type Unreadable = BTreeMap<(String, String), String>;
 
-impl Default for Store {
+/// Number of the latest change. Stores with the same counter never use a number twice.
+#[derive(Clone, Debug)]
+pub struct Changes(Arc<watch::Sender<u64>>);
+
+impl Default for Changes {
     fn default() -> Self {
-        Self {
-            runs: RwLock::default(),
-            jobs: RwLock::default(),
-            unreadable: RwLock::default(),
-            jobs_error: RwLock::default(),
-            version: watch::Sender::new(0),
-        }
+        Self(Arc::new(watch::Sender::new(0)))
     }
 }
 
+impl Changes {
+    /// Returns a receiver of the number.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.0.subscribe()
+    }
+}
+
+/// Experiments and jobs by namespace and ID. Pages read them through [`Visible`](crate::Visible).
+#[derive(Debug, Default)]
+pub struct Store {
+    runs: RwLock<BTreeMap<Key, Arc<Run>>>,
+    jobs: RwLock<BTreeMap<Key, Arc<Job>>>,
+    unreadable: RwLock<Unreadable>,
+    /// Why jobs cannot be read.
+    jobs_error: RwLock<Option<String>>,
+    changes: Changes,
+}
+
 impl Store {
+    /// Creates a store that numbers its changes together with others.
+    pub fn with_changes(changes: Changes) -> Self {
+        Self { changes, ..Self::default() }
+    }
+
     /// Adds a run, or replaces the one with the same namespace and ID.
     pub fn replace(&self, mut run: Run) {
         let key = (run.namespace.clone(), run.id());
-        self.version.send_modify(|version| {
+        self.changes.0.send_modify(|version| {
             *version += 1;
             run.version = *version;
             write(&self.runs).insert(key, Arc::new(run));
@@ -147,7 +174,7 @@ impl Store {
 
     /// Removes all runs for which `is_there` returns `false`.
     pub fn retain(&self, is_there: impl Fn(&Run) -> bool) {
-        self.version.send_if_modified(|version| {
+        self.changes.0.send_if_modified(|version| {
             let mut runs = write(&self.runs);
             let before = runs.len();
             runs.retain(|_, run| is_there(run));
@@ -160,7 +187,7 @@ impl Store {
     /// Adds a job, or replaces the one with the same namespace and ID.
     pub fn replace_job(&self, mut job: Job) {
         let key = (job.namespace.clone(), job.id());
-        self.version.send_modify(|version| {
+        self.changes.0.send_modify(|version| {
             *version += 1;
             job.version = *version;
             write(&self.jobs).insert(key, Arc::new(job));
@@ -169,7 +196,7 @@ impl Store {
 
     /// Removes all jobs for which `is_there` returns `false`.
     pub fn retain_jobs(&self, is_there: impl Fn(&Job) -> bool) {
-        self.version.send_if_modified(|version| {
+        self.changes.0.send_if_modified(|version| {
             let mut jobs = write(&self.jobs);
             let before = jobs.len();
             jobs.retain(|_, job| is_there(job));
@@ -179,9 +206,15 @@ impl Store {
         });
     }
 
-    /// Replaces the list of records that cannot be read, each with the reason.
-    pub fn set_unreadable(&self, unreadable: BTreeMap<String, String>) {
-        *write(&self.unreadable) = unreadable;
+    /// Replaces the list of records that cannot be read.
+    pub fn set_unreadable(&self, unreadable: Unreadable) {
+        self.changes.0.send_if_modified(|version| {
+            let mut before = write(&self.unreadable);
+            let is_changed = *before != unreadable;
+            *before = unreadable;
+            *version += u64::from(is_changed);
+            is_changed
+        });
     }
 
     /// Replaces the reason why jobs cannot be read.
@@ -189,17 +222,24 @@ impl Store {
         *write(&self.jobs_error) = error;
     }
 
+    /// Removes everything.
+    pub fn clear(&self) {
+        self.retain(|_| false);
+        self.retain_jobs(|_| false);
+        self.set_unreadable(Unreadable::new());
+    }
+
     pub(crate) fn jobs_error(&self) -> Option<String> {
         read(&self.jobs_error).clone()
     }
 
-    pub(crate) fn unreadable(&self) -> BTreeMap<String, String> {
+    pub(crate) fn unreadable(&self) -> Unreadable {
         read(&self.unreadable).clone()
     }
 
-    /// Returns all runs.
-    pub(crate) fn runs(&self) -> Vec<Arc<Run>> {
-        read(&self.runs).values().cloned().collect()
+    /// Returns the runs of these namespaces.
+    pub(crate) fn runs(&self, is_shown: impl Fn(&str) -> bool) -> Vec<Arc<Run>> {
+        read(&self.runs).values().filter(|run| is_shown(&run.namespace)).cloned().collect()
     }
 
     /// Returns the run with this ID, or the newest with this name.
@@ -212,9 +252,9 @@ impl Store {
         named.max_by_key(|run| (run.is_running, created(run))).cloned()
     }
 
-    /// Returns all jobs.
-    pub(crate) fn jobs(&self) -> Vec<Arc<Job>> {
-        read(&self.jobs).values().cloned().collect()
+    /// Returns the jobs of these namespaces.
+    pub(crate) fn jobs(&self, is_shown: impl Fn(&str) -> bool) -> Vec<Arc<Job>> {
+        read(&self.jobs).values().filter(|job| is_shown(&job.namespace)).cloned().collect()
     }
 
     /// Returns the job with this ID, or the newest with this name.
@@ -227,9 +267,8 @@ impl Store {
         named.max_by_key(|job| (job.is_running, job.created)).cloned()
     }
 
-    /// Returns a receiver of the number of changes.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
-        self.version.subscribe()
+    pub(crate) fn changes(&self) -> Changes {
+        self.changes.clone()
     }
 }
 

@@ -9,6 +9,7 @@ mod cluster;
 mod jobs;
 mod lists;
 mod parts;
+mod sign_in;
 mod trial;
 
 pub(crate) use self::actions::{ActionButton, ConfirmPage, Controls};
@@ -22,6 +23,7 @@ pub(crate) use self::parts::{
     Badge, Bar, Cell, Column, Crumb, DecisionRow, Fact, Frame, ImportanceCard, ImportanceRow,
     Notice, Pair, Segment, SelectOption, Tab, TrialRow, TrialTable,
 };
+pub(crate) use self::sign_in::{NamespaceRow, NamespacesPage, SignInPage};
 pub(crate) use self::trial::{AttemptRow, LogsCard, TrialHead, TrialPage, TrialTab};
 
 use askama::Template;

@@ -29,6 +29,31 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{- define "stoker.ui" -}}
+{{ include "stoker.fullname" . }}-ui
+{{- end -}}
+
+{{- define "stoker.uiSelector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: ui
+{{- end -}}
+
+{{- define "stoker.uiLabels" -}}
+{{ include "stoker.uiSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "stoker.uiImage" -}}
+{{- if .Values.ui.image.digest -}}
+{{ .Values.ui.image.repository }}@{{ .Values.ui.image.digest }}
+{{- else -}}
+{{ .Values.ui.image.repository }}:{{ .Values.ui.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
 {{- define "stoker.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}

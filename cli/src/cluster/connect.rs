@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kube::api::{Api, DynamicObject, ListParams};
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::{ApiResource, Status};
 use kube::{Client, Config};
 use serde::de::DeserializeOwned;
@@ -23,6 +23,8 @@ use crate::print;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for a response of the API server.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// CA certificate of the API server in pods.
+const SERVICE_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 /// Objects per page of a list request.
 const PAGE_SIZE: u32 = 500;
 
@@ -72,7 +74,21 @@ impl std::fmt::Debug for Cluster {
 impl Cluster {
     /// Reads the configuration. Sends no request.
     pub(crate) async fn connect(options: &Options) -> Result<Self, Failure> {
-        let mut config = config(options).await?;
+        Self::with_config(config(options).await?, options)
+    }
+
+    /// Reads the address and the CA of the cluster without any credentials. In a pod, this needs
+    /// the CA certificate only, not the token of a service account.
+    pub(crate) async fn connect_without_user(options: &Options) -> Result<Self, Failure> {
+        let mut config = match kubeconfig(options)? {
+            Some(_) => config(options).await?,
+            None => in_cluster_without_user()?,
+        };
+        config.auth_info = AuthInfo::default();
+        Self::with_config(config, options)
+    }
+
+    fn with_config(mut config: Config, options: &Options) -> Result<Self, Failure> {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         if config.proxy_url.is_some() && proxy::is_bypassed(config.cluster_url.host()) {
             config.proxy_url = None;
@@ -306,6 +322,30 @@ fn in_cluster(options: &Options) -> Result<Config, Failure> {
     Config::incluster().map_err(|error| {
         Failure::System(format!("cannot use the pod's service account: {}", chain(&error)))
     })
+}
+
+/// Returns the API server of the pod's environment, with the CA certificate of the service account.
+fn in_cluster_without_user() -> Result<Config, Failure> {
+    let of = |name: &str| {
+        let value = environment(name).map(|value| value.to_string_lossy().into_owned());
+        value.ok_or_else(|| {
+            Failure::Input(format!(
+                "no cluster: neither a kubeconfig nor the environment variable {name} of a pod; \
+                 set --kubeconfig"
+            ))
+        })
+    };
+    let (host, port) = (of("KUBERNETES_SERVICE_HOST")?, of("KUBERNETES_SERVICE_PORT")?);
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    let url = format!("https://{host}:{port}");
+    let url = url.parse().map_err(|error| {
+        Failure::Input(format!("the address of the API server, {url}, is not a URL: {error}"))
+    })?;
+    let ca = PathBuf::from(SERVICE_CA);
+    std::fs::metadata(&ca).map_err(|error| Failure::file("read", &ca, error))?;
+    let mut config = Config::new(url);
+    config.root_cert_file = Some(ca);
+    Ok(config)
 }
 
 /// Reads the kubeconfig: `--kubeconfig`, else the merged files of `KUBECONFIG`, else

@@ -151,6 +151,15 @@ pub(crate) fn storage_of(job: &InferenceJob) -> CheckpointStorage {
     storage::with_used(job.storage(), used)
 }
 
+/// Reason why the output directory of a job is not known.
+pub(crate) const NO_OUTPUT: &str = "the operator has not recorded the output yet";
+
+/// Returns the URL of a job's output directory; empty if it is not known yet.
+pub(crate) fn output_url(job: &InferenceJob) -> String {
+    let used = job.status.as_ref().and_then(|status| status.output.clone());
+    used.or_else(|| job.spec.output.url.clone()).unwrap_or_default()
+}
+
 /// Returns the path of a job in its storage.
 pub(crate) fn path(job: &InferenceJob) -> String {
     let of = |text: &Option<String>| text.clone().unwrap_or_default();

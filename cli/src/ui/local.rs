@@ -12,7 +12,7 @@ use stoker_api::experiment::Experiment;
 use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::Storage;
-use stoker_ui::{Run, Store};
+use stoker_ui::{Run, Store, Unreadable};
 
 use self::jobs::Jobs;
 use super::stored::StoredRuns;
@@ -64,7 +64,7 @@ fn refresh(
     store: &Store,
     known: &mut BTreeMap<PathBuf, Known>,
     stored: &StoredRuns,
-    unreadable: &mut BTreeMap<String, String>,
+    unreadable: &mut Unreadable,
 ) {
     let mut there = Vec::new();
     // A missing directory has no runs yet.
@@ -80,7 +80,7 @@ fn refresh(
                     store.replace(run);
                 }
             }
-            Err(error) => drop(unreadable.insert(id, error.to_string())),
+            Err(error) => drop(unreadable.insert((String::new(), id), error.to_string())),
         }
         there.push(path);
     }

@@ -1,15 +1,16 @@
 //! Requests of the page to the API server: actions, permissions, nodes and pods.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::Api;
 use kube::api::{ListParams, PostParams};
+use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use stoker_api::experiment::{DesiredState, Experiment};
 use stoker_api::names::{COMPONENT_JOB, COMPONENT_TRIAL, GROUP, LABEL_COMPONENT};
@@ -22,40 +23,26 @@ use crate::reopen;
 
 /// Timeout for lists of nodes and pods: the page shows the rest without them.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of namespaces whose pods are listed at the same time.
+const LISTS_MAX: usize = 8;
 
-/// Requests with the viewer's kubeconfig.
+/// Requests with the viewer's credentials.
 #[derive(Debug)]
 pub(super) struct Requests {
     cluster: Cluster,
-    /// Whether the page shows all namespaces.
-    is_everywhere: bool,
+    /// Namespaces of the page; empty if it shows all.
+    shown: Arc<Mutex<Vec<String>>>,
 }
 
 impl Requests {
-    pub(super) fn new(cluster: Cluster, is_everywhere: bool) -> Self {
-        Self { cluster, is_everywhere }
+    pub(super) fn new(cluster: Cluster, shown: Arc<Mutex<Vec<String>>>) -> Self {
+        Self { cluster, shown }
     }
 
     async fn may(&self, namespace: &str, verb: &str) -> Result<bool, String> {
-        let attributes = ResourceAttributes {
-            group: Some(GROUP.to_owned()),
-            resource: Some("experiments".to_owned()),
-            verb: Some(verb.to_owned()),
-            namespace: Some(namespace.to_owned()),
-            ..ResourceAttributes::default()
-        };
-        let review = SelfSubjectAccessReview {
-            spec: SelfSubjectAccessReviewSpec {
-                resource_attributes: Some(attributes),
-                ..SelfSubjectAccessReviewSpec::default()
-            },
-            ..SelfSubjectAccessReview::default()
-        };
-        let api: Api<SelfSubjectAccessReview> = Api::all(self.cluster.client.clone());
-        let params = PostParams::default();
-        let answer = self.cluster.request("permissions", api.create(&params, &review)).await;
-        let answer = answer.map_err(|error| error.to_string())?;
-        Ok(answer.status.is_some_and(|status| status.allowed))
+        let asked = may(&self.cluster.client, Some(namespace), "experiments", verb);
+        let answer = self.cluster.request("permissions", asked).await;
+        answer.map_err(|error| error.to_string())
     }
 
     async fn list<K>(&self, api: Api<K>, params: &ListParams) -> Result<Vec<K>, String>
@@ -72,17 +59,51 @@ impl Requests {
         }
     }
 
-    /// Lists Stoker's pods of all namespaces, or of the page's namespace if the viewer may not.
+    /// Lists Stoker's pods of all namespaces, or of the page's namespaces if the viewer may not.
     async fn pods(&self) -> (Result<Vec<Pod>, String>, Option<String>) {
         let labels = format!("{LABEL_COMPONENT} in ({COMPONENT_TRIAL},{COMPONENT_JOB})");
         let params = ListParams::default().labels(&labels);
         let all = self.list(Api::all(self.cluster.client.clone()), &params).await;
-        if all.is_ok() || self.is_everywhere {
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if all.is_ok() || shown.is_empty() {
             return (all, None);
         }
-        let namespace = self.cluster.namespace.clone();
-        (self.list(self.cluster.api(), &params).await, Some(namespace))
+        let lists = shown.iter().map(|namespace| {
+            let api = Api::namespaced(self.cluster.client.clone(), namespace);
+            async { self.list::<Pod>(api, &params).await }
+        });
+        let lists: Vec<_> = lists.collect();
+        let listed: Result<Vec<Vec<Pod>>, String> =
+            stream::iter(lists).buffered(LISTS_MAX).try_collect().await;
+        (listed.map(|lists| lists.concat()), Some(shown.join(", ")))
     }
+}
+
+/// Asks the API server whether the user of a client may use a verb on a kind of Stoker, in a
+/// namespace or in all.
+pub(super) async fn may(
+    client: &Client,
+    namespace: Option<&str>,
+    resource: &str,
+    verb: &str,
+) -> kube::Result<bool> {
+    let attributes = ResourceAttributes {
+        group: Some(GROUP.to_owned()),
+        resource: Some(resource.to_owned()),
+        verb: Some(verb.to_owned()),
+        namespace: namespace.map(str::to_owned),
+        ..ResourceAttributes::default()
+    };
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let api: Api<SelfSubjectAccessReview> = Api::all(client.clone());
+    let answer = api.create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
 async fn act(cluster: &Cluster, target: &Target, action: Action) -> Result<String, Failure> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use stoker_api::experiment::Experiment;
 use stoker_storage::Storage;
-use stoker_ui::{Run, Store};
+use stoker_ui::{Run, Store, Unreadable};
 
 use crate::failure::Failure;
 use crate::run_root::RunRoot;
@@ -41,8 +41,9 @@ impl StoredRuns {
     }
 
     /// Returns the records that cannot be read, with the reason.
-    pub(super) fn unreadable(&self) -> BTreeMap<String, String> {
-        self.lock().unreadable.clone()
+    pub(super) fn unreadable(&self) -> Unreadable {
+        let unreadable = self.lock().unreadable.clone().into_iter();
+        unreadable.map(|(path, why)| ((String::new(), path), why)).collect()
     }
 
     /// Returns whether only the sources hold the store: the page has ended.

@@ -14,13 +14,18 @@ use crate::actions::ClusterObjects;
 use crate::job::Job;
 use crate::site::Site;
 use crate::slots::{self, CPU};
-use crate::store::{Run, Store};
+use crate::store::Run;
 use crate::text;
 use crate::views::{Bar, ClusterPage, Fact, NodeRow, RunningRow, Segment, WaitingRow};
+use crate::visible::Visible;
 
 /// Returns the page. `objects` are those of a cluster.
-pub(crate) fn page(site: &Site, store: &Store, objects: Option<&ClusterObjects>) -> ClusterPage {
-    let (runs, jobs) = (store.runs(), store.jobs());
+pub(crate) fn page(
+    site: &Site,
+    visible: &Visible,
+    objects: Option<&ClusterObjects>,
+) -> ClusterPage {
+    let (runs, jobs) = (visible.runs(), visible.jobs());
     let mut frame = plain_frame(site, "cluster", "Slots · Stoker");
     let is_live = runs.iter().any(|run| run.is_live()) || jobs.iter().any(|job| job.is_live());
     frame.live = is_live.then(|| "/live".to_owned());
@@ -273,6 +278,7 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+    use crate::store::Store;
 
     fn objects() -> ClusterObjects {
         let node = |name: &str, gpus: &str| {
@@ -365,11 +371,11 @@ mod tests {
 
     #[test]
     fn local_runs_show_running_trials_and_slots() {
-        let store = Store::default();
+        let store = Arc::new(Store::default());
         let trials = [json!({"phase": "Running"}), json!({"phase": "Paused"})];
         let spec = json!({"resources": {"slotsPerTrial": 2}});
         store.replace(fixture::run(spec, json!({"phase": "Running"}), &trials));
-        let page = page(&Site::default(), &store, None);
+        let page = page(&Site::default(), &Visible::all(store), None);
         let row = &page.running[0];
         assert_eq!((row.trials.as_str(), row.slots.as_str()), ("1", "2"));
         assert!(!page.has_nodes && page.notes[0].contains("--slots"));

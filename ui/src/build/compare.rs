@@ -251,7 +251,7 @@ pub(crate) fn data(runs: &[Arc<Run>]) -> Value {
         let slots = f64::from(run.experiment.spec.resources.slots_per_trial.max(1));
         let begin = created(run);
         let mut by_length = BTreeMap::<String, Vec<(u32, f64)>>::new();
-        for (index, trial) in &run.trials {
+        for (index, trial) in &*run.trials {
             for (units, value) in results(trial) {
                 if let Some(value) = value {
                     by_length.entry(units.to_string()).or_default().push((*index, value));
@@ -302,7 +302,7 @@ pub(crate) fn csv(runs: &[Arc<Run>]) -> (Vec<String>, Vec<Vec<Value>>) {
     let header = ["experiment", "trial", "length", "metric", "value"].map(str::to_owned).into();
     let mut rows = Vec::new();
     for run in runs {
-        for (index, trial) in &run.trials {
+        for (index, trial) in &*run.trials {
             for fact in &trial.status.facts {
                 if let stoker_api::trial::Fact::Result(result) = fact {
                     rows.push(vec![

@@ -154,7 +154,7 @@ fn next(run: &Run) -> Vec<NextRow> {
 fn errors(run: &Run) -> Vec<ErrorGroup> {
     let mut groups = BTreeMap::<(&'static str, String), Vec<u32>>::new();
     let badges = badges(run);
-    for (index, trial) in &run.trials {
+    for (index, trial) in &*run.trials {
         let badge = &badges[index];
         if matches!(badge.class, "failed" | "invalid") {
             let message = trial.status.message.clone().unwrap_or_else(|| "no message".to_owned());

@@ -11,9 +11,10 @@ use super::head::{bar, method, seconds};
 use super::plain_frame;
 use crate::filter::{Filter, Row};
 use crate::site::Site;
-use crate::store::{Run, Store, created};
+use crate::store::{Run, created};
 use crate::text;
 use crate::views::{ExperimentRow, ExperimentsPage, Pair, SelectOption};
+use crate::visible::Visible;
 
 /// Number of rows of one page.
 const PAGE: usize = 50;
@@ -61,8 +62,8 @@ impl Row for &Run {
 }
 
 /// Returns the page.
-pub(crate) fn page(site: &Site, store: &Store, query: &ListQuery) -> ExperimentsPage {
-    let all = store.runs();
+pub(crate) fn page(site: &Site, visible: &Visible, query: &ListQuery) -> ExperimentsPage {
+    let all = visible.runs();
     let (mut runs, filter_error) = matching(&all, query);
     sort(&mut runs, query.sort.as_deref());
     let (matches, total) = (runs.len(), all.len());
@@ -71,7 +72,7 @@ pub(crate) fn page(site: &Site, store: &Store, query: &ListQuery) -> Experiments
     if all.iter().any(|run| run.is_live()) {
         frame.live = Some("/live".to_owned());
     }
-    let unreadable = store.unreadable();
+    let unreadable = visible.unreadable();
     ExperimentsPage {
         frame,
         rows: runs.iter().take(shown).map(|run| row(run)).collect(),
@@ -95,7 +96,16 @@ pub(crate) fn page(site: &Site, store: &Store, query: &ListQuery) -> Experiments
         more_href: (shown < matches).then(|| href(query, &[("rows", &(shown + PAGE).to_string())])),
         csv_href: href(query, &[]).replacen("/experiments", "/experiments.csv", 1),
         json_href: href(query, &[]).replacen("/experiments", "/experiments.json", 1),
-        unreadable: unreadable.into_iter().map(|(name, value)| Pair { name, value }).collect(),
+        unreadable: unreadable
+            .into_iter()
+            .map(|((namespace, name), value)| Pair {
+                name: text::name(&match namespace.as_str() {
+                    "" => name,
+                    namespace => format!("{namespace}/{name}"),
+                }),
+                value: text::escape(&value),
+            })
+            .collect(),
         first_command: first_command(site),
     }
 }
@@ -269,8 +279,8 @@ fn row(run: &Run) -> ExperimentRow {
 }
 
 /// Returns the list for export.
-pub(crate) fn export(store: &Store, query: &ListQuery) -> Vec<Value> {
-    let (mut runs, _) = matching(&store.runs(), query);
+pub(crate) fn export(visible: &Visible, query: &ListQuery) -> Vec<Value> {
+    let (mut runs, _) = matching(&visible.runs(), query);
     sort(&mut runs, query.sort.as_deref());
     let of = |run: &Arc<Run>| {
         let status = run.experiment.status.clone().unwrap_or_default();

@@ -12,20 +12,20 @@ use super::plain_frame;
 use crate::job::Job;
 use crate::site::Site;
 use crate::state::{self, INVALID, STOPPED};
-use crate::store::Store;
 use crate::text;
 use crate::views::{Badge, JobRow, JobsPage};
+use crate::visible::Visible;
 
 /// Returns all jobs: running ones first, then the newest.
-fn sorted(store: &Store) -> Vec<Arc<Job>> {
-    let mut jobs = store.jobs();
+fn sorted(visible: &Visible) -> Vec<Arc<Job>> {
+    let mut jobs = visible.jobs();
     jobs.sort_by_key(|job| (Reverse(job.is_live()), Reverse(job.created)));
     jobs
 }
 
 /// Returns the page with all jobs.
-pub(crate) fn page(site: &Site, store: &Store) -> JobsPage {
-    let jobs = sorted(store);
+pub(crate) fn page(site: &Site, visible: &Visible) -> JobsPage {
+    let jobs = sorted(visible);
     let mut frame = plain_frame(site, "jobs", "Inference jobs · Stoker");
     frame.live = jobs.iter().any(|job| job.is_live()).then(|| "/live".to_owned());
     let first_command = match site.is_cluster {
@@ -34,7 +34,7 @@ pub(crate) fn page(site: &Site, store: &Store) -> JobsPage {
     };
     let now = text::now();
     let rows = jobs.iter().map(|job| row(job, now)).collect();
-    let error = store.jobs_error().map(|error| text::escape(&error));
+    let error = visible.jobs_error().map(|error| text::escape(&error));
     JobsPage { frame, rows, error, first_command }
 }
 
@@ -130,7 +130,7 @@ pub(super) fn num_failed(job: &Job) -> u32 {
 }
 
 /// Returns the list for export.
-pub(crate) fn export(store: &Store) -> Vec<Value> {
+pub(crate) fn export(visible: &Visible) -> Vec<Value> {
     let of = |job: &Arc<Job>| {
         let status = job.status();
         json!({
@@ -143,13 +143,14 @@ pub(crate) fn export(store: &Store) -> Vec<Value> {
             "message": status.message,
         })
     };
-    sorted(store).iter().map(of).collect()
+    sorted(visible).iter().map(of).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fixture;
+    use crate::store::Store;
 
     /// Columns phase, stage, progress, rows, rejected, attempts and message.
     fn check(status: Value, is_running: bool, expected: [&str; 7]) {
@@ -197,12 +198,13 @@ mod tests {
 
     #[test]
     fn export_has_rejected_rows_after_the_end() {
-        let store = Store::default();
+        let store = Arc::new(Store::default());
+        let visible = Visible::all(store.clone());
         store.replace_job(fixture::job(json!({"phase": "Running"}), true));
-        let rows = export(&store);
+        let rows = export(&visible);
         assert_eq!((&rows[0]["phase"], &rows[0]["rejected"]), (&json!("Running"), &Value::Null));
         assert_eq!(rows[0]["id"], "species-01234567");
         store.replace_job(fixture::job(json!({"phase": "Completed", "rejected": 2}), true));
-        assert_eq!(export(&store)[0]["rejected"], 2);
+        assert_eq!(export(&visible)[0]["rejected"], 2);
     }
 }

@@ -1,5 +1,7 @@
 //! Parts that several pages share.
 
+use crate::site::SiteViewer;
+
 /// Frame of every page: title, navigation, state of live updates.
 #[derive(Debug, Clone)]
 pub(crate) struct Frame {
@@ -22,6 +24,10 @@ pub(crate) struct Frame {
     pub(crate) has_plots: bool,
     /// Version of Stoker.
     pub(crate) version: &'static str,
+    /// Viewer who has signed in, on a page that many share.
+    pub(crate) viewer: Option<SiteViewer>,
+    /// Whether the page asks to sign in, and so has no navigation.
+    pub(crate) is_signed_out: bool,
 }
 
 /// A link above the title.

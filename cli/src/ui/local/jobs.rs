@@ -12,7 +12,7 @@ use stoker_api::inference::{InferenceJob, Role, WorkerEnd};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 use stoker_storage::Storage;
-use stoker_ui::{Job, Store};
+use stoker_ui::{Job, Store, Unreadable};
 
 use super::{Stamp, changed};
 use crate::failure::Failure;
@@ -46,12 +46,7 @@ pub(super) struct Jobs {
 impl Jobs {
     /// Puts changed jobs into the store, and removes deleted ones. Adds records that cannot
     /// be read to `unreadable`.
-    pub(super) fn refresh(
-        &mut self,
-        root: &RunRoot,
-        store: &Store,
-        unreadable: &mut BTreeMap<String, String>,
-    ) {
+    pub(super) fn refresh(&mut self, root: &RunRoot, store: &Store, unreadable: &mut Unreadable) {
         let mut there = Vec::new();
         for entry in std::fs::read_dir(root.records_dir()).into_iter().flatten().flatten() {
             let path = entry.path().join("record");
@@ -63,7 +58,7 @@ impl Jobs {
                 Ok(None) => {}
                 Err(error) => {
                     let id = entry.file_name().to_string_lossy().into_owned();
-                    unreadable.insert(id, error.to_string());
+                    unreadable.insert((String::new(), id), error.to_string());
                 }
             }
             there.push(path);

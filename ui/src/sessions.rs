@@ -1,0 +1,303 @@
+//! Sessions of a page that many viewers share. Tokens are only in memory, and only in accounts.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io::Read as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use stoker_storage::hash::sha256_hex;
+use tokio::time::Instant;
+
+use crate::actions::ClusterAccess;
+use crate::security::is_equal;
+use crate::text;
+use crate::viewer::{Account, Directory, Refusal, Token};
+
+/// Time after the last request of a browser at which its session ends.
+const IDLE_MAX: Duration = Duration::from_secs(8 * 3600);
+/// Same for a proxy, which sends the token with each request.
+const IDLE_MAX_OF_PROXY: Duration = Duration::from_secs(10 * 60);
+/// Maximum number of sessions.
+const SESSIONS_MAX: usize = 2_000;
+/// Maximum number of sessions of one user. Another one ends the session that is idle longest.
+const SESSIONS_OF_USER_MAX: usize = 20;
+/// Maximum number of failed sign-ins in a time. They cost the API server a request each.
+const FAILURES_MAX: usize = 60;
+const FAILURES_TIME: Duration = Duration::from_secs(60);
+/// Bytes of session IDs and form tokens.
+const SECRET_BYTES: usize = 32;
+
+/// Way in which viewers sign in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SignIn {
+    /// Each viewer enters a token in a form. A cookie names the session.
+    Form,
+    /// An authenticating proxy sends the header `Authorization: Bearer TOKEN` with each request.
+    Header,
+}
+
+/// A page that many viewers share.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// Accepts the viewers.
+    pub directory: Arc<dyn Directory>,
+    /// Way in which they sign in.
+    pub sign_in: SignIn,
+    /// Names, without ports, that requests may use for this server, beside those of the loopback
+    /// interface.
+    pub hosts: Vec<String>,
+    /// Whether pages have buttons that act on the cluster.
+    pub allows_actions: bool,
+}
+
+/// Session of a viewer.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) account: Arc<dyn Account>,
+    /// Requests of actions, with the token that forms contain.
+    pub(crate) cluster: Arc<ClusterAccess>,
+    used: Mutex<Instant>,
+    has_ended: AtomicBool,
+}
+
+impl Session {
+    fn new(account: Arc<dyn Account>, allows_actions: bool) -> std::io::Result<Self> {
+        let cluster = ClusterAccess::new(account.api(), allows_actions, random_secret()?);
+        Ok(Self {
+            account,
+            cluster: Arc::new(cluster),
+            used: Mutex::new(Instant::now()),
+            has_ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns whether the session has ended, or the token has expired.
+    pub(crate) fn is_over(&self) -> bool {
+        let is_expired = self.account.expires_at().is_some_and(|at| text::now().0 >= at);
+        is_expired || self.has_ended.load(Ordering::Acquire)
+    }
+
+    fn idle(&self) -> Duration {
+        lock(&self.used).elapsed()
+    }
+
+    /// Ends the session, and every use of its token.
+    pub(crate) fn end(&self) {
+        if !self.has_ended.swap(true, Ordering::AcqRel) {
+            self.account.end();
+        }
+    }
+}
+
+/// All sessions, and the sign-in.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    pub(crate) offer: Offer,
+    /// Sessions by the hash of their secret, so that a lookup does not depend on its characters.
+    by_hash: Mutex<HashMap<String, Arc<Session>>>,
+    failures: Mutex<VecDeque<Instant>>,
+}
+
+impl Sessions {
+    pub(crate) fn new(offer: Offer) -> Self {
+        Self { offer, by_hash: Mutex::default(), failures: Mutex::default() }
+    }
+
+    /// Returns the session of a secret, and counts this as a use.
+    pub(crate) fn find(&self, secret: &str) -> Option<Arc<Session>> {
+        let hash = sha256_hex(secret.as_bytes());
+        let session = lock(&self.by_hash).get(&hash).cloned()?;
+        if session.is_over() || session.idle() >= self.idle_max() {
+            self.end(secret);
+            return None;
+        }
+        *lock(&session.used) = Instant::now();
+        Some(session)
+    }
+
+    /// Checks a token, and starts a session with a new secret, which it returns.
+    pub(crate) async fn start(&self, token: Token) -> Result<String, Refusal> {
+        let secret = random_secret().map_err(unavailable)?;
+        self.start_as(token, &secret).await?;
+        Ok(secret)
+    }
+
+    /// Checks a token, and starts the session of a secret.
+    pub(crate) async fn start_as(
+        &self,
+        token: Token,
+        secret: &str,
+    ) -> Result<Arc<Session>, Refusal> {
+        self.count_failure()?;
+        let account = self.offer.directory.sign_in(token).await?;
+        lock(&self.failures).pop_back();
+        let session = Session::new(account, self.offer.allows_actions).map_err(unavailable)?;
+        let session = Arc::new(session);
+        self.sweep();
+        let mut sessions = lock(&self.by_hash);
+        if sessions.len() >= SESSIONS_MAX {
+            session.end();
+            return Err(Refusal::Unavailable(format!(
+                "this server has {SESSIONS_MAX} sessions, its maximum; try again later"
+            )));
+        }
+        let of_user =
+            sessions.iter().filter(|(_, one)| one.account.name() == session.account.name());
+        let mut of_user: Vec<(Duration, String)> =
+            of_user.map(|(hash, one)| (one.idle(), hash.clone())).collect();
+        if of_user.len() >= SESSIONS_OF_USER_MAX {
+            of_user.sort();
+            let oldest = of_user.pop().and_then(|(_, hash)| sessions.remove(&hash));
+            oldest.inspect(|oldest| oldest.end());
+        }
+        let before = sessions.insert(sha256_hex(secret.as_bytes()), session.clone());
+        before.inspect(|before| before.end());
+        Ok(session)
+    }
+
+    /// Ends the session of a secret.
+    pub(crate) fn end(&self, secret: &str) {
+        let ended = lock(&self.by_hash).remove(&sha256_hex(secret.as_bytes()));
+        ended.inspect(|session| session.end());
+    }
+
+    /// Ends sessions whose token has expired, or that are idle.
+    pub(crate) fn sweep(&self) {
+        let idle_max = self.idle_max();
+        lock(&self.by_hash).retain(|_, session| {
+            let is_over = session.is_over() || session.idle() >= idle_max;
+            if is_over {
+                session.end();
+            }
+            !is_over
+        });
+    }
+
+    fn idle_max(&self) -> Duration {
+        match self.offer.sign_in {
+            SignIn::Form => IDLE_MAX,
+            SignIn::Header => IDLE_MAX_OF_PROXY,
+        }
+    }
+
+    /// Counts a sign-in as failed until it succeeds, so that parallel ones count too.
+    fn count_failure(&self) -> Result<(), Refusal> {
+        let mut failures = lock(&self.failures);
+        while failures.front().is_some_and(|at| at.elapsed() >= FAILURES_TIME) {
+            failures.pop_front();
+        }
+        if failures.len() >= FAILURES_MAX {
+            let text = "too many failed sign-ins; try again in a minute";
+            return Err(Refusal::Unavailable(text.to_owned()));
+        }
+        failures.push_back(Instant::now());
+        Ok(())
+    }
+
+    /// Checks the token of a form.
+    pub(crate) fn is_form_of(session: &Session, given: &str) -> bool {
+        is_equal(given, session.cluster.token())
+    }
+}
+
+fn unavailable(error: std::io::Error) -> Refusal {
+    Refusal::Unavailable(format!("cannot read random numbers: {error}"))
+}
+
+/// Returns random bytes in hex, from the system's secure random source.
+fn random_secret() -> std::io::Result<String> {
+    let mut bytes = [0; SECRET_BYTES];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::FakeDirectory;
+
+    fn sessions(sign_in: SignIn) -> (Sessions, Arc<FakeDirectory>) {
+        let directory = Arc::new(FakeDirectory::default());
+        let offer =
+            Offer { directory: directory.clone(), sign_in, hosts: vec![], allows_actions: true };
+        (Sessions::new(offer), directory)
+    }
+
+    fn token(text: &str) -> Token {
+        Token::new(text).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_end_when_idle_expired_or_signed_out() {
+        let (sessions, directory) = sessions(SignIn::Form);
+        let secret = sessions.start(token("ada")).await.unwrap();
+        assert_eq!(secret.len(), 64);
+        assert_ne!(secret, sessions.start(token("ada")).await.unwrap());
+        assert_eq!(sessions.find(&secret).unwrap().account.name(), "ada");
+        assert!(sessions.find("other").is_none());
+        // Each use extends a session.
+        for _ in 0..3 {
+            tokio::time::advance(IDLE_MAX - Duration::from_secs(1)).await;
+            assert!(sessions.find(&secret).is_some());
+        }
+        tokio::time::advance(IDLE_MAX).await;
+        assert!(sessions.find(&secret).is_none());
+        let secret = sessions.start(token("ada")).await.unwrap();
+        let session = sessions.find(&secret).unwrap();
+        sessions.end(&secret);
+        assert!(sessions.find(&secret).is_none() && session.is_over());
+        // The token expired in 1970.
+        let secret = sessions.start(token("expired")).await.unwrap();
+        assert!(sessions.find(&secret).is_none());
+        assert_eq!(*directory.ended.lock().unwrap(), 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_sign_ins_are_limited() {
+        let (sessions, directory) = sessions(SignIn::Form);
+        let is_refused = |refusal: &Refusal| matches!(refusal, Refusal::Token(_));
+        // Successes do not count.
+        for _ in 0..2 * FAILURES_MAX {
+            sessions.start(token("ada")).await.unwrap();
+        }
+        for _ in 0..FAILURES_MAX {
+            assert!(is_refused(&sessions.start(token("wrong")).await.unwrap_err()));
+        }
+        let asked = *directory.asked.lock().unwrap();
+        let refusal = sessions.start(token("ada")).await.unwrap_err();
+        assert!(matches!(&refusal, Refusal::Unavailable(text) if text.contains("too many")));
+        assert_eq!(*directory.asked.lock().unwrap(), asked);
+        tokio::time::advance(FAILURES_TIME).await;
+        sessions.start(token("ada")).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_user_cannot_end_sessions_of_others() {
+        let (sessions, _) = sessions(SignIn::Form);
+        let other = sessions.start(token("grace")).await.unwrap();
+        let first = sessions.start(token("ada")).await.unwrap();
+        let mut latest = String::new();
+        for _ in 0..SESSIONS_OF_USER_MAX {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            latest = sessions.start(token("ada")).await.unwrap();
+        }
+        assert!(sessions.find(&first).is_none());
+        assert!(sessions.find(&latest).is_some() && sessions.find(&other).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_of_a_proxy_end_sooner() {
+        let (sessions, _) = sessions(SignIn::Header);
+        sessions.start_as(token("ada"), "ada").await.unwrap();
+        assert!(sessions.find("ada").is_some());
+        tokio::time::advance(IDLE_MAX_OF_PROXY).await;
+        sessions.sweep();
+        assert!(lock(&sessions.by_hash).is_empty());
+    }
+}

@@ -31,7 +31,7 @@ pub(crate) enum Shown {
 /// State of a stream.
 struct Live {
     viewer: Arc<Viewer>,
-    /// What the viewer may see, as last checked.
+    /// Records that the viewer may see, as last checked.
     visible: Visible,
     of: Shown,
     changes: tokio::sync::watch::Receiver<u64>,

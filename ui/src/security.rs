@@ -27,7 +27,7 @@ pub struct Access {
     pub cookie: String,
 }
 
-/// Who may see a page.
+/// Rule for the viewers of a page.
 #[derive(Debug)]
 pub(crate) enum Gate {
     /// The user who started the page.

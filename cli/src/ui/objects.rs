@@ -71,7 +71,7 @@ impl Watched for InferenceJob {
     }
 }
 
-/// Who opens storages.
+/// Party that opens storages.
 #[derive(Clone, Debug)]
 pub(super) enum Opening {
     /// This program, with credentials of the environment.

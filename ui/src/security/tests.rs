@@ -246,7 +246,7 @@ async fn form_starts_a_session_in_a_strict_cookie() {
         (status, &headers[header::LOCATION]),
         (303, &"/signed-in?next=%2Fjobs".parse().unwrap())
     );
-    // A browser that drops the cookie is told why.
+    // The page explains a dropped cookie.
     let (status, _, text) = page.get("/signed-in?next=/jobs", &[]).await;
     assert!(status == 401 && text.contains("https://"), "{text}");
     let (status, headers, _) = page.get("/signed-in?next=/jobs", &[("cookie", value)]).await;

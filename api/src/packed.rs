@@ -39,9 +39,9 @@ impl Packer {
         self.0.write_all(&line).and_then(|()| self.0.flush()).map_err(serde_json::Error::io)
     }
 
-    /// Returns the length of the packed text so far, or a few bytes more.
+    /// Returns the length of the packed text so far, or a few bytes more: at most 20 bytes follow.
     pub fn len(&self) -> usize {
-        (self.0.get_ref().len() + 16).div_ceil(3) * 4
+        (self.0.get_ref().len() + 20).div_ceil(3) * 4
     }
 
     /// Returns `true` if no value was added.

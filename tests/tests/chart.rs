@@ -49,7 +49,9 @@ pdb: { enabled: false }
 serviceMonitor: { enabled: true, labels: { release: prometheus } }
 ui:
   enabled: true
-  image: { repository: example/stoker, digest: "sha256:0000000000000000000000000000000000000000000000000000000000000000" }
+  image:
+    repository: example/stoker
+    digest: "sha256:0000000000000000000000000000000000000000000000000000000000000000"
   signIn: header
   hosts: [stoker.example.com]
   namespaces: ["1e3", ml]

@@ -159,7 +159,7 @@ fn unreadable_rows_are_reported_or_skipped() {
     check(&output, 1, "0.jsonl: row 8: it is not wanted; correct it, or set onError: skip");
     assert_eq!(last_line(&output)["attempts"], 2, "a bad row must not be retried");
     fixture.spec["onError"] = json!("skip");
-    check(&fixture.run(&[]), 2, "spec.onError: was \"fail\", now \"skip\"");
+    check(&fixture.run(&[]), 2, r#"spec.onError: was \"fail\", now \"skip\""#);
     let output = fixture.run(&["--fresh"]);
     check(&output, 0, "");
     assert_eq!(

@@ -1,8 +1,8 @@
 //! Access to the page: tokens, sessions, host names and headers.
 //!
 //! A private page listens on the loopback interface only. Other users of the machine, and pages of
-//! other sites in the same browser, can reach it there: so each request needs a token, and must name
-//! a loopback host. On a shared page, each request needs a session.
+//! other sites in the same browser, can reach it there: so each request needs a token, and must
+//! name a loopback host. On a shared page, each request needs a session.
 
 use std::sync::Arc;
 
@@ -135,8 +135,8 @@ fn name_of(host: &str) -> &str {
     }
 }
 
-/// Returns the name of the session's cookie. With `__Host-`, a browser accepts it over TLS only, and
-/// from no other host of the domain. On the loopback interface, ports share cookies.
+/// Returns the name of the session's cookie. With `__Host-`, a browser accepts it over TLS only,
+/// and from no other host of the domain. On the loopback interface, ports share cookies.
 fn cookie_name(headers: &HeaderMap) -> (String, bool) {
     let host = host(headers);
     match LOOPBACK.contains(&name_of(host)) {

@@ -4,7 +4,7 @@
 //! ```text
 //!   token --> [account]: reviews of permissions, once a minute -- [secrets]: storage
 //!                |
-//!              [hub]: one list and watch per kind and scope, with the token of any permitted viewer
+//!              [hub]: a list and a watch per kind and scope, with a permitted viewer's token
 //! ```
 
 mod account;

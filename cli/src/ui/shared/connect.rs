@@ -1,4 +1,4 @@
-//! Clients with the tokens of viewers. They share the connections of one client without credentials.
+//! Clients with the tokens of viewers, which share connections.
 
 use std::task::{Context, Poll};
 use std::time::Duration;

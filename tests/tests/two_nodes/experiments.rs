@@ -76,7 +76,7 @@ fn a_grid_completes_during_an_upgrade() {
     let trial = get(cluster, "trial", "grid-2");
     stoker_on(cluster, &["experiment", "delete", "grid"]);
     let listed = stoker_on_bucket(cluster, &["experiment", "list"]);
-    assert!(listed.contains("grid-") && listed.contains("Completed"), "{listed}");
+    assert!(listed.contains("grid ") && listed.contains("Completed"), "{listed}");
     let described = stoker_on_bucket(cluster, &["experiment", "describe", "grid"]);
     assert!(described.contains(&format!("with validation_accuracy {metric}")), "{described}");
     let arguments = ["trial", "describe", "grid-2", "--output", "json"];

@@ -124,8 +124,8 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     replace(path, bytes, true).map_err(|error| Failure::file("write", path, error))
 }
 
-/// Like [`write`], but the file may be lost if the machine loses power. Suits files of an attempt,
-/// which ends then, too.
+/// Like [`write()`], but the file may be lost if the machine loses power. Suits files of an
+/// attempt, which ends then, too.
 pub(crate) fn write_for_this_boot(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     replace(path, bytes, false).map_err(|error| Failure::file("write", path, error))
 }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! 1. [`tag`]: origin and prefix of a line.
-//! 2. [`line`]: time of a line, and the flags that select lines.
+//! 2. [`mod@line`]: time of a line, and the flags that select lines.
 //! 3. [`pods`]: lines of one pod, across broken connections.
 //! 4. [`follow`]: lines of all pods of a trial, an experiment or a job.
 //! 5. [`bucket`]: lines in the storage, also of local runs.

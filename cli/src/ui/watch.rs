@@ -66,8 +66,8 @@ impl Clients for OneClient {
     }
 }
 
-/// Lists and watches a kind in a namespace, or in all, until the receiver of the changes is dropped.
-/// Without a client, sends [`Change::Ended`].
+/// Lists and watches a kind in a namespace, or in all, until the receiver of the changes is
+/// dropped. Without a client, sends [`Change::Ended`].
 pub(super) async fn watch<K>(
     clients: Arc<dyn Clients>,
     namespace: Option<String>,

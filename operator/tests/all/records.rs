@@ -92,13 +92,13 @@ fn report_responses_contain_the_record_on_request() {
         return;
     }
     runtime().block_on(async {
-        let ns = TestNamespace::new("records").await;
+        let ns = TestNamespace::new("responses").await;
         let mut operator = ns.operator("a", free_ports());
         operator.wait_ready(&ns);
-        let kubelet = Kubelet::start(&ns.client, "records", |_| Script::Hang);
+        let kubelet = Kubelet::start(&ns.client, "responses", |_| Script::Hang);
         ns.apply("grid", grid(1, 2, 1));
         let pod = pod(&ns, &kubelet, "grid-0-a0-r0").await;
-        let token = token(&ns.client, "records", &pod).await.unwrap();
+        let token = token(&ns.client, "responses", &pod).await.unwrap();
         let connection = ReportConnection::new(&config_of(&pod), token);
         let checkpointed = ReportEvent::Checkpointed {
             name: "000000000001-0".to_owned(),

@@ -73,13 +73,14 @@ fn a_grid_completes_during_an_upgrade() {
     .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
 
     // The bucket tells the results after the objects are gone.
-    let trial = get(cluster, "trial", "grid-2");
+    let arguments = ["trial", "describe", "grid-2", "--output", "json"];
+    let trial = stoker_on(cluster, &arguments);
+    let trial: serde_json::Value = serde_json::from_str(&trial).unwrap();
     stoker_on(cluster, &["experiment", "delete", "grid"]);
     let listed = stoker_on_bucket(cluster, &["experiment", "list"]);
     assert!(listed.contains("grid ") && listed.contains("Completed"), "{listed}");
     let described = stoker_on_bucket(cluster, &["experiment", "describe", "grid"]);
     assert!(described.contains(&format!("with validation_accuracy {metric}")), "{described}");
-    let arguments = ["trial", "describe", "grid-2", "--output", "json"];
     let stored = stoker_on_bucket(cluster, &arguments);
     let stored: serde_json::Value = serde_json::from_str(&stored).unwrap();
     for field in ["attempts", "facts", "checkpoints", "phase"] {

@@ -10,8 +10,11 @@ export async function loadJson(url, signal) {
     throw Object.assign(new Error('the server does not answer'), { status: 0 });
   });
   if (!response.ok) {
-    const text = (response.statusText || 'error').slice(0, 80);
-    throw Object.assign(new Error(`HTTP ${response.status} ${text}`), { status: response.status });
+    // The server says the reason, such as the words of the API server.
+    const { error } = await response.json().catch(() => ({}));
+    const text = String(error || `HTTP ${response.status} ${response.statusText}`)
+      .slice(0, 400).replace(/\.$/, '');
+    throw Object.assign(new Error(text), { status: response.status });
   }
   return response.json().catch(() => {
     throw Object.assign(new Error(`HTTP ${response.status}, but the answer is not JSON`),

@@ -138,7 +138,10 @@ impl Account for FakeAccount {
     }
 
     fn sight(&self) -> BoxFuture<'_, Result<Sight, Refusal>> {
-        let names = self.namespaces.lock().unwrap().clone();
+        let names = match self.name.as_str() {
+            "eve" => Vec::new(),
+            _ => self.namespaces.lock().unwrap().clone(),
+        };
         let part =
             Part { store: self.store.clone(), namespaces: Some(names.iter().cloned().collect()) };
         let (runs, jobs) = (vec![part.clone()], vec![part]);

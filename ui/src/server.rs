@@ -43,6 +43,9 @@ pub(crate) async fn find(
 }
 
 pub(crate) async fn list(Extension(viewer): App, Query(query): Query<ListQuery>) -> Response {
+    if viewer.sees_no_namespace() {
+        return Redirect::to("/namespaces").into_response();
+    }
     html(&experiments::page(&viewer.site, &viewer.visible, &query))
 }
 

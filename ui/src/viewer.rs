@@ -113,6 +113,13 @@ pub(crate) struct Viewer {
 }
 
 impl Viewer {
+    /// Returns whether the viewer has signed in, but may see none of the checked namespaces.
+    pub(crate) fn sees_no_namespace(&self) -> bool {
+        self.session.as_ref().is_some_and(|(_, sight)| {
+            !sight.is_everywhere && sight.namespaces.iter().all(|(_, missing)| missing.is_some())
+        })
+    }
+
     /// Returns a visible run, with the storage that this viewer may read.
     pub(crate) async fn run(&self, namespace: &str, name: &str) -> Option<Arc<Run>> {
         let run = self.visible.run(namespace, name)?;

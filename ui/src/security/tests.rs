@@ -212,6 +212,18 @@ async fn no_route_shows_a_hidden_namespace() {
 }
 
 #[tokio::test]
+async fn viewer_without_a_namespace_is_asked_for_one() {
+    let page = Shared::new(SignIn::Form, None);
+    let target = async |name: &str| {
+        let cookie = page.sign_in(name).await;
+        let (_, answer, _) = page.get("/experiments", &[("cookie", &cookie)]).await;
+        answer.get(header::LOCATION).map(|to| to.to_str().unwrap().to_owned())
+    };
+    assert_eq!(target("eve").await.as_deref(), Some("/namespaces"));
+    assert_eq!(target("ada").await, None);
+}
+
+#[tokio::test]
 async fn refused_storage_leaves_the_record() {
     let page = Shared::new(SignIn::Form, Some("secrets \"s3\" is forbidden"));
     let cookie = page.sign_in("ada").await;

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
 use kube::Client;
@@ -296,26 +298,8 @@ impl Account for ClusterAccount {
 /// Returns the time at which a JSON web token expires. The API server verifies the token; this only
 /// ends the session in time.
 fn expiry(token: &str) -> Option<i64> {
-    let payload = token.split('.').nth(1)?;
-    let (mut bits, mut num_bits, mut bytes) = (0u32, 0, Vec::new());
-    for char in payload.bytes().filter(|char| *char != b'=') {
-        let value = match char {
-            b'A'..=b'Z' => char - b'A',
-            b'a'..=b'z' => char - b'a' + 26,
-            b'0'..=b'9' => char - b'0' + 52,
-            b'-' | b'+' => 62,
-            b'_' | b'/' => 63,
-            _ => return None,
-        };
-        bits = (bits << 6) | u32::from(value);
-        num_bits += 6;
-        if num_bits >= 8 {
-            num_bits -= 8;
-            bytes.push((bits >> num_bits) as u8);
-            bits &= (1 << num_bits) - 1;
-        }
-    }
-    let claims: Value = serde_json::from_slice(&bytes).ok()?;
+    let payload = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    let claims: Value = serde_json::from_slice(&payload).ok()?;
     claims["exp"].as_i64()
 }
 

@@ -25,9 +25,14 @@ fn read(root: &Path, command: &[&str]) -> String {
     let output = stoker(command).arg("--root").arg(root).output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", describe_output(&output));
     let text = String::from_utf8(output.stdout).unwrap();
-    // The age of the run changes.
+    // The age of the run changes. The list has it in its last column.
     let lines = text.lines().filter(|line| !line.contains(" ago)"));
-    lines.collect::<Vec<_>>().join("\n")
+    let is_list = command == COMMANDS[0];
+    let without_age = |line: &str| match is_list {
+        true => line.rsplit_once("  ").map_or_else(String::new, |(start, _)| start.to_owned()),
+        false => line.to_owned(),
+    };
+    lines.map(without_age).collect::<Vec<_>>().join("\n")
 }
 
 /// Reads the trials as TensorBoard's HParams plugin shows them, and compares them with the records.

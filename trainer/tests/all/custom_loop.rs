@@ -13,7 +13,7 @@ use stoker_trainer::{Context, PreemptMode, Result, Session, Upload, mix_seed};
 
 use crate::gang::{Gang, codes};
 use crate::process::{Pod, until};
-use crate::training::{ENV_OUT, ENV_PACE, ENV_SIGNAL};
+use crate::training::{ENV_OUT, ENV_PACE, ENV_SIGNAL, SIGNAL_PACE};
 
 /// If set, ranks check for stop requests independently.
 const ENV_THEMSELVES: &str = "TEST_THEMSELVES";
@@ -94,10 +94,15 @@ pub(crate) fn train() -> ExitCode {
                 if line.batches.is_multiple_of(5) {
                     line.store(&session)?;
                 }
-                let words = words_for(ENV_SIGNAL);
-                if let Some(words) = words.filter(|words| words[1] == line.batches.to_string()) {
-                    let signal = if words[2] == "KILL" { Signal::KILL } else { Signal::TERM };
-                    rustix::process::kill_process(rustix::process::getpid(), signal)?;
+                if let Some(words) = words_for(ENV_SIGNAL) {
+                    let batch: u64 = words[1].parse()?;
+                    if line.batches == batch {
+                        let signal = if words[2] == "KILL" { Signal::KILL } else { Signal::TERM };
+                        rustix::process::kill_process(rustix::process::getpid(), signal)?;
+                    }
+                    if line.batches >= batch {
+                        std::thread::sleep(SIGNAL_PACE);
+                    }
                 }
                 if let Some(words) = words_for(ENV_PACE) {
                     std::thread::sleep(Duration::from_millis(words[1].parse()?));

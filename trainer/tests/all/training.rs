@@ -30,6 +30,9 @@ pub(crate) const ENV_FULL: &str = "TEST_FULL";
 /// `RANK BATCH SIGNAL`: the rank sends itself this signal after the batch. With `HANG`, it hangs
 /// instead.
 pub(crate) const ENV_SIGNAL: &str = "TEST_SIGNAL";
+/// Duration of each batch after a signal. Otherwise, training could end before another thread
+/// handles the signal.
+pub(crate) const SIGNAL_PACE: Duration = Duration::from_millis(200);
 
 /// `RANK MILLISECONDS`: the rank sleeps this long after each batch.
 pub(crate) const ENV_PACE: &str = "TEST_PACE";
@@ -98,6 +101,9 @@ impl Callback for SignalsItself {
     fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
         if control.batches() == self.0 {
             rustix::process::kill_process(rustix::process::getpid(), self.1)?;
+        }
+        if control.batches() >= self.0 {
+            std::thread::sleep(SIGNAL_PACE);
         }
         Ok(())
     }

@@ -63,6 +63,7 @@ async function plot(page, card, name) {
   const rows = parse((await save(page, card, 'csv')).toString());
   check(rows.length > 2, `the CSV of ${card} has ${rows.length} rows`);
   JSON.parse((await save(page, card, 'json')).toString());
+  return rows;
 }
 
 await browse(async (open) => {
@@ -74,5 +75,10 @@ await browse(async (open) => {
   await plot(page, 'ladder', 'ladder');
   await visit(page, `${base()}/hyperparameters`);
   await plot(page, 'scatter', 'scatter');
+  await page.selectOption('#heatmap [data-pair=view]', 'trials');
+  const points = await plot(page, 'heatmap', 'heatmap');
+  const trialOf = (row) => Number(Object.values(row)[2]);
+  equal(points.map(trialOf).sort((a, b) => a - b), [...record().keys()].sort((a, b) => a - b),
+    'trials of the plot of a pair');
   noFaults(page);
 });

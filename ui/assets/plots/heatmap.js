@@ -1,11 +1,13 @@
-// Heat map of a pair of hyperparameters: each cell shows its best result.
+// A pair of hyperparameters: a heat map whose cells show their best result, or every trial as a
+// point.
 
 import { make } from '../dom.js';
-import { name, parameter, plural, result } from '../format.js';
+import { name, parameter, plural, result, tick } from '../format.js';
 import { store } from '../data.js';
 import { state } from '../state.js';
 import { colors, ramp } from '../theme.js';
 import { axisStyle, Chart } from './chart.js';
+import { colorScale, legendOf } from './colors.js';
 
 const BINS = 10;
 
@@ -77,22 +79,31 @@ class Heatmap {
     return [x, y];
   }
 
-  /** Adds two lists to the header of the card, to choose the pair. */
+  /** Adds lists to the header of the card: the view, and the pair if there is a choice. */
   #pickers() {
     const header = this.host.card.querySelector('header') || this.host.card;
-    if (this.pickers || this.data.axes.length < 3) return;
+    if (this.pickers || this.data.axes.length < 2) return;
     const pair = this.#pair();
-    this.pickers = ['x', 'y'].map((key, k) => {
-      const options = this.data.axes.map((axis) => make('option', { value: axis.name,
-        text: name(axis.name), selected: axis === pair[k] }));
-      return make('select', { class: 'select', 'aria-label': `${key} of the heat map`,
-        on: { change: (event) => {
-          this.chosen = { ...this.chosen, [key]: event.target.value };
-          this.#draw();
-        } } }, ...options);
-    });
+    const axes = (k) => this.data.axes.map((axis) =>
+      [axis.name, name(axis.name), axis === pair[k]]);
+    this.pickers = [this.#picker('view', 'what the plot of a pair shows',
+      [['cells', 'Best of each cell'], ['trials', 'Every trial']])];
+    if (this.data.axes.length > 2) {
+      this.pickers.push(this.#picker('x', 'x of the pair', axes(0)),
+        this.#picker('y', 'y of the pair', axes(1)));
+    }
     const place = header.querySelector('[data-pickers]') || header;
     place.append(...this.pickers);
+  }
+
+  #picker(key, label, values) {
+    const options = values.map(([value, text, selected]) =>
+      make('option', { value, text, selected: Boolean(selected) }));
+    return make('select', { class: 'select', 'aria-label': label, 'data-pair': key,
+      on: { change: (event) => {
+        this.chosen = { ...this.chosen, [key]: event.target.value };
+        this.#draw();
+      } } }, ...options);
   }
 
   #draw() {
@@ -103,16 +114,23 @@ class Heatmap {
       host.empty('Needs two hyperparameters that vary.');
       return;
     }
+    if (this.chosen?.view === 'trials') this.#drawTrials([x, y]);
+    else this.#drawCells([x, y]);
+  }
+
+  #drawCells([x, y]) {
+    const { host, data } = this;
     const bins = [x, y].map(binsOf);
     this.#collect(x, y, bins);
     host.empty(this.cells.length ? '' : 'Needs one result, has none.');
+    host.legend({ items: [] });
     const values = this.cells.map((cell) => cell.value);
     const low = Math.min(...values);
     const high = Math.max(...values);
     const palette = [0, 1, 2, 3].map((i) => ramp(i / 3));
     if (data.smallerIsBetter) palette.reverse();
-    const labels = { color: colors().text3, fontSize: 11.5, hideOverlap: true };
-    this.chart.set({ grid: { left: 70, right: 84, top: 12, bottom: 50 },
+    const labels = labelStyle();
+    this.chart.set({ grid: GRID,
       xAxis: axisStyle({ type: 'category', data: bins[0].labels, name: name(x.name), nameGap: 30,
         splitLine: { show: false }, axisLabel: labels }),
       yAxis: axisStyle({ type: 'category', data: bins[1].labels, name: name(y.name), nameGap: 54,
@@ -127,6 +145,49 @@ class Heatmap {
       state.hasBrush ? 'The brush limits the trials.' : null);
     host.label(`Heat map of ${parameter(x.name)} and ${parameter(y.name)}, best `
       + `${result(data.smallerIsBetter ? low : high)}`);
+  }
+
+  /** Draws a point for each trial in the brush, colored by the rank of its result. */
+  #drawTrials(pair) {
+    const { host, data } = this;
+    this.#collectTrials(pair);
+    host.empty(this.cells.length ? '' : 'Needs one result, has none.');
+    const scale = colorScale(data, 'result');
+    const [x, y] = pair;
+    this.chart.set({ grid: GRID, xAxis: pointAxis(x, 30), yAxis: pointAxis(y, 54),
+      tooltip: { ...this.#tooltip() },
+      series: [{ type: 'scatter', symbolSize: data.size > 2000 ? 4 : 9, cursor: 'pointer',
+        large: false, progressive: 4000, emphasis: { scale: 1.6 },
+        data: this.cells.map((cell) => ({ value: cell.at,
+          itemStyle: { color: this.#colorOf(cell, scale), opacity: 0.85 } })) }] });
+    host.legend(legendOf(scale, state));
+    host.note(`${plural(this.cells.length, 'trial')} with a result.`,
+      state.hasBrush ? 'The brush limits the trials.' : null);
+    host.label(`${plural(this.cells.length, 'trial')} by ${parameter(x.name)} and `
+      + `${parameter(y.name)}`);
+  }
+
+  #colorOf(cell, scale) {
+    const series = state.seriesOf(cell.trial);
+    if (series) return colors()[`series${series}`];
+    return cell.trial === this.data.best ? colors().ember : scale.palette[scale.bucket(cell.row)];
+  }
+
+  /** Lists the trials in the brush that have a result, the best last, so that it is on top. */
+  #collectTrials([x, y]) {
+    const { data } = this;
+    const { mask } = data.brushed(state.brush);
+    const [xs, ys] = [x, y].map((axis) => data.column(axis));
+    const place = (axis, value) => (axis.isCategory ? axis.places.get(String(value)) ?? null
+      : Number.isFinite(value) ? value : null);
+    this.cells = [];
+    for (const row of [...data.ranked].reverse()) {
+      const value = data.trials.value[row];
+      const at = [place(x, xs[row]), place(y, ys[row])];
+      if (!mask[row] || !Number.isFinite(value) || at.includes(null)) continue;
+      this.cells.push({ row, value, at, trial: data.trials.index[row], trials: 1,
+        place: `${x.format(xs[row])}, ${y.format(ys[row])}` });
+    }
   }
 
   #tooltip() {
@@ -188,6 +249,20 @@ class Heatmap {
     return { columns: [`${x.name}, ${y.name}`, this.data.metric, 'Best trial', 'Trials'],
       rows: this.cells.map((cell) => [cell.place, cell.value, cell.trial, cell.trials]) };
   }
+}
+
+const GRID = { left: 70, right: 84, top: 12, bottom: 50 };
+
+const labelStyle = () => ({ color: colors().text3, fontSize: 11.5, hideOverlap: true });
+
+function pointAxis(axis, nameGap) {
+  const common = { name: name(axis.name), nameGap };
+  if (axis.isCategory) {
+    return axisStyle({ ...common, type: 'category', axisLabel: labelStyle(),
+      data: axis.values.map((value) => name(value, 14)) });
+  }
+  return axisStyle({ ...common, type: axis.isLog ? 'log' : 'value', min: axis.min, max: axis.max,
+    axisLabel: { ...labelStyle(), formatter: (value) => tick(value, 0) } });
 }
 
 const rankOf = (order, key) => (order.includes(key) ? order.indexOf(key) : order.length);

@@ -1,11 +1,12 @@
 // All views of a finished search, with the plots that each must draw.
 
-import { base, input } from './page.mjs';
+import { base, input, namespace } from './page.mjs';
 
 /** Views: {path, plots, text}. `text` is a selector of what the view must contain. */
 export function views() {
   const of = base();
   const { trial, checkpoint, other } = input;
+  const isCluster = 'token' in input;
   const at = `${of}/trials/${trial}`;
   return [
     { name: 'list', path: '/experiments', plots: [], has: '#experiments-rows tr' },
@@ -29,11 +30,11 @@ export function views() {
     { name: 'trial configuration', path: `${at}/configuration`, plots: [], has: '.card pre' },
     { name: 'checkpoint', path: `${at}/checkpoints/${checkpoint}`, plots: [],
       has: 'main tbody tr a[download]' },
-    { name: 'compare', path: `/compare?e=default/${input.id}&e=default/${other}`,
+    { name: 'compare', path: `/compare?e=${namespace}/${input.id}&e=${namespace}/${other}`,
       plots: ['compare'], has: '#differences tbody tr' },
     { name: 'compare trials', path: `${of}/compare?t=${trial},0,1`, plots: ['curves'],
       has: '#differences tbody tr' },
-    { name: 'jobs', path: '/jobs', plots: [], has: 'main p' },
-    { name: 'cluster', path: '/cluster', plots: [], has: 'main p' },
+    { name: 'jobs', path: '/jobs', plots: [], has: isCluster ? 'h1' : 'main p' },
+    { name: 'cluster', path: '/cluster', plots: [], has: isCluster ? '#nodes' : 'main p' },
   ];
 }

@@ -1,18 +1,7 @@
 // A running search: results appear without a reload, zoom and selection stay, and the page
 // reconnects. `tests/tests/page.rs` stops and starts the server when this script asks for it.
 
-import { createInterface } from 'node:readline';
-import { base, browse, check, drawn, equal, noFaults, query, record, until } from './page.mjs';
-
-const answers = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
-
-/** Sends a command to the test, and returns its answer. */
-async function ask(command) {
-  console.log(command);
-  const { value, done } = await answers.next();
-  check(!done, `no answer to ${command}`);
-  return value;
-}
+import { ask, base, browse, check, drawn, equal, noFaults, query, record, until } from './page.mjs';
 
 /** Returns the trials of the record that have ended, with their result. */
 function ended() {
@@ -98,5 +87,3 @@ await browse(async (open) => {
     check(await one.evaluate(() => window.loadedOnce), `${one.url()} was loaded again`);
   }
 });
-// An open input would keep the script alive.
-process.stdin.destroy();

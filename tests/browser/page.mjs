@@ -4,6 +4,7 @@
 import { createRequire } from 'node:module';
 import { existsSync, readFileSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
+import { createInterface } from 'node:readline';
 
 export const input = JSON.parse(process.argv[2]);
 const require = createRequire(join(input.tools, 'node_modules/'));
@@ -15,7 +16,8 @@ export const NARROW = { width: 390, height: 844 };
 const PATIENCE = 60_000;
 
 const server = new URL(input.url).origin;
-export const base = (id = input.id) => `/experiments/default/${id}`;
+export const namespace = input.namespace ?? 'default';
+export const base = (id = input.id) => `/experiments/${namespace}/${id}`;
 export const address = (path) => server + path;
 
 /** Fails with a message that names what was expected. */
@@ -82,6 +84,8 @@ export async function browse(test, options = {}) {
     await savePages(pages);
   }
   await browser.close();
+  // An open input would keep the script alive.
+  process.stdin.destroy();
   process.exitCode = status;
 }
 
@@ -102,6 +106,21 @@ async function savePages(pages) {
     const path = join(process.env.STOKER_PICTURES, `failed-${i}.png`);
     await page.screenshot({ path }).catch(() => {});
   }
+}
+
+/** Sends a command to the test, and returns its answer. */
+export async function ask(command) {
+  console.log(command);
+  const { value, done } = await answers().next();
+  check(!done, `no answer to ${command}`);
+  return value;
+}
+
+let lines;
+
+function answers() {
+  lines ??= createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+  return lines;
 }
 
 /** Opens a path and waits until the scripts of the page have started. */

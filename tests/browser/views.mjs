@@ -1,27 +1,10 @@
 // Each view of a finished search has its content and its plots: wide and narrow, light and dark.
 
-import { NARROW, WIDE, browse, check, drawn, fits, noFaults, picture, scripts, visit }
-  from './page.mjs';
+import { NARROW, WIDE, browse, noFaults, picture, scripts, visit } from './page.mjs';
+import { look } from './look.mjs';
 import { views } from './list.mjs';
 
 const PICTURES = { list: 'list', rungs: 'rungs', trial: 'trial', compare: 'compare' };
-
-async function look(page, view, size, colorScheme) {
-  const what = `${view.name}, ${size.width} px, ${colorScheme}`;
-  await page.emulateMedia({ colorScheme });
-  await page.setViewportSize(size);
-  for (const plot of view.plots) await drawn(page, plot);
-  await page.waitForSelector(view.has);
-  const heading = await page.locator('h1').first().innerText();
-  check(heading.trim() !== '', `${what} has no heading`);
-  const ground = await page.evaluate(() => getComputedStyle(document.documentElement)
-    .backgroundColor);
-  const isDark = Number(ground.match(/\d+/)[0]) < 128;
-  check(isDark === (colorScheme === 'dark'), `${what} has the ground ${ground}`);
-  await fits(page, what);
-  const failed = await page.locator('.plot-error').count();
-  check(failed === 0, `${what} has ${failed} failed plots`);
-}
 
 await browse(async (open) => {
   const page = await open();

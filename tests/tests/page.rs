@@ -1,23 +1,16 @@
-//! The web page in a real browser: scripts in `tests/browser` use the page of real runs.
-//!
-//! `STOKER_PICTURES=DIR` stores pictures of the page, and of a page that fails a test.
+//! The web page of real runs, in a real browser.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use stoker_test_cluster::{PATIENCE, record_skip, wait_until};
-use stoker_tests::{cache, describe_output, has_data, program, repository, stoker};
+use stoker_test_cluster::wait_until;
+use stoker_tests::{describe_output, has_data, program, repository, stoker};
 use tempfile::TempDir;
 
+use crate::browser::{Browser, Process, Tools};
 use crate::local_run::run;
-
-/// One browser at a time: several of them would slow each other and all other tests.
-static BROWSER: Mutex<()> = Mutex::new(());
 
 /// Texts that a careless page would run, or that would hide other text.
 const HOSTILE: [&str; 4] = [
@@ -27,49 +20,14 @@ const HOSTILE: [&str; 4] = [
     "javascript:window.hacked='link'",
 ];
 
-/// Programs that the tests need. `None` if one is missing: the calling test is then skipped.
-struct Tools {
-    chromium: PathBuf,
-    /// Directory of Playwright and axe.
-    packages: PathBuf,
-}
-
+/// Returns `None` if a program or the data set is missing: the calling test is then skipped.
 #[track_caller]
 fn tools() -> Option<Tools> {
     if !has_data("iris") {
         return None;
     }
     program("stoker-trainer");
-    let on_path = |name: &str| {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.exists())
-    };
-    let packages = cache().join("tools/browser-1");
-    let Some(chromium) = on_path("chromium") else {
-        record_skip("needs chromium: install the package, or run scripts/fetch-tools as root");
-        return None;
-    };
-    if on_path("node").is_none() || !packages.join(".complete").exists() {
-        record_skip("needs node and Playwright: run scripts/fetch-tools");
-        return None;
-    }
-    Some(Tools { chromium, packages })
-}
-
-/// A process that dropping ends.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // On an interrupt, node closes its browser, and `stoker run` waits for its trainers.
-        let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
-        let end = Instant::now() + PATIENCE;
-        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    Tools::find()
 }
 
 /// `stoker ui` with the URL that it printed.
@@ -103,12 +61,11 @@ impl Server {
 /// Runs with their page, and the only browser.
 struct Page {
     tools: Tools,
-    server: Option<Server>,
     /// A search that still runs. It ends before its directory is removed.
     search: Option<Process>,
     root: TempDir,
     input: Value,
-    browser: Option<MutexGuard<'static, ()>>,
+    browser: Option<Browser>,
 }
 
 impl Page {
@@ -141,7 +98,7 @@ impl Page {
 
     fn new(tools: Tools) -> Self {
         let root = tempfile::tempdir().unwrap();
-        Self { tools, server: None, search: None, root, input: json!({}), browser: None }
+        Self { tools, search: None, root, input: json!({}), browser: None }
     }
 
     /// Runs an example of iris to its end.
@@ -166,60 +123,22 @@ impl Page {
         self.root.path().join("local").join(id).join("record/trials")
     }
 
-    /// Waits for the only browser.
-    fn wait_for_browser(&mut self) {
-        let wait = || BROWSER.lock().unwrap_or_else(PoisonError::into_inner);
-        self.browser.get_or_insert_with(wait);
-    }
-
     /// Runs a script in `tests/browser`, and executes the commands that it prints.
     fn check(mut self, script: &str) {
-        self.wait_for_browser();
         let server = Server::start(self.root.path(), "0");
         let port = server.port();
-        let fixed = json!({
-            "url": server.url,
-            "tools": self.tools.packages,
-            "chromium": self.tools.chromium,
-            "root": self.root.path(),
+        self.input["url"] = server.url.as_str().into();
+        self.input["root"] = self.root.path().to_str().into();
+        let mut server = Some(server);
+        let browser = self.browser.take().unwrap_or_else(|| self.tools.browser());
+        self.tools.run(&browser, script, &self.input, |command| match command {
+            "stop" => {
+                server = None;
+                "stopped".to_owned()
+            }
+            "start" => server.insert(Server::start(self.root.path(), &port)).url.clone(),
+            other => panic!("the script printed {other:?}"),
         });
-        self.server = Some(server);
-        let mut input = self.input.as_object().unwrap().clone();
-        input.extend(fixed.as_object().unwrap().clone());
-        let errors = tempfile::NamedTempFile::new().unwrap();
-        let process = Command::new("node")
-            .arg(repository().join("tests/browser").join(script))
-            .arg(Value::Object(input).to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(errors.reopen().unwrap())
-            .spawn()
-            .unwrap();
-        let mut process = Process(process);
-        let commands = BufReader::new(process.0.stdout.take().unwrap());
-        let answers = process.0.stdin.take().unwrap();
-        self.answer(commands, answers, &port);
-        let status = process.0.wait().unwrap();
-        let errors = std::fs::read_to_string(errors.path()).unwrap();
-        assert!(status.success(), "{script} failed:\n{errors}");
-    }
-
-    /// Stops and starts the server when the script asks for it, until the script ends.
-    fn answer(&mut self, commands: BufReader<ChildStdout>, mut answers: ChildStdin, port: &str) {
-        for command in commands.lines() {
-            let answer = match command.unwrap().as_str() {
-                "stop" => {
-                    self.server = None;
-                    "stopped".to_owned()
-                }
-                "start" => {
-                    let server = Server::start(self.root.path(), port);
-                    self.server.insert(server).url.clone()
-                }
-                other => panic!("the script printed {other:?}"),
-            };
-            writeln!(answers, "{answer}").unwrap();
-        }
     }
 }
 
@@ -358,7 +277,7 @@ fn add_metrics(folder: &Path, names_of_metrics: &[&str]) {
 fn page_follows_a_running_search() {
     let Some(tools) = tools() else { return };
     let mut page = Page::new(tools);
-    page.wait_for_browser();
+    page.browser = Some(page.tools.browser());
     // One trial ends after the other, for as long as the browser needs.
     let sets = ["searcher.maxLength.epochs=300", "searcher.random.maxTrials=5000"];
     let sets = sets.into_iter().chain(["searcher.random.maxConcurrentTrials=1"]);

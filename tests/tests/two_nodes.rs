@@ -4,6 +4,7 @@
 mod experiments;
 mod faults;
 mod jobs;
+mod page;
 mod resources;
 mod search;
 mod soak;

@@ -76,7 +76,8 @@ fn infrastructure_failures_are_retried_with_growing_waits() {
         std::thread::sleep(Duration::from_millis(20));
     }
     std::fs::remove_file(fault).unwrap();
-    check(&child.wait_with_output().unwrap(), 0, "trial 0: the next attempt starts in 5s");
+    // The message has the rest of the wait, which the load of the machine shortens.
+    check(&child.wait_with_output().unwrap(), 0, "trial 0: the next attempt starts in ");
     let trial = &fixture.trials()[0];
     let attempts = trial["status"]["attempts"].as_array().unwrap();
     assert_eq!((attempts.len(), &trial["status"]["restarts"]), (4, &json!(0)), "{trial}");

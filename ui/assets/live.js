@@ -139,6 +139,11 @@ async function replaceParts() {
   } catch {
     return;
   }
+  if (document.querySelector('[data-live-reload]') && !page.querySelector('[data-live-reload]')) {
+    // The first experiment: table and filters are new.
+    location.reload();
+    return;
+  }
   let pending = 0;
   for (const part of parts) {
     const next = page.getElementById(part.id);

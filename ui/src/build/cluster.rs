@@ -27,8 +27,7 @@ pub(crate) fn page(
 ) -> ClusterPage {
     let (runs, jobs) = (visible.runs(), visible.jobs());
     let mut frame = plain_frame(site, "cluster", "Slots · Stoker");
-    let is_live = runs.iter().any(|run| run.is_live()) || jobs.iter().any(|job| job.is_live());
-    frame.live = is_live.then(|| "/live".to_owned());
+    frame.live = Some("/live".to_owned());
     let waiting = waiting(&runs, &jobs, text::now());
     let running = running(&runs);
     let (mut nodes, mut notes) = (Vec::new(), Vec::new());

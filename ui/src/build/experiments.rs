@@ -69,9 +69,8 @@ pub(crate) fn page(site: &Site, visible: &Visible, query: &ListQuery) -> Experim
     let (matches, total) = (runs.len(), all.len());
     let shown = query.rows.unwrap_or(PAGE).max(1);
     let mut frame = plain_frame(site, "experiments", "Experiments · Stoker");
-    if all.iter().any(|run| run.is_live()) {
-        frame.live = Some("/live".to_owned());
-    }
+    // Experiments may start at any time.
+    frame.live = Some("/live".to_owned());
     let unreadable = visible.unreadable();
     ExperimentsPage {
         frame,

@@ -27,7 +27,7 @@ fn sorted(visible: &Visible) -> Vec<Arc<Job>> {
 pub(crate) fn page(site: &Site, visible: &Visible) -> JobsPage {
     let jobs = sorted(visible);
     let mut frame = plain_frame(site, "jobs", "Inference jobs · Stoker");
-    frame.live = jobs.iter().any(|job| job.is_live()).then(|| "/live".to_owned());
+    frame.live = Some("/live".to_owned());
     let first_command = match site.is_cluster {
         true => "stoker job create job.yaml".to_owned(),
         false => with_arguments(site, "stoker job run job.yaml"),

@@ -274,6 +274,21 @@ fn add_metrics(folder: &Path, names_of_metrics: &[&str]) {
 }
 
 #[test]
+fn page_shows_the_first_experiment() {
+    let Some(tools) = tools() else { return };
+    let root = tempfile::tempdir().unwrap();
+    let server = Server::start(root.path(), "0");
+    let input = json!({ "url": server.url });
+    tools.run(&tools.browser(), "first.mjs", &input, |command| {
+        assert_eq!(command, "start");
+        let file = repository().join("examples/iris/const.yaml");
+        let output = run(&file, root.path(), &["--set", "searcher.maxLength={epochs: 1}"]);
+        assert!(output.status.success(), "{}", describe_output(&output));
+        "ended".to_owned()
+    });
+}
+
+#[test]
 fn page_follows_a_running_search() {
     let Some(tools) = tools() else { return };
     let mut page = Page::new(tools);

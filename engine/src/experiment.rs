@@ -26,8 +26,8 @@ pub use ledger::{
 pub use prior::{PriorExperiment, prior_trials};
 pub use refusal::{POD_INVALID, Refusal, TRIAL_INVALID, failed, refusal, set_refusal};
 pub use steer::{
-    DesiredStates, Request, conditions, desired_states, kills, set_phase, start_position,
-    without_search,
+    DesiredStates, Request, conditions, desired_states, kills, requested, set_phase,
+    start_position, without_search,
 };
 pub use summary::Summary;
 

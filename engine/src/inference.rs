@@ -17,7 +17,7 @@ pub mod pods;
 
 use std::time::Duration;
 
-use stoker_api::experiment::Phase;
+use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::{InferenceStatus, Role, WorkerStatus};
 use stoker_api::trial::AttemptEnd;
 
@@ -67,6 +67,30 @@ pub fn resume(status: &mut InferenceStatus, slots: u32) {
     status.message = None;
     status.workers.resize(slots as usize, WorkerStatus::default());
     enter_stage(status, Role::Plan);
+}
+
+/// Applies the state that the user requested. A paused or cancelled job waits for its live
+/// attempts; those of a killed job count as ended.
+pub fn apply_desired_state(status: &mut InferenceStatus, desired: DesiredState, slots: u32) {
+    if status.phase.is_terminal() {
+        return;
+    }
+    if desired == DesiredState::Killed {
+        status.workers.iter_mut().for_each(|worker| worker.attempt = None);
+    }
+    let is_alive = status.workers.iter().any(|worker| worker.attempt.is_some());
+    match desired {
+        DesiredState::Active if matches!(status.phase, Phase::Pending | Phase::Paused) => {
+            resume(status, slots);
+        }
+        DesiredState::Paused if !is_alive => status.phase = Phase::Paused,
+        DesiredState::Cancelled | DesiredState::Killed if !is_alive => {
+            status.phase = Phase::Cancelled;
+            let word = if desired == DesiredState::Killed { "killed" } else { "cancelled" };
+            status.message = Some(word.to_owned());
+        }
+        _ => {}
+    }
 }
 
 /// Returns the processes that may start now. None of them is running.

@@ -83,20 +83,14 @@ pub fn desired_states<R: Borrow<TrialRecord>>(
     for trial in open {
         let index = trial.spec.index;
         let before = trial.spec.desired_state;
-        let target = match (request.state, state_of(trial)) {
-            (DesiredState::Killed, _) => DesiredTrialState::Kill,
-            (DesiredState::Cancelled, _) | (_, Some(TrialState::Stopped)) => {
-                DesiredTrialState::Stop
-            }
-            (DesiredState::Paused, _) => DesiredTrialState::Pause,
-            (DesiredState::Active, _) if is_active(trial) => {
-                match is_live(trial) || starting.contains(&index) {
-                    true => DesiredTrialState::Run,
-                    false => DesiredTrialState::Pause,
-                }
-            }
-            (DesiredState::Active, _) if !is_live(trial) => DesiredTrialState::Pause,
-            (DesiredState::Active, _) => {
+        let target = match requested(request.state, state_of(trial)) {
+            Some(requested) => requested,
+            None if is_active(trial) => match is_live(trial) || starting.contains(&index) {
+                true => DesiredTrialState::Run,
+                false => DesiredTrialState::Pause,
+            },
+            None if !is_live(trial) => DesiredTrialState::Pause,
+            None => {
                 let until = release_at(trial, request, is_room_wanted);
                 match until.seconds_since(request.now) {
                     0 => DesiredTrialState::Pause,
@@ -115,6 +109,19 @@ pub fn desired_states<R: Borrow<TrialRecord>>(
     }
     desired.wanted.sort_unstable_by_key(|(index, _)| *index);
     desired
+}
+
+/// Returns the desired state of an open trial that follows from the user's request, or from the
+/// search having stopped the trial; `None` if the trial may run when the search lets it.
+pub fn requested(state: DesiredState, of_search: Option<TrialState>) -> Option<DesiredTrialState> {
+    match (state, of_search) {
+        (DesiredState::Killed, _) => Some(DesiredTrialState::Kill),
+        (DesiredState::Cancelled, _) | (_, Some(TrialState::Stopped)) => {
+            Some(DesiredTrialState::Stop)
+        }
+        (DesiredState::Paused, _) => Some(DesiredTrialState::Pause),
+        (DesiredState::Active, _) => None,
+    }
 }
 
 /// Returns the position of a trial among those that wait for room: trials that have trained before

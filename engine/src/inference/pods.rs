@@ -16,7 +16,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 
 use super::conditions::{self, PendingReasons};
-use super::{ProcessStart, begin, next, resume};
+use super::{ProcessStart, apply_desired_state, begin, next};
 use crate::gang::{NodeState, ObservedPod, PodDeletion, Timeouts, creation, pod_outcome};
 use process_end::record_end;
 
@@ -71,7 +71,7 @@ pub fn plan(view: &JobView<'_>) -> JobPlan {
     let mut planner = Planner { view, plan, pending: PendingReasons::default() };
     if !view.status.phase.is_terminal() {
         planner.plan_live_attempts();
-        planner.apply_desired_state();
+        apply_desired_state(&mut planner.plan.status, view.desired_state, view.slots);
         planner.begin_attempts();
     }
     planner.delete_stale_pods();
@@ -219,32 +219,6 @@ impl Planner<'_> {
             worker.not_before.is_some_and(|until| until > self.view.now)
                 && last.is_some_and(|end| end.end == AttemptEnd::NotStarted)
         })
-    }
-
-    /// Applies the state that the user requested. Paused and cancelled jobs wait for live attempts.
-    fn apply_desired_state(&mut self) {
-        let view = self.view;
-        let status = &mut self.plan.status;
-        if status.phase.is_terminal() {
-            return;
-        }
-        if view.desired_state == DesiredState::Killed {
-            status.workers.iter_mut().for_each(|worker| worker.attempt = None);
-        }
-        let is_alive = status.workers.iter().any(|worker| worker.attempt.is_some());
-        match view.desired_state {
-            DesiredState::Active if matches!(status.phase, Phase::Pending | Phase::Paused) => {
-                resume(status, view.slots);
-            }
-            DesiredState::Paused if !is_alive => status.phase = Phase::Paused,
-            DesiredState::Cancelled | DesiredState::Killed if !is_alive => {
-                status.phase = Phase::Cancelled;
-                let word =
-                    if view.desired_state == DesiredState::Killed { "killed" } else { "cancelled" };
-                status.message = Some(word.to_owned());
-            }
-            _ => {}
-        }
     }
 
     /// Begins attempts of idle slots.

@@ -78,7 +78,7 @@ impl Description<'_> {
         fields.add("Labels", spec.labels.join(", "));
         fields.add("Created", text::created(metadata).map(since).unwrap_or_default());
         fields.add("Ended", status.ended_at.map(since).unwrap_or_default());
-        if !self.is_local {
+        if !self.is_local || spec.state != DesiredState::Active {
             fields.add("Desired", desired(spec.state));
         }
         fields.add("Phase", format!("{}{message}", self.phase));

@@ -55,7 +55,8 @@ return the exit code of the first that did not succeed.
 With --output json, numbers are numbers, and null if not finite. The last line of standard error \
 of a failed command is {\"error\": {\"kind\": .., \"message\": .., \"exitCode\": N}}. Kinds: \
 usage (the command line), file (with all `errors` of a file), input, system (the cluster, a disk), \
-storage, and for waits timeout and deleted. With several names, `name` is the failed object."
+storage, and for waits timeout, deleted and stopped. With several names, `name` is the failed \
+object."
 )]
 struct Cli {
     /// Output format: human-readable text, or JSON for scripts
@@ -74,6 +75,9 @@ enum Command {
     /// Trials run as processes; --slots limits how many run at the same time. Ctrl-C checkpoints
     /// all running trials and stops. Run the same command again to resume. The last line of
     /// `--output json` is the outcome.
+    ///
+    /// `stoker experiment pause`, `cancel` and other commands change the run while it lasts. A
+    /// paused run stays paused: this command then waits for `stoker experiment activate`.
     Run(run::Args),
     /// Check an experiment or inference job file and report all errors
     Validate(validate::Args),

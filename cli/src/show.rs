@@ -1,8 +1,12 @@
 //! `stoker experiment|trial|checkpoint` without a cluster: reads the records of `stoker run`, and
 //! those of a cluster in its storage.
 
+mod delete;
+mod follow;
 mod logs;
 mod recorded_run;
+mod steer;
+mod wait;
 
 use std::path::Path;
 
@@ -10,9 +14,13 @@ use stoker_api::experiment::ReopenedTrials;
 use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
 
-pub(crate) use self::logs::{cannot_follow, experiment_logs, trial_logs};
+pub(crate) use self::delete::{delete, delete_record, mark_deleted};
+pub(crate) use self::follow::StoredFollower;
+pub(crate) use self::logs::{experiment_logs, trial_logs};
 use self::recorded_run::read_runs;
 pub(crate) use self::recorded_run::{RecordedRun, Runner, local_endpoint};
+pub(crate) use self::steer::{RequestedState, RunFiles, kill_trial, set_state};
+pub(crate) use self::wait::{Waited, stop_message, wait, wait_for_end};
 use crate::cluster::checkpoint::{Choice, Download, best_trial, no_best_trial, split_name};
 use crate::cluster::{text, trial};
 use crate::commands::names::TrialRef;

@@ -34,6 +34,10 @@ mod run_changes;
 mod shapes;
 #[path = "all/shared_page.rs"]
 mod shared_page;
+#[path = "all/steer.rs"]
+mod steer;
+#[path = "all/steer_jobs.rs"]
+mod steer_jobs;
 #[path = "all/trainer.rs"]
 mod trainer;
 #[path = "all/ui.rs"]

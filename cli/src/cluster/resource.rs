@@ -24,6 +24,8 @@ pub(crate) trait ClusterResource:
 {
     /// Name of the kind in messages and commands.
     const KIND_NAME: &'static str;
+    /// Command that runs it locally.
+    const RUN_COMMAND: &'static str;
     /// Effect of a pause or a cancellation on its processes.
     const STOP_EFFECT: &'static str;
 
@@ -52,6 +54,7 @@ pub(crate) trait ClusterResource:
 
 impl ClusterResource for Experiment {
     const KIND_NAME: &'static str = "experiment";
+    const RUN_COMMAND: &'static str = "stoker run FILE";
     const STOP_EFFECT: &'static str = "its trials checkpoint and exit";
 
     fn phase(&self) -> Phase {
@@ -81,6 +84,7 @@ impl ClusterResource for Experiment {
 
 impl ClusterResource for InferenceJob {
     const KIND_NAME: &'static str = "job";
+    const RUN_COMMAND: &'static str = "stoker job run FILE";
     const STOP_EFFECT: &'static str = "its workers exit after their current batch";
 
     fn phase(&self) -> Phase {

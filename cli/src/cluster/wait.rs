@@ -23,7 +23,7 @@ const WATCH_SECONDS: u32 = 240;
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum number of consecutive failures.
 const FAILURES_MAX: u32 = 30;
-/// Exit code for cancelled, deleted and timed out.
+/// Exit code for cancelled, deleted, stopped and timed out.
 const STOPPED: u8 = 3;
 
 /// Waits until the experiment or job has ended, then prints the outcome. Returns the exit code.
@@ -129,7 +129,7 @@ fn deleted<K: ClusterResource>(name: &str, output: Output) -> u8 {
 }
 
 /// Prints why the wait is over and returns the exit code.
-fn stopped(kind: &str, message: &str, name: &str, output: Output) -> u8 {
+pub(crate) fn stopped(kind: &str, message: &str, name: &str, output: Output) -> u8 {
     match output {
         Output::Text => print::err(message),
         Output::Json => {
@@ -183,11 +183,30 @@ pub(crate) async fn print_outcome(
         Some(best) => cluster.api::<Trial>().get_opt(&format!("{name}-{}", best.index)).await.ok(),
         None => None,
     };
-    match output {
-        Output::Json => print::out(outcome(experiment, trial.flatten().as_ref())),
-        Output::Text => print::out(summary(experiment, trial.flatten().as_ref())),
-    }
+    let trial = trial.flatten();
+    let hyperparameters = trial.as_ref().map(|trial| &trial.spec.hyperparameters);
+    let address =
+        |index, checkpoint: &str| storage::checkpoint_address(experiment, index, checkpoint);
+    let outcome = Outcome { experiment, hyperparameters, address: &address };
+    print_experiment(&outcome, output);
     Ok(exit_code(status.phase))
+}
+
+/// An experiment that has ended.
+pub(crate) struct Outcome<'a> {
+    pub(crate) experiment: &'a Experiment,
+    /// Hyperparameters of the best trial, if known.
+    pub(crate) hyperparameters: Option<&'a Value>,
+    /// Returns the location of a trial's checkpoint.
+    pub(crate) address: &'a dyn Fn(u32, &str) -> String,
+}
+
+/// Prints the outcome of an experiment.
+pub(crate) fn print_experiment(outcome: &Outcome<'_>, output: Output) {
+    match output {
+        Output::Json => print::out(outcome.json()),
+        Output::Text => print::out(outcome.text()),
+    }
 }
 
 /// Returns the exit code for a phase.
@@ -199,51 +218,53 @@ pub(crate) fn exit_code(phase: Phase) -> u8 {
     }
 }
 
-/// Returns the outcome in the format of the last line of `stoker run --output json`.
-fn outcome(experiment: &Experiment, trial: Option<&Trial>) -> Value {
-    let status = experiment.status.clone().unwrap_or_default();
-    let best = status.best.as_ref().map(|best| {
-        let address = |name: &String| storage::checkpoint_address(experiment, best.index, name);
+impl Outcome<'_> {
+    /// Returns the outcome in the format of the last line of `stoker run --output json`.
+    fn json(&self) -> Value {
+        let status = self.experiment.status.clone().unwrap_or_default();
+        let best = status.best.as_ref().map(|best| {
+            let address = |name: &String| (self.address)(best.index, name);
+            json!({
+                "trial": best.index,
+                "metric": json::metric(&best.metric),
+                "hyperparameters": self.hyperparameters,
+                "checkpoint": best.checkpoint.as_ref().map(address),
+            })
+        });
+        let mut pareto = json!(status.pareto);
+        json::metrics_to_numbers(&mut pareto);
         json!({
-            "trial": best.index,
-            "metric": json::metric(&best.metric),
-            "hyperparameters": trial.map(|trial| &trial.spec.hyperparameters),
-            "checkpoint": best.checkpoint.as_ref().map(address),
+            "experiment": self.experiment.metadata.name,
+            "phase": status.phase,
+            "message": status.message,
+            "trials": status.trials_created,
+            "best": best,
+            "pareto": pareto,
         })
-    });
-    let mut pareto = json!(status.pareto);
-    json::metrics_to_numbers(&mut pareto);
-    json!({
-        "experiment": experiment.metadata.name,
-        "phase": status.phase,
-        "message": status.message,
-        "trials": status.trials_created,
-        "best": best,
-        "pareto": pareto,
-    })
-}
-
-fn summary(experiment: &Experiment, trial: Option<&Trial>) -> String {
-    let status = experiment.status.clone().unwrap_or_default();
-    let name = experiment.metadata.name.as_deref().unwrap_or_default();
-    let what = match status.phase {
-        Phase::Completed => "completed",
-        Phase::Failed => "failed",
-        Phase::Cancelled => "was cancelled",
-        Phase::Pending | Phase::Running | Phase::Paused => "has not ended",
-    };
-    let message = status.message.map_or_else(String::new, |message| format!(": {message}"));
-    let mut lines = vec![format!("experiment {name} {what}{message}")];
-    if let Some(best) = &status.best {
-        let metric = &experiment.spec.searcher.metric;
-        lines.push(format!("best: trial {} with {metric} {}", best.index, best.metric));
-        let values = trial.map(|trial| run::hyperparameters(&trial.spec.hyperparameters));
-        lines.extend(values.map(|values| format!("  hyperparameters: {values}")));
-        let address = |name| storage::checkpoint_address(experiment, best.index, name);
-        let checkpoint = best.checkpoint.as_ref();
-        lines.extend(checkpoint.map(|name| format!("  checkpoint: {}", address(name))));
     }
-    lines.join("\n")
+
+    fn text(&self) -> String {
+        let status = self.experiment.status.clone().unwrap_or_default();
+        let name = self.experiment.metadata.name.as_deref().unwrap_or_default();
+        let what = match status.phase {
+            Phase::Completed => "completed",
+            Phase::Failed => "failed",
+            Phase::Cancelled => "was cancelled",
+            Phase::Pending | Phase::Running | Phase::Paused => "has not ended",
+        };
+        let message = status.message.map_or_else(String::new, |message| format!(": {message}"));
+        let mut lines = vec![format!("experiment {name} {what}{message}")];
+        if let Some(best) = &status.best {
+            let metric = &self.experiment.spec.searcher.metric;
+            lines.push(format!("best: trial {} with {metric} {}", best.index, best.metric));
+            let values = self.hyperparameters.map(run::hyperparameters);
+            lines.extend(values.map(|values| format!("  hyperparameters: {values}")));
+            let checkpoint = best.checkpoint.as_ref();
+            let address = |name: &String| (self.address)(best.index, name);
+            lines.extend(checkpoint.map(|name| format!("  checkpoint: {}", address(name))));
+        }
+        lines.join("\n")
+    }
 }
 
 #[cfg(test)]
@@ -279,16 +300,18 @@ mod tests {
     #[test]
     fn outcome_matches_that_of_run() {
         let experiment = experiment("Completed");
+        let address = |index, name: &str| storage::checkpoint_address(&experiment, index, name);
+        let outcome = Outcome { experiment: &experiment, hyperparameters: None, address: &address };
         let at = "s3://b/ml/mnist-0b3f9c1e/trials/1/checkpoints/000000000100-0";
         assert_eq!(
-            summary(&experiment, None),
+            outcome.text(),
             format!(
                 "experiment mnist completed: so it is\nbest: trial 1 with loss 0.25\n  \
                  checkpoint: {at}"
             )
         );
         assert_eq!(
-            outcome(&experiment, None),
+            outcome.json(),
             json!({"experiment": "mnist", "phase": "Completed", "message": "so it is",
                 "trials": 2, "pareto": [], "best":
                 {"trial": 1, "metric": 0.25, "hyperparameters": null, "checkpoint": at}})

@@ -7,8 +7,8 @@ use stoker_api::experiment::{DesiredState, Experiment, ReopenedTrials};
 
 use super::arguments::{ShowArgs, SourceArgs};
 use super::names::{ExperimentNames, for_all, for_each, parse_name, show_each};
-use super::{SOURCE_HELP, block_on, done};
-use crate::cluster::connect::{Cluster, Options};
+use super::{ACTION_HELP, SOURCE_HELP, WAIT_HELP, block_on, done};
+use crate::cluster::connect::Cluster;
 use crate::cluster::logs::line::LogArgs;
 use crate::cluster::{create, experiment, logs, metrics as cluster_metrics, storage, text, wait};
 use crate::failure::Failure;
@@ -65,8 +65,9 @@ pub(crate) enum ExperimentCommand {
         /// Experiment name; for local runs also a run ID
         #[arg(value_parser = parse_name)]
         experiment: String,
-        /// Stream new lines until the experiment ends
-        #[arg(long, short, help_heading = "Cluster")]
+        /// Stream new lines until the experiment ends. Stored lines of a local run follow with a
+        /// delay of some seconds
+        #[arg(long, short)]
         follow: bool,
         #[command(flatten)]
         lines: LogArgs,
@@ -93,9 +94,15 @@ pub(crate) enum ExperimentCommand {
         storage: storage::Options,
     },
     /// Pause experiments: trials checkpoint and exit, and can resume later
-    Pause(OnCluster),
+    ///
+    /// A local run stays paused until `activate`: `stoker run FILE` then waits.
+    #[command(after_help = ACTION_HELP)]
+    Pause(Target),
     /// Resume paused experiments
-    Activate(OnCluster),
+    ///
+    /// For a local run without a runner, run `stoker run FILE` again afterwards.
+    #[command(after_help = ACTION_HELP)]
+    Activate(Target),
     /// Continue trials that have ended, from their checkpoints
     ///
     /// Without --failed, continues trials whose program ended cleanly before the granted length,
@@ -113,32 +120,39 @@ pub(crate) enum ExperimentCommand {
         source: SourceArgs,
     },
     /// Cancel experiments permanently: trials checkpoint and exit
-    Cancel(OnCluster),
+    #[command(after_help = ACTION_HELP)]
+    Cancel(Target),
     /// Kill experiments permanently and immediately, without checkpoints
-    Kill(OnCluster),
+    #[command(after_help = ACTION_HELP)]
+    Kill(Target),
     /// Wait until experiments end; the exit code reports the outcome
-    #[command(
-        after_help = "Exit codes: 0 completed, 1 failed, 2 invalid input, 3 cancelled, deleted \
-                            or timed out."
-    )]
+    ///
+    /// For a local run, also waits until its runner has exited. Ends with code 3 if the runner
+    /// exits before the experiment has ended.
+    #[command(after_help = WAIT_HELP)]
     Wait {
         #[command(flatten)]
-        on: OnCluster,
+        on: Target,
         /// Maximum wait, such as 90s, 5m or 1h30m [default: no limit]
         #[arg(long, value_name = "DURATION", value_parser = text::parse_length)]
         timeout: Option<Duration>,
     },
-    /// Delete experiments and their trials; their files in the storage remain
-    Delete(OnCluster),
+    /// Delete experiments and their trials
+    ///
+    /// On a cluster, their files in the storage remain. Of a local run, the record, checkpoints,
+    /// metrics and logs are deleted; a run with a runner is refused. Repeat the command if it was
+    /// interrupted.
+    #[command(after_help = ACTION_HELP)]
+    Delete(Target),
 }
 
-/// Arguments of commands on experiments of a cluster.
+/// Arguments of commands that change experiments or wait for them.
 #[derive(Debug, Args)]
-pub(crate) struct OnCluster {
+pub(crate) struct Target {
     #[command(flatten)]
     names: ExperimentNames,
     #[command(flatten)]
-    cluster: Options,
+    source: SourceArgs,
 }
 
 /// Runs `stoker experiment ...` and returns the exit code.
@@ -150,13 +164,13 @@ pub(crate) fn experiment(command: &ExperimentCommand, output: Output) -> Result<
         | C::Logs { source, .. }
         | C::Metrics { source, .. }
         | C::Continue { source, .. } => !source.is_cluster(),
-        C::Create(_)
-        | C::Pause(_)
-        | C::Activate(_)
-        | C::Cancel(_)
-        | C::Kill(_)
-        | C::Wait { .. }
-        | C::Delete(_) => false,
+        C::Pause(on)
+        | C::Activate(on)
+        | C::Cancel(on)
+        | C::Kill(on)
+        | C::Wait { on, .. }
+        | C::Delete(on) => !on.source.is_cluster(),
+        C::Create(_) => false,
     };
     match is_local {
         true => block_on(locally(command, output)),
@@ -188,9 +202,19 @@ async fn locally(command: &ExperimentCommand, output: Output) -> Result<u8, Fail
             };
             for_each(&names.experiments, output, act).await
         }
-        C::Logs { follow: true, .. } => Err(show::cannot_follow()),
-        C::Logs { experiment, lines, source, .. } => {
-            done(show::experiment_logs(source.root(), experiment, *lines, output).await)
+        C::Logs { experiment, follow, lines, source, .. } => {
+            let lines = (*follow, *lines);
+            done(show::experiment_logs(source.root(), experiment, lines, output).await)
+        }
+        C::Wait { on, timeout } => {
+            let act =
+                async |name: &String| show::wait(on.source.root(), name, *timeout, output).await;
+            for_all(&on.names.experiments, output, act).await
+        }
+        C::Delete(on) => {
+            let act =
+                async |name: &String| done(show::delete(on.source.root(), name, output).await);
+            for_each(&on.names.experiments, output, act).await
         }
         C::Metrics { experiment, metrics: args, source, .. } => {
             let files = show::metrics_files(source.root(), experiment, None).await?;
@@ -202,18 +226,18 @@ async fn locally(command: &ExperimentCommand, output: Output) -> Result<u8, Fail
 
 async fn on_cluster(command: &ExperimentCommand, output: Output) -> Result<u8, Failure> {
     use ExperimentCommand as C;
-    let (on, state) = match command {
-        C::Create(args) => return create::create(args, output).await,
+    match command {
+        C::Create(args) => create::create(args, output).await,
         C::List { list: args, source, all_namespaces } => {
             let cluster = Cluster::connect(&source.cluster).await?;
             let read = async || experiment::list(&cluster, *all_namespaces, args.selector()).await;
-            return done(list::list(args, read).await);
+            done(list::list(args, read).await)
         }
         C::Describe { names, show: args, source } => {
             let cluster = Cluster::connect(&source.cluster).await?;
             let show =
                 async |name: &String| experiment::describe(&cluster, name, args.output).await;
-            return show_each(&names.experiments, args.output, show).await;
+            show_each(&names.experiments, args.output, show).await
         }
         C::Continue { names, failed, source } => {
             let cluster = Cluster::connect(&source.cluster).await?;
@@ -221,35 +245,44 @@ async fn on_cluster(command: &ExperimentCommand, output: Output) -> Result<u8, F
                 let trials = reopened(*failed);
                 done(reopen::continue_on_cluster(&cluster, name, trials, output).await)
             };
-            return for_each(&names.experiments, output, act).await;
+            for_each(&names.experiments, output, act).await
         }
         C::Logs { experiment, follow, lines, source, storage } => {
             let cluster = Cluster::connect(&source.cluster).await?;
             let lines = (*follow, *lines);
-            return done(logs::experiment(&cluster, experiment, storage, lines, output).await);
+            done(logs::experiment(&cluster, experiment, storage, lines, output).await)
         }
         C::Metrics { experiment, metrics: args, source, storage } => {
             let cluster = Cluster::connect(&source.cluster).await?;
-            return done(cluster_metrics::experiment(&cluster, experiment, args, storage).await);
+            done(cluster_metrics::experiment(&cluster, experiment, args, storage).await)
         }
         C::Wait { on, timeout } => {
-            let cluster = Cluster::connect(&on.cluster).await?;
+            let cluster = Cluster::connect(&on.source.cluster).await?;
             let act = async |name: &String| {
                 wait::wait::<Experiment>(&cluster, name, *timeout, output).await
             };
-            return for_all(&on.names.experiments, output, act).await;
+            for_all(&on.names.experiments, output, act).await
         }
         C::Delete(on) => {
-            let cluster = Cluster::connect(&on.cluster).await?;
+            let cluster = Cluster::connect(&on.source.cluster).await?;
             let act = async |name: &String| done(experiment::delete(&cluster, name, output).await);
-            return for_each(&on.names.experiments, output, act).await;
+            for_each(&on.names.experiments, output, act).await
         }
-        C::Pause(on) => (on, DesiredState::Paused),
-        C::Activate(on) => (on, DesiredState::Active),
-        C::Cancel(on) => (on, DesiredState::Cancelled),
-        C::Kill(on) => (on, DesiredState::Killed),
-    };
-    let cluster = Cluster::connect(&on.cluster).await?;
+        C::Pause(on) => set_state(on, DesiredState::Paused, output).await,
+        C::Activate(on) => set_state(on, DesiredState::Active, output).await,
+        C::Cancel(on) => set_state(on, DesiredState::Cancelled, output).await,
+        C::Kill(on) => set_state(on, DesiredState::Killed, output).await,
+    }
+}
+
+async fn set_state(on: &Target, state: DesiredState, output: Output) -> Result<u8, Failure> {
+    if !on.source.is_cluster() {
+        let act = async |name: &String| {
+            done(show::set_state(on.source.root(), name, state, output).await)
+        };
+        return for_each(&on.names.experiments, output, act).await;
+    }
+    let cluster = Cluster::connect(&on.source.cluster).await?;
     let act = async |name: &String| {
         done(experiment::set_state::<Experiment>(&cluster, name, state, output).await)
     };

@@ -4,8 +4,8 @@ use clap::Subcommand;
 
 use super::arguments::{ShowArgs, SourceArgs};
 use super::names::{TrialName, TrialNames, TrialRef, for_each, parse_name, show_each};
-use super::{SOURCE_HELP, block_on, done};
-use crate::cluster::connect::{Cluster, Options};
+use super::{ACTION_HELP, SOURCE_HELP, block_on, done};
+use crate::cluster::connect::Cluster;
 use crate::cluster::logs::LogSelection;
 use crate::cluster::logs::line::LogArgs;
 use crate::cluster::{logs, metrics as cluster_metrics, storage, trial};
@@ -55,8 +55,9 @@ pub(crate) enum TrialCommand {
         /// Print only the lines of this rank
         #[arg(long, value_name = "N")]
         rank: Option<u32>,
-        /// Stream new lines, across attempts, until the trial ends
-        #[arg(long, short, help_heading = "Cluster")]
+        /// Stream new lines, across attempts, until the trial ends. Stored lines of a local run
+        /// follow with a delay of some seconds
+        #[arg(long, short)]
         follow: bool,
         #[command(flatten)]
         lines: LogArgs,
@@ -83,11 +84,12 @@ pub(crate) enum TrialCommand {
         storage: storage::Options,
     },
     /// Kill trials permanently and immediately, without a checkpoint
+    #[command(after_help = ACTION_HELP)]
     Kill {
         #[command(flatten)]
         names: TrialNames,
         #[command(flatten)]
-        cluster: Options,
+        source: SourceArgs,
     },
 }
 
@@ -98,8 +100,8 @@ pub(crate) fn trial(command: &TrialCommand, output: Output) -> Result<u8, Failur
         C::List { source, .. }
         | C::Describe { source, .. }
         | C::Logs { source, .. }
-        | C::Metrics { source, .. } => source.is_cluster(),
-        C::Kill { .. } => true,
+        | C::Metrics { source, .. }
+        | C::Kill { source, .. } => source.is_cluster(),
     };
     match is_cluster {
         true => block_on(on_cluster(command, output)),
@@ -120,10 +122,9 @@ async fn locally(command: &TrialCommand, output: Output) -> Result<u8, Failure> 
             };
             show_each(&names.parse()?, args.output, show).await
         }
-        C::Logs { follow: true, .. } => Err(show::cannot_follow()),
-        C::Logs { trial, attempt, rank, lines, source, .. } => {
+        C::Logs { trial, attempt, rank, follow, lines, source, .. } => {
             let selection =
-                LogSelection { rank: *rank, attempt: *attempt, follow: false, args: *lines };
+                LogSelection { rank: *rank, attempt: *attempt, follow: *follow, args: *lines };
             done(show::trial_logs(source.root(), &trial.parse()?, selection, output).await)
         }
         C::Metrics { trial, metrics: args, source, .. } => {
@@ -132,7 +133,11 @@ async fn locally(command: &TrialCommand, output: Output) -> Result<u8, Failure> 
                 show::metrics_files(source.root(), &trial.experiment, Some(trial.index)).await?;
             done(metrics::print_trial(&files, args).await)
         }
-        C::Kill { .. } => on_cluster(command, output).await,
+        C::Kill { names, source } => {
+            let act =
+                async |trial: &TrialRef| done(show::kill_trial(source.root(), trial, output).await);
+            for_each(&names.parse()?, output, act).await
+        }
     }
 }
 
@@ -164,9 +169,9 @@ async fn on_cluster(command: &TrialCommand, output: Output) -> Result<u8, Failur
             let cluster = Cluster::connect(&source.cluster).await?;
             done(cluster_metrics::trial(&cluster, &trial.to_string(), args, storage).await)
         }
-        C::Kill { names, cluster } => {
+        C::Kill { names, source } => {
             let trials = names.parse()?;
-            let cluster = Cluster::connect(cluster).await?;
+            let cluster = Cluster::connect(&source.cluster).await?;
             let act = async |name: &TrialRef| {
                 done(trial::kill(&cluster, &name.to_string(), output).await)
             };

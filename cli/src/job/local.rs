@@ -22,8 +22,8 @@ use crate::run_root::{self, RunRoot};
 
 /// A local job.
 #[derive(Debug)]
-struct LocalJob {
-    job: InferenceJob,
+pub(super) struct LocalJob {
+    pub(super) job: InferenceJob,
     /// Whether a runner holds the job's lock.
     is_running: bool,
     /// Whether this is the latest run of its name.
@@ -31,7 +31,8 @@ struct LocalJob {
 }
 
 impl LocalJob {
-    fn id(&self) -> String {
+    /// Returns the run ID.
+    pub(super) fn id(&self) -> String {
         run_root::run_id(&self.job.name(), self.job.metadata.uid.as_deref().unwrap_or_default())
     }
 
@@ -78,15 +79,17 @@ fn local_job(run_root: &RunRoot, mut job: InferenceJob) -> LocalJob {
     let local = run_root.records_dir();
     let namespace = job.metadata.namespace.clone().unwrap_or_default();
     let key = format!("{namespace}.{}.job", job.name());
-    let is_running = is_locked(&local.join(format!("{key}.lock")));
     let current = setup::current_uid(&local.join(format!("{key}.current"))).ok().flatten();
     let is_current = current.is_some() && current == job.metadata.uid;
+    // The lock is that of the latest run.
+    let is_running = is_current && is_locked(&local.join(format!("{key}.lock")));
     let output = recorded_output_url(run_root, &job);
     job.status.get_or_insert_default().output.get_or_insert(output);
     LocalJob { job, is_running, is_current }
 }
 
-fn open(run_root: &RunRoot, name: &str) -> Result<LocalJob, Failure> {
+/// Opens the job with this name or ID. Of several with the name, the latest is used.
+pub(super) fn open(run_root: &RunRoot, name: &str) -> Result<LocalJob, Failure> {
     let is_named = |job: &LocalJob| job.job.name() == name || job.id() == name;
     let matches = read(run_root)?.into_iter().filter(is_named);
     matches.max_by_key(|job| job.is_current).ok_or_else(|| {

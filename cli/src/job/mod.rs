@@ -12,6 +12,7 @@
 mod local;
 pub(crate) mod record;
 mod runner;
+mod steer;
 mod view;
 
 use std::path::PathBuf;
@@ -20,17 +21,16 @@ use std::time::Duration;
 use clap::Subcommand;
 use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::InferenceJob;
-use stoker_engine::inference;
 use stoker_storage::Storage;
 
 use self::record::OpenedRecord;
 use self::runner::{Runner, RunnerConfig};
 use self::view::View;
-use crate::cluster::connect::{Cluster, Options};
+use crate::cluster::connect::Cluster;
 use crate::cluster::logs::line::LogArgs;
 use crate::cluster::{create, experiment, job as jobs, logs, storage, text, wait};
 use crate::commands::names::{JobNames, for_all, for_each, parse_name, show_each};
-use crate::commands::{SOURCE_HELP, ShowArgs, SourceArgs, block_on, done};
+use crate::commands::{ACTION_HELP, SOURCE_HELP, ShowArgs, SourceArgs, WAIT_HELP, block_on, done};
 use crate::failure::Failure;
 use crate::file::{self, LoadedJob};
 use crate::list::{self, ListArgs};
@@ -39,7 +39,6 @@ use crate::run::gpus;
 use crate::run::setup::find_program;
 use crate::run::signals::Signals;
 use crate::run_root::RunRoot;
-use crate::show::cannot_follow;
 
 /// `stoker job ...`
 #[derive(Debug, Subcommand)]
@@ -48,7 +47,8 @@ pub(crate) enum JobCommand {
     ///
     /// Workers run as processes, one per slot. After a kill or Ctrl-C, run the same command again
     /// to resume with the uncommitted shards. The output's manifest.json lists one part per shard.
-    /// The last line of `--output json` contains its path.
+    /// The last line of `--output json` contains its path. A job that `stoker job pause` has paused
+    /// waits for `stoker job activate`.
     Run(Args),
     /// Create a job on a cluster and upload the program's files, if given
     ///
@@ -92,8 +92,9 @@ pub(crate) enum JobCommand {
         /// Print only the lines of this slot
         #[arg(long, value_name = "N")]
         slot: Option<u32>,
-        /// Stream new lines until the job ends
-        #[arg(long, short, help_heading = "Cluster")]
+        /// Stream new lines until the job ends. Stored lines of a local job follow with a delay of
+        /// some seconds
+        #[arg(long, short)]
         follow: bool,
         #[command(flatten)]
         lines: LogArgs,
@@ -103,36 +104,48 @@ pub(crate) enum JobCommand {
         storage: storage::Options,
     },
     /// Pause jobs: workers exit after their current batch; committed shards are kept
-    Pause(OnCluster),
+    ///
+    /// A local job stays paused until `activate`: `stoker job run FILE` then waits.
+    #[command(after_help = ACTION_HELP)]
+    Pause(Target),
     /// Resume paused jobs
-    Activate(OnCluster),
+    ///
+    /// For a local job without a runner, run `stoker job run FILE` again afterwards.
+    #[command(after_help = ACTION_HELP)]
+    Activate(Target),
     /// Cancel jobs permanently: workers exit after their current batch
-    Cancel(OnCluster),
+    #[command(after_help = ACTION_HELP)]
+    Cancel(Target),
     /// Kill jobs permanently and immediately
-    Kill(OnCluster),
+    #[command(after_help = ACTION_HELP)]
+    Kill(Target),
     /// Wait until jobs end; the exit code reports the outcome
-    #[command(
-        after_help = "Exit codes: 0 completed, 1 failed, 2 invalid input, 3 cancelled, deleted \
-                            or timed out."
-    )]
+    ///
+    /// For a local job, also waits until its runner has exited. Ends with code 3 if the runner
+    /// exits before the job has ended.
+    #[command(after_help = WAIT_HELP)]
     Wait {
         #[command(flatten)]
-        on: OnCluster,
+        on: Target,
         /// Maximum wait, such as 90s, 5m or 1h30m [default: no limit]
         #[arg(long, value_name = "DURATION", value_parser = text::parse_length)]
         timeout: Option<Duration>,
     },
-    /// Delete jobs and their pods; their files in the storage remain
-    Delete(OnCluster),
+    /// Delete jobs and their pods; their output remains
+    ///
+    /// On a cluster, logs remain, too. Of a local job, the record and the logs are deleted; a job
+    /// with a runner is refused. Repeat the command if it was interrupted.
+    #[command(after_help = ACTION_HELP)]
+    Delete(Target),
 }
 
-/// Arguments of commands on jobs of a cluster.
+/// Arguments of commands that change jobs or wait for them.
 #[derive(Debug, clap::Args)]
-pub(crate) struct OnCluster {
+pub(crate) struct Target {
     #[command(flatten)]
     names: JobNames,
     #[command(flatten)]
-    cluster: Options,
+    source: SourceArgs,
 }
 
 /// Arguments of `stoker job run`.
@@ -174,6 +187,9 @@ pub(crate) fn job(command: &JobCommand, output: Output) -> Result<u8, Failure> {
         {
             block_on(locally(command, source.root(), output))
         }
+        C::Wait { on, .. } | C::Delete(on) if !on.source.is_cluster() => {
+            block_on(locally(command, on.source.root(), output))
+        }
         _ => block_on(on_cluster(command, output)),
     }
 }
@@ -186,9 +202,19 @@ async fn locally(command: &JobCommand, root: Option<&str>, output: Output) -> Re
             let show = async |name: &String| local::describe(root, name, args.output);
             show_each(&names.jobs, args.output, show).await
         }
-        C::Logs { follow: true, .. } => Err(cannot_follow()),
+        C::Logs { job, slot, follow: true, lines, .. } => {
+            done(steer::follow_logs(root, job, *slot, *lines, output).await)
+        }
         C::Logs { job, slot, lines, .. } => {
             done(local::print_logs(root, job, *slot, *lines, output).await)
+        }
+        C::Wait { on, timeout } => {
+            let act = async |name: &String| steer::wait(root, name, *timeout, output).await;
+            for_all(&on.names.jobs, output, act).await
+        }
+        C::Delete(on) => {
+            let act = async |name: &String| done(steer::delete(root, name, output).await);
+            for_each(&on.names.jobs, output, act).await
         }
         _ => on_cluster(command, output).await,
     }
@@ -196,42 +222,50 @@ async fn locally(command: &JobCommand, root: Option<&str>, output: Output) -> Re
 
 async fn on_cluster(command: &JobCommand, output: Output) -> Result<u8, Failure> {
     use JobCommand as C;
-    let (on, state) = match command {
-        C::Run(_) => return Ok(0),
-        C::Create(args) => return create::create_job(args, output).await,
+    match command {
+        C::Run(_) => Ok(0),
+        C::Create(args) => create::create_job(args, output).await,
         C::List { list: args, source, all_namespaces } => {
             let cluster = Cluster::connect(&source.cluster).await?;
             let read = async || jobs::list(&cluster, *all_namespaces, args.selector()).await;
-            return done(list::list(args, read).await);
+            done(list::list(args, read).await)
         }
         C::Describe { names, show: args, source } => {
             let cluster = Cluster::connect(&source.cluster).await?;
             let show = async |name: &String| jobs::describe(&cluster, name, args.output).await;
-            return show_each(&names.jobs, args.output, show).await;
+            show_each(&names.jobs, args.output, show).await
         }
         C::Logs { job, slot, follow, lines, source, storage } => {
             let cluster = Cluster::connect(&source.cluster).await?;
             let lines = (*follow, *lines);
-            return done(logs::job(&cluster, job, *slot, lines, storage, output).await);
+            done(logs::job(&cluster, job, *slot, lines, storage, output).await)
         }
         C::Wait { on, timeout } => {
-            let cluster = Cluster::connect(&on.cluster).await?;
+            let cluster = Cluster::connect(&on.source.cluster).await?;
             let act = async |name: &String| {
                 wait::wait::<InferenceJob>(&cluster, name, *timeout, output).await
             };
-            return for_all(&on.names.jobs, output, act).await;
+            for_all(&on.names.jobs, output, act).await
         }
         C::Delete(on) => {
-            let cluster = Cluster::connect(&on.cluster).await?;
+            let cluster = Cluster::connect(&on.source.cluster).await?;
             let act = async |name: &String| done(jobs::delete(&cluster, name, output).await);
-            return for_each(&on.names.jobs, output, act).await;
+            for_each(&on.names.jobs, output, act).await
         }
-        C::Pause(on) => (on, DesiredState::Paused),
-        C::Activate(on) => (on, DesiredState::Active),
-        C::Cancel(on) => (on, DesiredState::Cancelled),
-        C::Kill(on) => (on, DesiredState::Killed),
-    };
-    let cluster = Cluster::connect(&on.cluster).await?;
+        C::Pause(on) => set_state(on, DesiredState::Paused, output).await,
+        C::Activate(on) => set_state(on, DesiredState::Active, output).await,
+        C::Cancel(on) => set_state(on, DesiredState::Cancelled, output).await,
+        C::Kill(on) => set_state(on, DesiredState::Killed, output).await,
+    }
+}
+
+async fn set_state(on: &Target, state: DesiredState, output: Output) -> Result<u8, Failure> {
+    if !on.source.is_cluster() {
+        let root = on.source.root();
+        let act = async |name: &String| done(steer::set_state(root, name, state, output));
+        return for_each(&on.names.jobs, output, act).await;
+    }
+    let cluster = Cluster::connect(&on.source.cluster).await?;
     let act = async |name: &String| {
         done(experiment::set_state::<InferenceJob>(&cluster, name, state, output).await)
     };
@@ -255,8 +289,7 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     let endpoint =
         spec.output.url.as_ref().map_or(&spec.storage.endpoint, |_| &spec.output.endpoint);
     let out = Storage::open(&url, endpoint.as_deref()).map_err(input)?;
-    inference::resume(record.status(), slots);
-    record.save()?;
+    record.begin(slots)?;
     let mut signals = Signals::listen()?;
     let devices = gpus::detect(&spec.env).await;
     let lock = trainers;
@@ -269,6 +302,7 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
         lock,
         record,
         devices,
+        slots,
     };
     Runner::new(config).run(&mut signals, &mut view).await
 }
@@ -307,6 +341,7 @@ fn start_message(opened: &OpenedRecord, run_root: &RunRoot) -> String {
     let what = match opened.record.phase() {
         _ if !opened.is_resumed => format!("new job {id}"),
         Phase::Completed => format!("{id} has completed already; use --fresh to start over"),
+        Phase::Cancelled => format!("{id} was cancelled already; use --fresh to start over"),
         Phase::Failed => format!("{id} has failed; retrying its uncommitted shards"),
         _ => format!("resuming {id}"),
     };

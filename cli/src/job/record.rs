@@ -8,13 +8,15 @@
 
 use std::path::{Path, PathBuf};
 
-use stoker_api::experiment::Phase;
+use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::{InferenceJob, InferenceJobSpec, InferenceStatus};
 use stoker_api::names::experiment_path;
+use stoker_engine::inference;
 
 use crate::failure::Failure;
 use crate::file::LoadedJob;
 use crate::run::record::{self as files, Lock, RecordDir};
+use crate::run::request::{Request, is_final, may_follow};
 use crate::run::setup::{self, ANNOTATION_ROOT};
 use crate::run_root::{self, RunRoot};
 
@@ -61,7 +63,10 @@ pub(super) fn open(
         let path = run_root.record_dir(&loaded.name, &uid);
         if path.join("job.json").exists() {
             let job: InferenceJob = files::read_json(&path.join("job.json"))?;
-            setup::refuse_changes("job", &job.spec, &loaded.valid.spec, &path)?;
+            // Commands change the recorded state, and the file's is that of a new run.
+            let given = &loaded.valid.spec;
+            let compared = InferenceJobSpec { state: given.state, ..job.spec.clone() };
+            setup::refuse_changes("job", &compared, given, &path)?;
             let record = Record { folder: RecordDir::new(path), job };
             record.refuse_other_folder(folder)?;
             return Ok(OpenedRecord { record, is_resumed: true, _lock: lock, trainers });
@@ -108,6 +113,36 @@ impl Record {
     /// Returns the job's status.
     pub(super) fn status(&mut self) -> &mut InferenceStatus {
         self.job.status.get_or_insert_default()
+    }
+
+    /// Returns the desired state.
+    pub(super) fn state(&self) -> DesiredState {
+        self.job.spec.state
+    }
+
+    /// Records the requested state. Returns whether it is new.
+    pub(super) fn follow(&mut self, request: &Request) -> Result<bool, Failure> {
+        let before = self.state();
+        let state = request.state.filter(|state| *state != before && may_follow(before, *state));
+        let Some(state) = state else { return Ok(false) };
+        let mut job = self.job.clone();
+        job.spec.state = state;
+        let record = Self { folder: self.folder.clone(), job };
+        record.save()?;
+        *self = record;
+        Ok(true)
+    }
+
+    /// Starts or resumes the job, if that is its desired state. No process of an earlier runner is
+    /// alive.
+    pub(super) fn begin(&mut self, slots: u32) -> Result<(), Failure> {
+        let request = Request::read(self.path())?;
+        self.follow(&request)?;
+        match self.state() {
+            DesiredState::Active => inference::resume(self.status(), slots),
+            _ => self.status().workers.iter_mut().for_each(|worker| worker.attempt = None),
+        }
+        self.save()
     }
 
     /// Creates and returns the directory of a process.
@@ -165,6 +200,23 @@ impl Record {
             _ => Ok(()),
         }
     }
+}
+
+/// Records the desired state of a job in the place of a runner. No process of the job is alive if
+/// the state ends it.
+pub(super) fn follow_without_runner(
+    folder: &RecordDir,
+    mut job: InferenceJob,
+    state: DesiredState,
+) -> Result<(), Failure> {
+    job.spec.state = state;
+    let mut record = Record { folder: folder.clone(), job };
+    if is_final(state) {
+        let status = record.status();
+        status.workers.iter_mut().for_each(|worker| worker.attempt = None);
+        inference::apply_desired_state(status, state, 0);
+    }
+    record.save()
 }
 
 fn own_path(job: &InferenceJob) -> String {

@@ -1,12 +1,14 @@
 //! Main loop of a job: starts processes and records their exits until the job ends.
 
+mod stops;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
 use stoker_api::contract::{ReportEndpoint, Termination, TrialConfig};
-use stoker_api::experiment::Phase;
+use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::{
     InferenceJobSpec, OutputManifest, Role, ShardPlan, commits_path, plan_path, shard_of_commit,
 };
@@ -20,6 +22,7 @@ use stoker_storage::{Storage, StorageError};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use self::stops::Requests;
 use super::record::Record;
 use super::view::View;
 use crate::failure::Failure;
@@ -54,6 +57,8 @@ pub(super) struct RunnerConfig<'a> {
     pub(super) record: Record,
     /// GPUs assigned to the slots.
     pub(super) devices: GpuPool,
+    /// Number of concurrent workers.
+    pub(super) slots: u32,
 }
 
 /// Runs one job.
@@ -66,6 +71,7 @@ pub(super) struct Runner<'a> {
     outcomes: UnboundedReceiver<TrainerOutcome>,
     outcome_sender: UnboundedSender<TrainerOutcome>,
     interrupts: u32,
+    requests: Requests,
     /// Time of the stop request to the running processes.
     stop_requested_at: Option<Instant>,
     plan: Option<ShardPlan>,
@@ -95,6 +101,7 @@ impl<'a> Runner<'a> {
             outcomes,
             outcome_sender,
             interrupts: 0,
+            requests: Requests::default(),
             stop_requested_at: None,
             plan: None,
             committed: BTreeSet::new(),
@@ -111,14 +118,19 @@ impl<'a> Runner<'a> {
     ) -> Result<u8, Failure> {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        if self.state() != DesiredState::Active && !self.phase().is_terminal() {
+            self.announce(view);
+        }
         loop {
+            self.obey(view)?;
             let is_over = self.interrupts > 0 || self.phase().is_terminal();
             if is_over && self.running.is_empty() {
                 break;
             }
-            if is_over {
+            if is_over || self.state() != DesiredState::Active {
                 self.stop_workers();
             } else {
+                self.stop_requested_at = None;
                 self.start_ready_workers(view)?;
             }
             tokio::select! {
@@ -252,7 +264,8 @@ impl<'a> Runner<'a> {
         let status = self.job.record.status();
         let Some(worker) = status.workers.get(slot as usize) else { return };
         let wait = inference::back_off(end, worker, &BackOffLimits::LOCAL);
-        if status.phase.is_terminal() || wait.is_zero() || self.interrupts > 0 {
+        let is_over = status.phase.is_terminal() || self.interrupts > 0;
+        if is_over || wait.is_zero() || self.state() != DesiredState::Active {
             return;
         }
         view.print_message(&format!("slot {slot}: the next attempt starts in {wait:?}"));
@@ -288,36 +301,6 @@ impl<'a> Runner<'a> {
         status.rows = shards.map(|(_, shard)| u64::from(shard.rows)).sum();
         status.rows_total = plan.rows();
         view.progress(status.rows, status.rows_total, self.running.len());
-    }
-
-    fn interrupt(&mut self, view: &mut View) {
-        self.interrupts += 1;
-        let num = self.running.len();
-        if self.interrupts > 1 {
-            view.print_message(&format!("killing {num} processes"));
-            self.running.values_mut().for_each(|worker| worker.process.kill());
-        } else {
-            view.print_message(&format!(
-                "stopping: {num} processes exit after their current batch (at most {} s); send the \
-                 signal again to kill them immediately",
-                self.spec().preemption_timeout_seconds
-            ));
-        }
-    }
-
-    /// Sends a stop request to all processes, and kills them after the preemption timeout.
-    fn stop_workers(&mut self) {
-        let timeout = Duration::from_secs(self.spec().preemption_timeout_seconds.into());
-        match self.stop_requested_at {
-            None => {
-                self.stop_requested_at = Some(Instant::now());
-                self.running.values().for_each(|worker| worker.process.request_stop());
-            }
-            Some(since) if since.elapsed() > timeout => {
-                self.running.values_mut().for_each(|worker| worker.process.kill());
-            }
-            Some(_) => {}
-        }
     }
 
     /// Prints the outcome and returns the exit code.

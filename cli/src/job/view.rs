@@ -119,6 +119,12 @@ impl View {
             None if outcome["phase"] == "Failed" => {
                 print::err(format!("failed: {}", text("message")))
             }
+            None if outcome["phase"] == "Cancelled" => print::err(format!(
+                "{} with {} of {} rows done",
+                text("message"),
+                outcome["done"],
+                outcome["inputRows"]
+            )),
             None => print::err(format!(
                 "stopped with {} of {} rows done; {RESUME_REMEDY}",
                 outcome["done"], outcome["inputRows"]

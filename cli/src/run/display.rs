@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use stoker_api::experiment::Phase;
+use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::number;
 use stoker_api::trial::CloseCause;
 use stoker_engine::trial::{
@@ -155,8 +155,12 @@ impl Bars {
         }
         let mut texts: Vec<String> = trials.iter().map(|trial| self.line(trial, ranking)).collect();
         let status = state.status();
+        let paused = match state.desired_state() {
+            DesiredState::Paused => "; paused",
+            _ => "",
+        };
         texts.push(format!(
-            "{}: {} of {} trials ended, {:.0} % of the search",
+            "{}: {} of {} trials ended, {:.0} % of the search{paused}",
             state.name(),
             status.trials_closed,
             state.trials.len(),

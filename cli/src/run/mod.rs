@@ -8,12 +8,14 @@
 //! runner can resume from its record.
 
 mod display;
+mod ended;
 pub(crate) mod gpus;
 mod outcome;
 pub(crate) mod process;
 pub(crate) mod record;
 mod record_copies;
 mod report_server;
+pub(crate) mod request;
 mod runner;
 pub(crate) mod setup;
 pub(crate) mod signals;
@@ -23,13 +25,14 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use stoker_api::decisions::PriorTrial;
-use stoker_api::experiment::{Phase, PriorTrials};
+use stoker_api::experiment::{DesiredState, Phase, PriorTrials};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::trial::config::experiment_seed;
 use stoker_storage::Storage;
 
 use self::display::View;
 pub(crate) use self::display::{MetricRanking, format_metric};
+pub(crate) use self::ended::end_without_runner;
 pub(crate) use self::outcome::{
     RunPaths, flatten, hyperparameters, pareto, position_header, truncate,
 };
@@ -210,7 +213,13 @@ fn print_outcome(state: &State, paths: &RunPaths, valid: &ValidExperiment, outpu
     }
     let phase = state.status().phase;
     if !phase.is_terminal() {
-        print::err(format!("stopped; {RESUME_REMEDY}"));
+        let paused = match state.desired_state() {
+            DesiredState::Paused => {
+                format!("; the experiment stays paused until `{}`", paths.activate_command())
+            }
+            _ => String::new(),
+        };
+        print::err(format!("stopped; {RESUME_REMEDY}{paused}"));
     }
     wait::exit_code(phase)
 }

@@ -37,6 +37,11 @@ impl RunPaths {
         layout::trial_path(&self.namespace, &self.name, &self.uid, index)
     }
 
+    /// Returns the command that ends a pause.
+    pub(crate) fn activate_command(&self) -> String {
+        format!("stoker experiment activate {} --root {}", self.name, self.root)
+    }
+
     /// Returns the full path or URL of the experiment's files.
     pub(crate) fn experiment(&self) -> String {
         let root = self.root.trim_end_matches('/');

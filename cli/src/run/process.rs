@@ -84,6 +84,8 @@ enum StopRequest {
     Exit,
     /// SIGKILL, after the preemption timeout or on a second signal from the user.
     Kill,
+    /// SIGKILL, because the user has killed the trial or its experiment.
+    UserKill,
 }
 
 impl TrainerProcess {
@@ -99,6 +101,12 @@ impl TrainerProcess {
     /// Kills the trainer and all processes that it started.
     pub(crate) fn kill(&mut self) {
         self.set(StopRequest::Kill);
+        self.supervisor = None;
+    }
+
+    /// Same as [`kill`](Self::kill), for a trial that the user has killed.
+    pub(crate) fn kill_for_user(&mut self) {
+        self.set(StopRequest::UserKill);
         self.supervisor = None;
     }
 
@@ -233,6 +241,7 @@ fn classify(
             let what = "killed: the program did not exit in time after a stop request";
             return (AttemptEnd::Preempted, Some(what.to_owned()));
         }
+        (_, StopRequest::UserKill) => return (AttemptEnd::RunnerLost, Some("killed".to_owned())),
         (ProgramExit::Signal(signal), StopRequest::Exit) if signal == Signal::TERM.as_raw() => {
             let what = "ended by SIGTERM: the program does not handle the signal";
             return (AttemptEnd::Preempted, Some(what.to_owned()));

@@ -82,9 +82,8 @@ impl RecordDir {
         for entry in entries {
             let path = entry.map_err(|error| Failure::file("read", &folder, error))?.path();
             if path.extension().is_some_and(|extension| extension == "json") {
-                let trial: Trial = read_json(&path)?;
-                let status = trial.status.unwrap_or_default();
-                trials.insert(trial.spec.index, TrialRecord { spec: trial.spec, status });
+                let trial = read_trial(&path)?;
+                trials.insert(trial.spec.index, trial);
             }
         }
         Ok(trials)
@@ -96,6 +95,12 @@ impl RecordDir {
         fs::create_dir_all(&path).map_err(|error| Failure::file("create", &path, error))?;
         Ok(path)
     }
+}
+
+/// Reads the record of one trial.
+pub(crate) fn read_trial(path: &Path) -> Result<TrialRecord, Failure> {
+    let trial: Trial = read_json(path)?;
+    Ok(TrialRecord { spec: trial.spec, status: trial.status.unwrap_or_default() })
 }
 
 /// Converts a trial record to the object that a cluster would hold.

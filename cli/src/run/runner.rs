@@ -1,6 +1,7 @@
 //! Main loop of a run: starts trainers and records their exits until the experiment ends.
 
 mod asking;
+mod stops;
 mod trial_config;
 
 use std::collections::BTreeMap;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use stoker_api::contract::CheckpointRef;
+use stoker_api::experiment::DesiredState;
 use stoker_api::names::ENV_LAUNCHER_LOGS;
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidExperiment;
@@ -19,6 +21,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use self::asking::Asker;
+use self::stops::Obeyed;
 use self::trial_config::AttemptStart;
 use super::display::{MetricRanking, View};
 use super::gpus;
@@ -56,6 +59,7 @@ pub(crate) struct Runner<'a> {
     outcomes: UnboundedReceiver<TrainerOutcome>,
     outcome_sender: UnboundedSender<TrainerOutcome>,
     interrupts: u32,
+    obeyed: Obeyed,
     /// Background task that deletes old checkpoints; at most one runs.
     pruning: Option<JoinHandle<Result<(), Failure>>>,
     /// Earliest start of the next deletion, set after a failure.
@@ -123,6 +127,7 @@ impl<'a> Runner<'a> {
             outcomes,
             outcome_sender,
             interrupts: 0,
+            obeyed: Obeyed::default(),
             pruning: None,
             prune_after: Instant::now(),
             record_copier,
@@ -160,6 +165,7 @@ impl<'a> Runner<'a> {
         self.shared.state().settle()?;
         loop {
             self.shared.state().tick();
+            self.obey(view);
             self.start_ready_trials(view);
             self.ask();
             self.kill_overdue_trials();
@@ -322,7 +328,8 @@ impl<'a> Runner<'a> {
     fn wait_before_restart(&mut self, index: u32, view: &View) {
         self.back_off.remove(&index);
         let back_off = self.shared.state().back_off(index);
-        if let Some(BackOff { wait, .. }) = back_off.filter(|_| self.interrupts == 0) {
+        let is_stopping = self.interrupts > 0 || self.obeyed.state != DesiredState::Active;
+        if let Some(BackOff { wait, .. }) = back_off.filter(|_| !is_stopping) {
             view.print_message(&format!("trial {index}: the next attempt starts in {wait:?}"));
             self.back_off.insert(index, Instant::now() + wait);
         }
@@ -363,38 +370,5 @@ impl<'a> Runner<'a> {
             }
             result
         }));
-    }
-
-    fn kill_overdue_trials(&mut self) {
-        let timeout = Duration::from_secs(self.valid.spec.preemption_timeout_seconds.into());
-        let state = self.shared.state();
-        for (index, running) in &mut self.running {
-            if state.is_to_end(*index) {
-                let since = self.stop_requested_at.entry(*index).or_insert_with(Instant::now);
-                if since.elapsed() > timeout {
-                    running.kill();
-                }
-            }
-        }
-    }
-
-    fn interrupt(&mut self, view: &View) {
-        self.interrupts += 1;
-        self.shared.state().is_pausing = true;
-        let num = self.running.len();
-        let what = if num == 1 { "one running trial" } else { &format!("{num} running trials") };
-        if num == 0 {
-            view.print_message("stopping: no trial is running");
-        } else if self.interrupts == 1 {
-            view.print_message(&format!(
-                "stopping: waiting for {what} to checkpoint and exit (at most {} s); send the \
-                 signal again to kill immediately",
-                self.valid.spec.preemption_timeout_seconds
-            ));
-            self.running.values().for_each(TrainerProcess::request_stop);
-        } else {
-            view.print_message(&format!("killing {what}"));
-            self.running.values_mut().for_each(TrainerProcess::kill);
-        }
     }
 }

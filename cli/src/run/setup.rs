@@ -18,6 +18,7 @@ use stoker_engine::trial::TrialRecord;
 
 use super::display::View;
 use super::record::{self, Lock, RecordDir};
+use super::request::is_final;
 use super::{cores, process};
 use crate::cluster::text::now;
 use crate::failure::Failure;
@@ -146,8 +147,15 @@ fn edit(
     let searcher = with_edits(&recorded.searcher, &given.searcher);
     let is_edited = searcher != recorded.searcher;
     let edited = ExperimentSpec { searcher, ..recorded.clone() };
-    let compared = ExperimentSpec { reopen: given.reopen, ..edited.clone() };
+    // Commands change the recorded state, and the file's is that of a new run.
+    let (reopen, state) = (given.reopen, given.state);
+    let compared = ExperimentSpec { reopen, state, ..edited.clone() };
     refuse_changes("experiment", &compared, given, folder.path())?;
+    if is_edited && is_final(recorded.state) {
+        return Err(Failure::Input(
+            "cannot edit the experiment: it was cancelled; use --fresh to start over".to_owned(),
+        ));
+    }
     let created = experiment.status.as_ref().map_or(0, |status| status.trials_created);
     check_edit(&recorded.searcher, &given.searcher, created).map_err(|errors| {
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();

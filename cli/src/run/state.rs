@@ -17,11 +17,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::Experiment;
-use stoker_api::trial::{AttemptEnd, TrialSpec};
+use stoker_api::trial::{AttemptEnd, DesiredTrialState, TrialSpec};
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::experiment::{Ledger, Record, Refusal, Summary, Unreadable, Write, append};
+use stoker_engine::experiment::{
+    Ledger, Record, Refusal, Summary, Unreadable, Write, append, requested,
+};
 use stoker_engine::search::SearchConfig;
-use stoker_engine::search::book::TrialState;
 use stoker_engine::trial::{
     self, BackOffLimits, NextStep, RestartLimits, TargetState, TrialRecord,
 };
@@ -31,6 +32,7 @@ use self::queue::Queue;
 use self::status::StatusFile;
 use self::trouble::Trouble;
 use super::record::RecordDir;
+use super::request::{Request, is_final};
 use crate::cluster::text::now;
 use crate::failure::Failure;
 
@@ -89,6 +91,8 @@ pub(crate) struct State {
     trouble: Option<Trouble>,
     /// Why the external searcher has not answered.
     refusal: Option<Refusal>,
+    /// Requests of commands. They take effect when the record contains them.
+    request: Request,
 }
 
 impl State {
@@ -103,6 +107,7 @@ impl State {
         folder: RecordDir,
     ) -> Result<Self, Failure> {
         let config = SearchConfig::new(valid, seed);
+        let request = Request::read(folder.path())?;
         let (ledger, missing) = rebuild(&config, &experiment, &trials, &folder)?;
         let mut state = Self {
             experiment,
@@ -126,6 +131,7 @@ impl State {
             status_file: StatusFile::default(),
             trouble: None,
             refusal: None,
+            request,
         };
         state.end_orphans()?;
         state.execute(missing)?;
@@ -142,6 +148,8 @@ impl State {
             // Such an end never fails a trial, however often it occurs.
             self.record_end(index, AttemptEnd::RunnerLost, Some(message.to_owned()))?;
         }
+        // These attempts ended before this runner began.
+        self.happenings.clear();
         Ok(())
     }
 
@@ -170,7 +178,9 @@ impl State {
 
     /// Ends the search if a limit is reached.
     fn enforce_limits(&mut self) {
-        if self.ledger.seconds_to_limit(&self.summary, now()) == Some(0) {
+        if !is_final(self.desired_state())
+            && self.ledger.seconds_to_limit(&self.summary, now()) == Some(0)
+        {
             // A failed write is repeated.
             let _ = self.settle();
         }
@@ -185,6 +195,10 @@ impl State {
     }
 
     fn decide(&mut self) -> Result<(), Failure> {
+        self.record_request()?;
+        if is_final(self.desired_state()) {
+            return self.end_search();
+        }
         let writes = self.ledger.begin(env!("CARGO_PKG_VERSION"), self.prior.clone(), now());
         self.execute(writes)?;
         let mut waits = self.edit()?;
@@ -292,10 +306,13 @@ impl State {
 
     /// Returns what is wanted of a trial now.
     fn target(&self, index: u32) -> TargetState {
-        match self.ledger.state(index) {
-            Some(TrialState::Stopped) => TargetState::Stop,
+        use DesiredTrialState as D;
+        match requested(self.desired_state(), self.ledger.state(index)) {
+            _ if self.is_killed(index) => TargetState::Stop,
+            Some(D::Stop | D::Kill) => TargetState::Stop,
+            Some(D::Pause) => TargetState::Pause,
             _ if self.is_pausing || self.queue.is_released(index) => TargetState::Pause,
-            _ => TargetState::Run,
+            Some(D::Run) | None => TargetState::Run,
         }
     }
 
@@ -311,7 +328,10 @@ impl State {
 
     /// Returns the trials that may start an attempt, in the order in which they start.
     pub(crate) fn startable(&self) -> Vec<u32> {
-        if self.is_pausing || self.trouble.is_some() { vec![] } else { self.queue.startable() }
+        match self.is_paused() || self.trouble.is_some() {
+            true => vec![],
+            false => self.queue.startable(),
+        }
     }
 
     /// Returns how a trial continues.

@@ -1,25 +1,19 @@
 //! Logs of local runs.
 
 use stoker_api::trial::Attempt;
+use stoker_engine::trial::closed;
 use stoker_storage::{Storage, layout};
 
 use super::RecordedRun;
+use super::follow::{FollowTarget, follow};
 use crate::cluster::logs::LogSelection;
 use crate::cluster::logs::bucket::StoredLogs;
 use crate::cluster::logs::line::{LogArgs, LogPrinter};
 use crate::cluster::logs::tag::{Gang, Tag};
+use crate::cluster::resource::ClusterResource as _;
 use crate::commands::names::TrialRef;
 use crate::failure::Failure;
 use crate::print::{self, Output};
-
-/// Error for `--follow` without a cluster.
-pub(crate) fn cannot_follow() -> Failure {
-    Failure::Input(
-        "--follow requires a cluster: a local run stores its logs every few seconds; `stoker run` \
-         shows live progress"
-            .to_owned(),
-    )
-}
 
 /// Prints the logs of one attempt of a trial.
 pub(crate) async fn trial_logs(
@@ -36,7 +30,16 @@ pub(crate) async fn trial_logs(
             run.gang().world_size
         )));
     }
-    let attempts = &run.trial(trial.index)?.status.attempts;
+    let record = run.trial(trial.index)?;
+    let attempts = &record.status.attempts;
+    let has_started = !attempts.is_empty();
+    if selection.follow && !(has_started && closed(record).is_some()) {
+        if has_started {
+            attempt(trial, attempts, selection.attempt)?;
+        }
+        let target = FollowTarget { trial: Some(trial.index), selection };
+        return follow(root, &run, target, output).await;
+    }
     let attempt = attempt(trial, attempts, selection.attempt)?;
     let printer = LogPrinter::new(args, rank, output);
     run.print_logs(&run.storage()?, trial.index, (attempt, rank), false, printer).await
@@ -60,10 +63,15 @@ fn attempt(trial: &TrialRef, attempts: &[Attempt], number: Option<u32>) -> Resul
 pub(crate) async fn experiment_logs(
     root: Option<&str>,
     name: &str,
-    args: LogArgs,
+    (is_following, args): (bool, LogArgs),
     output: Output,
 ) -> Result<(), Failure> {
     let run = RecordedRun::open(root, name).await?;
+    if is_following && !run.experiment.phase().is_terminal() {
+        let selection = LogSelection { args, ..LogSelection::default() };
+        let target = FollowTarget { trial: None, selection };
+        return follow(root, &run, target, output).await;
+    }
     let storage = run.storage()?;
     let mut has_any = false;
     for (index, trial) in &run.trials {
@@ -82,7 +90,7 @@ pub(crate) async fn experiment_logs(
 impl RecordedRun {
     /// Returns the gang of each trial. Ranks of a local run are processes on one machine, like in
     /// one pod.
-    fn gang(&self) -> Gang {
+    pub(super) fn gang(&self) -> Gang {
         let resources = &self.experiment.spec.resources;
         let world_size = resources.slots_per_trial;
         let ranks_per_pod = resources.slots_per_pod.filter(|_| self.is_of_cluster());

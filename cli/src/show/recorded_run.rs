@@ -9,6 +9,7 @@ use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
 
+use super::delete::DELETED;
 use crate::cluster::text;
 use crate::commands::names::TrialRef;
 use crate::explain::Explained;
@@ -272,9 +273,15 @@ fn read(run_root: &RunRoot, path: &Path) -> Result<Option<RecordedRun>, Failure>
     let Some(experiment) = folder.experiment()? else { return Ok(None) };
     let paths = paths(run_root, &experiment);
     let lock = run_root.records_dir().join(format!("{}.{}.lock", paths.namespace, paths.name));
-    let runner = if is_locked(&lock) { Runner::Running } else { Runner::Stopped };
     let key = format!("{}.{}.current", paths.namespace, paths.name);
     let current = setup::current_uid(&run_root.records_dir().join(key)).ok().flatten();
     let is_current = current.is_some_and(|uid| uid == paths.uid);
-    Ok(Some(RecordedRun { trials: folder.trials()?, experiment, paths, runner, is_current }))
+    // The lock is that of the latest run.
+    let has_runner = is_current && is_locked(&lock);
+    let runner = if has_runner { Runner::Running } else { Runner::Stopped };
+    let trials = match path.join(DELETED).exists() {
+        true => BTreeMap::new(),
+        false => folder.trials()?,
+    };
+    Ok(Some(RecordedRun { trials, experiment, paths, runner, is_current }))
 }

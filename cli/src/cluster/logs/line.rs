@@ -111,8 +111,8 @@ impl LogPrinter {
         Self { args, rank, output, kept: VecDeque::new(), keeps: args.tail }
     }
 
-    /// Prints each line at once: with `--follow`, the pods select the last lines.
-    pub(super) fn following(self) -> Self {
+    /// Prints each line at once: with `--follow`, another part selects the last lines.
+    pub(crate) fn following(self) -> Self {
         Self { keeps: None, ..self }
     }
 

@@ -8,6 +8,7 @@ use stoker_searcher::AskError;
 use super::{State, read_record};
 use crate::cluster::text::now;
 use crate::failure::Failure;
+use crate::run::request::is_final;
 
 impl State {
     /// Returns the question that the external searcher must answer now, if any. `is_first`: the
@@ -18,7 +19,7 @@ impl State {
         uid: &str,
         is_first: bool,
     ) -> Option<(Asked, Question)> {
-        let is_waiting = self.trouble.is_some() || self.is_pausing;
+        let is_waiting = self.trouble.is_some() || self.is_paused();
         let asked = self.ledger.asks().filter(|_| !is_waiting)?;
         let tag_of = |trial| self.trials.get(&trial).and_then(|record| record.spec.tag.clone());
         let mut question = self.ledger.question(asked, valid, uid, tag_of);
@@ -38,8 +39,8 @@ impl State {
     ///
     /// Why the answer is refused.
     pub(crate) fn take_answer(&mut self, asked: Asked, answer: Answer) -> Result<(), AskError> {
-        // The question is asked again once the record can be written.
-        if self.recover().is_err() {
+        // The question is asked again once the record can be written, and never after the end.
+        if self.recover().is_err() || is_final(self.desired_state()) {
             return Ok(());
         }
         let writes = self.ledger.answer(asked, answer, now());

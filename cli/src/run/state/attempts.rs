@@ -20,6 +20,8 @@ impl State {
             }
             self.save(record)?;
             self.enqueue(index);
+            // The attempt is recorded, so its process starts even if the status cannot be written.
+            let _ = self.save_status().map_err(|error| self.fail(error));
         }
         self.tokens.entry(index).or_default().insert(token.to_owned(), attempt);
         Ok(())
@@ -57,13 +59,11 @@ impl State {
         }
         if trial::closed(&record).is_none() {
             let is_idle = self.ledger.state(index) != Some(TrialState::Active);
-            let is_paused = is_idle || self.is_pausing;
+            let is_paused = is_idle || self.is_paused();
             record.status.phase = if is_paused { Phase::Paused } else { Phase::Pending };
         }
         self.save(record)?;
-        if end != AttemptEnd::RunnerLost {
-            self.happenings.push((index, Happening::Ended { attempt, end, message }));
-        }
+        self.happenings.push((index, Happening::Ended { attempt, end, message }));
         Ok(())
     }
 

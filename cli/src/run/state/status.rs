@@ -9,6 +9,7 @@ use stoker_engine::trial::TrialRecord;
 use super::State;
 use crate::cluster::text::now;
 use crate::failure::Failure;
+use crate::run::request::is_final;
 
 /// Minimum interval between two writes of a status that differs only in counts and results.
 ///
@@ -44,9 +45,11 @@ impl State {
     /// results after [`WRITE_INTERVAL`] at the latest, with [`flush_status`](Self::flush_status).
     pub(super) fn save_status(&mut self) -> Result<(), Failure> {
         let ExperimentStatus { log, conditions, phase, .. } = self.status();
-        let status = self.summary.status(&self.ledger, false, |index| self.trials.get(&index));
+        let is_cancelled = is_final(self.desired_state());
+        let record_of = |index| self.trials.get(&index);
+        let status = self.summary.status(&self.ledger, is_cancelled, record_of);
         let mut status = ExperimentStatus { log, conditions: conditions.clone(), ..status };
-        if self.is_pausing {
+        if self.is_paused() && !is_cancelled {
             let trials: Vec<&TrialRecord> = self.trials.values().collect();
             set_phase(&mut status, &trials, DesiredState::Paused);
         }

@@ -1,0 +1,113 @@
+//! Stops the processes of a job: on signals, on requests of commands, and at their deadline.
+
+use std::time::Duration;
+
+use stoker_api::experiment::DesiredState;
+use stoker_engine::inference;
+use tokio::time::Instant;
+
+use super::{Runner, View};
+use crate::failure::Failure;
+use crate::run::request::Request;
+
+/// Interval between two reads of the requests.
+const READ_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Latest read of the requests of commands.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    read_at: Option<Instant>,
+    /// Why the latest read failed.
+    error: Option<String>,
+}
+
+impl Runner<'_> {
+    pub(super) fn state(&self) -> DesiredState {
+        self.job.record.state()
+    }
+
+    /// Reads the requests of commands if that is due, and follows the desired state.
+    pub(super) fn obey(&mut self, view: &View) -> Result<(), Failure> {
+        if self.requests.read_at.is_none_or(|at| at.elapsed() >= READ_INTERVAL) {
+            self.requests.read_at = Some(Instant::now());
+            match Request::read(self.job.record.path()) {
+                Ok(request) => {
+                    self.requests.error = None;
+                    if self.job.record.follow(&request)? {
+                        self.announce(view);
+                    }
+                }
+                Err(error) => self.report_once(&error, view),
+            }
+        }
+        let (state, slots) = (self.state(), self.job.slots);
+        let status = self.job.record.status();
+        let before = status.clone();
+        inference::apply_desired_state(status, state, slots);
+        if *status != before {
+            self.job.record.save()?;
+        }
+        if state == DesiredState::Killed {
+            self.running.values_mut().for_each(|worker| worker.process.kill_for_user());
+        }
+        Ok(())
+    }
+
+    fn report_once(&mut self, error: &Failure, view: &View) {
+        let error = error.to_string();
+        if self.requests.error.as_ref() != Some(&error) {
+            view.print_message(&format!("{error}; the job continues unchanged"));
+            self.requests.error = Some(error);
+        }
+    }
+
+    /// Reports the desired state.
+    pub(super) fn announce(&self, view: &View) {
+        let (num, timeout) = (self.running.len(), self.spec().preemption_timeout_seconds);
+        let waits = match num {
+            0 => String::new(),
+            _ => format!("; {num} processes exit after their current batch (at most {timeout} s)"),
+        };
+        view.print_message(&match self.state() {
+            DesiredState::Active => "activated: the job resumes".to_owned(),
+            DesiredState::Paused => format!(
+                "paused{waits}; `stoker job activate {} --root {}` resumes the job, and a signal \
+                 ends this runner",
+                self.job.loaded.name, self.job.run_root.root
+            ),
+            DesiredState::Cancelled => format!("cancelled{waits}"),
+            DesiredState::Killed => format!("killed: ending {num} processes"),
+        });
+    }
+
+    /// Handles a signal: the first one asks all processes to exit, and the second one kills them.
+    pub(super) fn interrupt(&mut self, view: &mut View) {
+        self.interrupts += 1;
+        let num = self.running.len();
+        if self.interrupts > 1 {
+            view.print_message(&format!("killing {num} processes"));
+            self.running.values_mut().for_each(|worker| worker.process.kill());
+        } else {
+            view.print_message(&format!(
+                "stopping: {num} processes exit after their current batch (at most {} s); send the \
+                 signal again to kill them immediately",
+                self.spec().preemption_timeout_seconds
+            ));
+        }
+    }
+
+    /// Sends a stop request to all processes, and kills them after the preemption timeout.
+    pub(super) fn stop_workers(&mut self) {
+        let timeout = Duration::from_secs(self.spec().preemption_timeout_seconds.into());
+        match self.stop_requested_at {
+            None => {
+                self.stop_requested_at = Some(Instant::now());
+                self.running.values().for_each(|worker| worker.process.request_stop());
+            }
+            Some(since) if since.elapsed() > timeout && self.state() != DesiredState::Killed => {
+                self.running.values_mut().for_each(|worker| worker.process.kill());
+            }
+            Some(_) => {}
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Deletes local runs.
+
+use std::path::Path;
+
+use serde_json::json;
+use stoker_api::experiment::Experiment;
+use stoker_api::names::MANIFEST;
+use stoker_storage::Storage;
+
+use super::RecordedRun;
+use super::steer::RunFiles;
+use crate::cluster::resource::ClusterResource as _;
+use crate::failure::Failure;
+use crate::print::{self, Output};
+use crate::run::record::{self, Lock};
+
+/// File in the record of a run whose deletion has begun.
+pub(super) const DELETED: &str = "deleted";
+
+/// Deletes a run: its files in the storage, then its record.
+///
+/// The run stops being the latest of its name first, so no runner resumes a partly deleted run. If
+/// this is interrupted, the same command deletes the rest.
+pub(crate) async fn delete(root: Option<&str>, name: &str, output: Output) -> Result<(), Failure> {
+    let run = RecordedRun::open(root, name).await?;
+    let files = RunFiles::of(root, &run, "delete")?;
+    let storage = run.storage()?;
+    let _lock = mark_deleted(&files, (Experiment::KIND_NAME, name, &run.id()))?;
+    delete_files(&storage, &run.path()).await?;
+    delete_record(&files, "experiment.json")?;
+    let location = run.paths.experiment();
+    match output {
+        Output::Json => {
+            print::out(json!({"experiment": name, "deleted": true, "left": null}));
+        }
+        Output::Text => {
+            print::out(format!("experiment {name} and its trials deleted"));
+            print::out(format!("checkpoints, metrics and logs deleted from {location}"));
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the files of a run, manifests first, so that no partial checkpoint looks complete.
+async fn delete_files(storage: &Storage, path: &str) -> Result<(), Failure> {
+    let suffix = format!("/{MANIFEST}");
+    for manifest in storage.list(path).await?.iter().filter(|path| path.ends_with(&suffix)) {
+        storage.delete(manifest).await?;
+    }
+    Ok(storage.delete_folder(path).await?)
+}
+
+/// Marks the record of a run or job as deleted, so that no runner resumes it. Returns the lock of
+/// the record. The object has a kind, a name in the command and a run ID.
+///
+/// # Errors
+///
+/// A runner is alive, or the name is of an earlier run, which must be named by its ID.
+pub(crate) fn mark_deleted(
+    files: &RunFiles,
+    (word, name, id): (&str, &str, &str),
+) -> Result<Option<Lock>, Failure> {
+    let marker = files.record.path().join(DELETED);
+    if !files.is_current()? {
+        return match marker.exists() || name == id {
+            true => record::write(&marker, b"").map(|()| None),
+            false => Err(Failure::Input(format!(
+                "the latest run of `{name}` was deleted; name an earlier one by its run ID, such \
+                 as {id}"
+            ))),
+        };
+    }
+    let lock = Lock::take(&files.lock).map_err(|error| {
+        Failure::Input(format!(
+            "cannot delete {word} `{name}`, which has a runner: {error}; end it with `stoker \
+             {word} cancel {name}`, or stop it with Ctrl-C"
+        ))
+    })?;
+    record::wait_for_trainers(&files.trainers)?;
+    record::write(&marker, b"")?;
+    remove(&files.current)?;
+    Ok(Some(lock))
+}
+
+/// Deletes the record. `object` is the file by which commands find it.
+pub(crate) fn delete_record(files: &RunFiles, object: &str) -> Result<(), Failure> {
+    let record = files.record.path();
+    remove_folder(&record.join("attempts"))?;
+    remove_folder(&record.join("trials"))?;
+    remove(&record.join(object))?;
+    remove_folder(record.parent().unwrap_or(record))
+}
+
+fn remove_folder(path: &Path) -> Result<(), Failure> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::file("delete", path, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn remove(path: &Path) -> Result<(), Failure> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::file("delete", path, error))
+        }
+        _ => Ok(()),
+    }
+}

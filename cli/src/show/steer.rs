@@ -1,0 +1,266 @@
+//! Changes of the desired state of local runs and jobs, and of single trials.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+use stoker_api::experiment::{DesiredState, Experiment};
+use stoker_api::trial::DesiredTrialState;
+use stoker_api::validate::{ValidExperiment, validate_started};
+
+use super::{RecordedRun, Runner};
+use crate::cluster::resource::ClusterResource;
+use crate::commands::names::TrialRef;
+use crate::describe::desired;
+use crate::failure::Failure;
+use crate::print::{self, Output};
+use crate::run::record::{self, Lock, RecordDir, is_locked};
+use crate::run::request::{LockedRequest, is_final, may_follow};
+use crate::run::{end_without_runner, setup};
+use crate::run_root::RunRoot;
+
+/// Files of a local run or job.
+#[derive(Debug)]
+pub(crate) struct RunFiles {
+    pub(crate) record: RecordDir,
+    uid: String,
+    /// Locked by the runner.
+    pub(crate) lock: PathBuf,
+    /// Locked by trainers.
+    pub(crate) trainers: PathBuf,
+    /// UID of the latest run with the name.
+    pub(crate) current: PathBuf,
+}
+
+impl RunFiles {
+    /// Returns the files of the run or job with this name and UID. `key` names its lock.
+    pub(crate) fn new(run_root: &RunRoot, key: &str, name: &str, uid: &str) -> Self {
+        let file = |suffix: &str| run_root.records_dir().join(format!("{key}.{suffix}"));
+        Self {
+            record: RecordDir::new(run_root.record_dir(name, uid)),
+            uid: uid.to_owned(),
+            lock: file("lock"),
+            trainers: file("trainers"),
+            current: file("current"),
+        }
+    }
+
+    /// Returns the files of a run.
+    ///
+    /// # Errors
+    ///
+    /// The record is only in the storage. `verb` is what the command cannot do.
+    pub(super) fn of(root: Option<&str>, run: &RecordedRun, verb: &str) -> Result<Self, Failure> {
+        if run.runner == Runner::Elsewhere {
+            return Err(Failure::Input(format!(
+                "cannot {verb} {}: its record is only in the storage, so a cluster or another \
+                 machine runs it; use the same command there",
+                run.id()
+            )));
+        }
+        let paths = &run.paths;
+        let key = format!("{}.{}", paths.namespace, paths.name);
+        Ok(Self::new(&RunRoot::resolve(root, None)?, &key, &paths.name, &paths.uid))
+    }
+
+    /// Returns whether this is the latest run with its name.
+    pub(crate) fn is_current(&self) -> Result<bool, Failure> {
+        Ok(setup::current_uid(&self.current)?.as_deref() == Some(&self.uid))
+    }
+
+    /// Returns whether a runner is alive.
+    pub(crate) fn has_runner(&self) -> Result<bool, Failure> {
+        // The lock is that of the latest run.
+        Ok(is_locked(&self.lock) && self.is_current()?)
+    }
+
+    /// Takes the lock of the record; `None` if a runner holds it.
+    pub(crate) fn lock_if_free(&self) -> Result<Option<Lock>, Failure> {
+        match is_locked(&self.lock) {
+            true => Ok(None),
+            false => match Lock::take(&self.lock) {
+                Ok(lock) => Ok(Some(lock)),
+                // A runner has started since.
+                Err(_) if is_locked(&self.lock) => Ok(None),
+                Err(error) => Err(error),
+            },
+        }
+    }
+}
+
+/// A desired state that was written. No other command changes the requests until this is dropped.
+#[derive(Debug)]
+pub(crate) struct RequestedState<K> {
+    /// The recorded object, before the change.
+    pub(crate) object: K,
+    state: DesiredState,
+    is_changed: bool,
+    _locked: LockedRequest,
+}
+
+impl<K: ClusterResource> RequestedState<K> {
+    /// Writes the desired state of a run or job. `read` reads its record.
+    pub(crate) fn write(
+        files: &RunFiles,
+        name: &str,
+        state: DesiredState,
+        read: impl FnOnce() -> Result<K, Failure>,
+    ) -> Result<Self, Failure> {
+        let (word, run) = (K::KIND_NAME, K::RUN_COMMAND);
+        let cannot = |why: String| {
+            Failure::Input(format!("cannot change the state of {word} `{name}`: {why}"))
+        };
+        if !files.is_current()? {
+            return Err(cannot("a later run with --fresh has replaced it".to_owned()));
+        }
+        // Read after the lock: other commands may have changed the state before.
+        let mut locked = LockedRequest::open(files.record.path())?;
+        let mut object = read()?;
+        let phase = object.phase();
+        if phase.is_terminal() {
+            return Err(cannot(format!(
+                "it has ended ({phase:?}); use `{run} --fresh` to start over"
+            )));
+        }
+        let before = locked.get().state.unwrap_or(*object.state());
+        if !may_follow(before, state) {
+            return Err(cannot(format!(
+                "a cancelled {word} stays cancelled and can only be killed; use `{run} --fresh` to \
+                 start over"
+            )));
+        }
+        let killed = locked.get().killed_trials.clone();
+        locked.set(Some(state), killed)?;
+        Ok(Self { object, state, is_changed: before != state, _locked: locked })
+    }
+
+    /// Prints the effect: that of the runner, or of this command without a runner.
+    pub(crate) fn print(&self, name: &str, root: Option<&str>, has_runner: bool, output: Output) {
+        let (word, state) = (K::KIND_NAME, self.state);
+        match output {
+            Output::Json => {
+                print::out(json!({word: name, "state": state, "changed": self.is_changed}));
+            }
+            Output::Text => {
+                let effect = match has_runner {
+                    true => self.effect(),
+                    false => without_runner::<K>(name, root, state),
+                };
+                print::out(format!("{word} {name}{effect}"));
+            }
+        }
+    }
+
+    fn effect(&self) -> String {
+        match (self.is_changed, self.state) {
+            (false, state) => format!(": the desired state is already {}", desired(state)),
+            (_, DesiredState::Active) => " resumes".to_owned(),
+            (_, DesiredState::Paused) => format!(" is being paused: {}", K::STOP_EFFECT),
+            (_, DesiredState::Cancelled) => format!(" is being cancelled: {}", K::STOP_EFFECT),
+            (_, DesiredState::Killed) => " is being killed".to_owned(),
+        }
+    }
+}
+
+/// Returns the effect of a state without a runner.
+fn without_runner<K: ClusterResource>(
+    name: &str,
+    root: Option<&str>,
+    state: DesiredState,
+) -> String {
+    let (word, run) = (K::KIND_NAME, K::RUN_COMMAND);
+    let root = root.map_or_else(String::new, |root| format!(" --root {root}"));
+    match state {
+        DesiredState::Active => format!(" is active; no runner is alive: `{run}` runs it"),
+        DesiredState::Paused => format!(
+            " is paused; no runner is alive: the next `{run}` waits for `stoker {word} activate \
+             {name}{root}`"
+        ),
+        DesiredState::Cancelled => " is cancelled; no runner was alive".to_owned(),
+        DesiredState::Killed => " is killed; no runner was alive".to_owned(),
+    }
+}
+
+/// Sets the desired state of a run. A runner follows within a second. Without one, a cancelled or
+/// killed run ends at once, and the next runner follows the other states.
+pub(crate) async fn set_state(
+    root: Option<&str>,
+    name: &str,
+    state: DesiredState,
+    output: Output,
+) -> Result<(), Failure> {
+    let run = RecordedRun::open(root, name).await?;
+    let files = RunFiles::of(root, &run, "change the state of")?;
+    let read = || Ok(files.record.experiment()?.unwrap_or_else(|| run.experiment.clone()));
+    let requested = RequestedState::write(&files, name, state, read)?;
+    let lock = files.lock_if_free()?;
+    if lock.is_some() {
+        apply(&run, &files, requested.object.clone(), state).await?;
+    }
+    requested.print(name, root, lock.is_none(), output);
+    Ok(())
+}
+
+/// Records the desired state in the place of a runner.
+async fn apply(
+    run: &RecordedRun,
+    files: &RunFiles,
+    mut experiment: Experiment,
+    state: DesiredState,
+) -> Result<(), Failure> {
+    if !is_final(state) {
+        experiment.spec.state = state;
+        return files.record.save_experiment(&experiment);
+    }
+    record::wait_for_trainers(&files.trainers)?;
+    let valid = valid(run)?;
+    if let Some(error) =
+        end_without_runner(&files.record, &valid, run.storage(), &run.paths).await?
+    {
+        print::err(format!(
+            "stoker: {error}; the experiment has ended, and the next `stoker run FILE` cleans up \
+             its files"
+        ));
+    }
+    Ok(())
+}
+
+fn valid(run: &RecordedRun) -> Result<ValidExperiment, Failure> {
+    validate_started(&run.paths.name, &run.experiment.spec).map_err(|errors| {
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        Failure::Input(format!("the spec of {} is invalid: {}", run.id(), errors.join("; ")))
+    })
+}
+
+/// Kills a trial of a run. Without a runner, the trial ends when the next one starts.
+pub(crate) async fn kill_trial(
+    root: Option<&str>,
+    trial: &TrialRef,
+    output: Output,
+) -> Result<(), Failure> {
+    let run = RecordedRun::open(root, &trial.experiment).await?;
+    let files = RunFiles::of(root, &run, "kill a trial of")?;
+    let cannot = |why: String| Failure::Input(format!("cannot kill trial `{trial}`: {why}"));
+    if !files.is_current()? {
+        return Err(cannot("a later run with --fresh has replaced its run".to_owned()));
+    }
+    let phase = run.trial(trial.index)?.status.phase;
+    if phase.is_terminal() {
+        return Err(cannot(format!("it has ended ({phase:?})")));
+    }
+    let mut locked = LockedRequest::open(files.record.path())?;
+    let mut killed = locked.get().killed_trials.clone();
+    killed.insert(trial.index);
+    locked.set(locked.get().state, killed)?;
+    let next = match is_locked(&files.lock) {
+        true => "is being killed",
+        false => "ends when `stoker run FILE` runs again; no runner is alive",
+    };
+    match output {
+        Output::Json => {
+            let name = trial.to_string();
+            print::out(json!({"trial": name, "wanted": DesiredTrialState::Kill}));
+        }
+        Output::Text => print::out(format!("trial {trial} {next}")),
+    }
+    Ok(())
+}

@@ -19,8 +19,8 @@ use crate::print::{self, Output};
 
 /// Maximum number of trial lines on a terminal; more would scroll out of view.
 const TRIAL_LINES_MAX: usize = 24;
-/// Minimum interval between computations of the search progress.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum interval between two drawings, which sort all trials.
+const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 /// Width of a progress bar, in characters.
 const BAR_CHARS: u64 = 20;
 
@@ -42,8 +42,7 @@ pub(crate) struct Bars {
     lines: Vec<ProgressBar>,
     /// First observation of each trial's attempt: attempt, time, batches.
     first_seen: BTreeMap<u32, (u32, Instant, u64)>,
-    /// Time of the last computation of the search progress.
-    progress_computed_at: Option<Instant>,
+    drawn_at: Option<Instant>,
 }
 
 impl View {
@@ -56,7 +55,7 @@ impl View {
                 multi: MultiProgress::new(),
                 lines: Vec::new(),
                 first_seen: BTreeMap::new(),
-                progress_computed_at: None,
+                drawn_at: None,
             }),
             Output::Text => Self::Lines,
         }
@@ -72,7 +71,8 @@ impl View {
         }
     }
 
-    /// Shows the events since the last call and the current state of all trials.
+    /// Shows the events since the last call, and the current state of all trials if it was shown
+    /// some time ago.
     pub(crate) fn update(&mut self, state: &mut State, ranking: &MetricRanking<'_>) {
         for (index, event) in std::mem::take(&mut state.happenings) {
             match self {
@@ -84,14 +84,11 @@ impl View {
                 Self::Bars(_) => {}
             }
         }
-        if let Self::Bars(bars) = self {
-            if bars
-                .progress_computed_at
-                .is_none_or(|computed_at| computed_at.elapsed() > PROGRESS_INTERVAL)
-            {
-                bars.progress_computed_at = Some(Instant::now());
-            }
+        if let Self::Bars(bars) = self
+            && bars.drawn_at.is_none_or(|drawn_at| drawn_at.elapsed() >= DRAW_INTERVAL)
+        {
             bars.draw(state, ranking);
+            bars.drawn_at = Some(Instant::now());
         }
     }
 
@@ -154,7 +151,7 @@ impl Bars {
             trials.sort_by(|a, b| ranking.sort_key(a).total_cmp(&ranking.sort_key(b)));
         }
         let mut texts: Vec<String> = trials.iter().map(|trial| self.line(trial, ranking)).collect();
-        let status = state.status();
+        let status = state.experiment.status.as_ref();
         let paused = match state.desired_state() {
             DesiredState::Paused => "; paused",
             _ => "",
@@ -162,7 +159,7 @@ impl Bars {
         texts.push(format!(
             "{}: {} of {} trials ended, {:.0} % of the search{paused}",
             state.name(),
-            status.trials_closed,
+            status.map_or(0, |status| status.trials_closed),
             state.trials.len(),
             100.0 * state.progress()
         ));

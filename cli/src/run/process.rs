@@ -4,11 +4,12 @@
 //! [`supervise`](crate::supervise).
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
@@ -131,7 +132,7 @@ pub(crate) fn start(
     // Start this same binary, even if its file has been replaced.
     let mut command = Command::new("/proc/self/exe");
     command.arg("supervise").arg("--lock").arg(start.lock).arg("--").args(&start.command);
-    command.env("PATH", search_path(&std::env::current_exe()?));
+    command.env("PATH", trainer_path()?);
     if let Some(folder) = start.folder {
         command.current_dir(folder);
     }
@@ -165,9 +166,20 @@ pub(crate) fn start(
     Ok(TrainerProcess { attempt, supervisor: Some(supervisor), stop_request })
 }
 
+/// Returns the [`search_path`] of trainers, which is computed once.
+fn trainer_path() -> std::io::Result<&'static OsString> {
+    static SEARCH_PATH: OnceLock<OsString> = OnceLock::new();
+    match SEARCH_PATH.get() {
+        Some(path) => Ok(path),
+        None => {
+            std::env::current_exe().map(|stoker| SEARCH_PATH.get_or_init(|| search_path(&stoker)))
+        }
+    }
+}
+
 /// Returns `PATH` with the directory of `stoker` first, so that the stock trainer next to it is
 /// found.
-pub(crate) fn search_path(stoker: &Path) -> std::ffi::OsString {
+pub(crate) fn search_path(stoker: &Path) -> OsString {
     let mut folders: Vec<PathBuf> = stoker.parent().map(Path::to_owned).into_iter().collect();
     let path = std::env::var_os("PATH").unwrap_or_default();
     folders.extend(std::env::split_paths(&path));

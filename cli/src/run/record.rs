@@ -126,29 +126,32 @@ pub(crate) fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, Fa
 
 /// Replaces the file at `path` atomically; it is durable on return. Other users cannot read it.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    replace(path, bytes, true).map_err(|error| Failure::file("write", path, error))
+    replace(path, bytes).map_err(|error| Failure::file("write", path, error))
 }
 
-/// Like [`write()`], but the file may be lost if the machine loses power. Suits files of an
-/// attempt, which ends then, too.
-pub(crate) fn write_for_this_boot(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    replace(path, bytes, false).map_err(|error| Failure::file("write", path, error))
+/// Writes a file of an attempt that has not started, so that no other process reads it yet. The
+/// file may be lost if the machine loses power, as the attempt ends then, too. Other users cannot
+/// read it.
+pub(crate) fn write_for_attempt(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let file = private_file(path).and_then(|mut file| file.write_all(bytes));
+    file.map_err(|error| Failure::file("write", path, error))
 }
 
-fn replace(path: &Path, bytes: &[u8], is_durable: bool) -> std::io::Result<()> {
+fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let temporary = folder.join(name);
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    let mut file = private_file(&temporary)?;
     file.write_all(bytes)?;
-    if !is_durable {
-        return fs::rename(&temporary, path);
-    }
     file.sync_all()?;
     fs::rename(&temporary, path)?;
     File::open(folder)?.sync_all()
+}
+
+/// Opens an empty file that other users cannot read.
+fn private_file(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
 /// Reads a JSON file.

@@ -250,7 +250,7 @@ impl<'a> Runner<'a> {
         let token = record::random_hex(32)?;
         let folder = self.folder.attempt(index, attempt)?;
         let token_file = folder.join("token");
-        record::write_for_this_boot(&token_file, token.as_bytes())?;
+        record::write_for_attempt(&token_file, token.as_bytes())?;
         let Some(trial) = self.shared.state().trials.get(&index).cloned() else { return Ok(()) };
         let visible = self.devices.take(index, self.slots_per_trial());
         if visible.is_none() && !self.devices.is_empty() {
@@ -266,7 +266,7 @@ impl<'a> Runner<'a> {
             gang: gang.clone(),
         });
         let config_file = folder.join("trial.json");
-        record::write_for_this_boot(&config_file, &record::to_json(&config_file, &config)?)?;
+        record::write_for_attempt(&config_file, &record::to_json(&config_file, &config)?)?;
         self.shared.state().begin(index, attempt, &token)?;
         let spec = &self.valid.spec;
         let program = spec.entrypoint.command.iter().chain(&spec.entrypoint.args).cloned();

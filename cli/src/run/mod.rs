@@ -156,10 +156,10 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     let result = Runner::new(config)?.run(&mut signals, &mut view).await;
     view.finish();
     result?;
-    if shared.state().status().phase.is_terminal() {
+    if shared.state().phase().is_terminal() {
         delete_old_checkpoints(&shared, &storage, &paths, &loaded.valid, &mut signals).await;
     }
-    let phase = shared.state().status().phase;
+    let phase = shared.state().phase();
     let is_kept = phase.is_terminal() && phase != Phase::Completed;
     if let Some(test_folder) = test_folder.filter(|_| !is_kept) {
         smoke_test::delete_files(&test_folder, &storage, &paths).await?;
@@ -211,7 +211,7 @@ fn print_outcome(state: &State, paths: &RunPaths, valid: &ValidExperiment, outpu
         Output::Json => print::out(outcome::json_line(state, paths)),
         Output::Text => outcome::print_text(state, paths, searcher, &ranking),
     }
-    let phase = state.status().phase;
+    let phase = state.phase();
     if !phase.is_terminal() {
         let paused = match state.desired_state() {
             DesiredState::Paused => {

@@ -1,23 +1,24 @@
 //! Background task that copies the records of the experiment and its trials next to their files in
 //! the storage.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::Storage;
-use stoker_storage::hash::sha256_hex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::outcome::{self, RunPaths};
-use super::record::trial_object;
 use super::report_server::SharedState;
 
 /// Maximum number of records that are written concurrently.
 const WRITES_MAX: usize = 16;
+/// Maximum time between a copy of a trial and the next copy of the experiment. Many trials may end
+/// in this time.
+const EXPERIMENT_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum wait for pending copies after all trials have ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -63,17 +64,34 @@ async fn copy(
     mut inbox: UnboundedReceiver<u32>,
     notes: UnboundedSender<String>,
 ) {
-    let mut copies = Copies { shared, storage, paths, notes, copied: BTreeMap::new() };
-    while let Some(first_request) = inbox.recv().await {
-        let mut requests = BTreeSet::from([first_request]);
-        while let Ok(more) = inbox.try_recv() {
-            requests.insert(more);
+    let copies = Copies { shared, storage, paths, notes };
+    // Time of the next copy of the experiment, after a copy of a trial.
+    let mut due: Option<Instant> = None;
+    loop {
+        let received = match due {
+            None => Ok(inbox.recv().await),
+            Some(due) => timeout_at(due, inbox.recv()).await,
+        };
+        match received {
+            Ok(Some(first_request)) => {
+                let mut requests = BTreeSet::from([first_request]);
+                while let Ok(more) = inbox.try_recv() {
+                    requests.insert(more);
+                }
+                copies.copy_trials(requests).await;
+                due.get_or_insert_with(|| Instant::now() + EXPERIMENT_INTERVAL);
+            }
+            Ok(None) => break,
+            Err(_) => {
+                due = None;
+                copies.copy_experiment().await;
+            }
         }
-        copies.update(requests).await;
     }
     // The search has closed trials that were not running, and the experiment has ended.
-    let all = copies.shared.state().trials.keys().copied().collect();
-    copies.update(all).await;
+    let all = copies.shared.state().uncopied();
+    copies.copy_trials(all).await;
+    copies.copy_experiment().await;
 }
 
 /// Records in the storage.
@@ -82,35 +100,33 @@ struct Copies {
     storage: Storage,
     paths: RunPaths,
     notes: UnboundedSender<String>,
-    /// Hash of the copied record, by trial.
-    copied: BTreeMap<u32, String>,
 }
 
 impl Copies {
-    /// Copies the records of these trials that have changed, then that of the experiment.
-    async fn update(&mut self, trials: BTreeSet<u32>) {
+    /// Copies the records of these trials, unless they have not changed since the last copy.
+    async fn copy_trials(&self, trials: BTreeSet<u32>) {
         let (storage, paths) = (&self.storage, &self.paths);
-        let changed = trials.into_iter().filter_map(|index| {
-            let trial = self.shared.state().trials.get(&index).cloned()?;
-            let hash = sha256_hex(&serde_json::to_vec(&trial_object(&trial)).ok()?);
-            (self.copied.get(&index) != Some(&hash)).then_some((index, trial, hash))
-        });
-        let changed: Vec<(u32, TrialRecord, String)> = changed.collect();
-        let copy = |(index, trial, hash)| async move {
-            (index, hash, outcome::copy_record(storage, paths, &trial).await)
+        let changed: Vec<TrialRecord> = {
+            let mut state = self.shared.state();
+            trials.into_iter().filter_map(|index| state.take_uncopied(index)).collect()
+        };
+        let copy = |trial: TrialRecord| async move {
+            (trial.spec.index, outcome::copy_record(storage, paths, &trial).await)
         };
         let copies = stream::iter(changed).map(copy).buffer_unordered(WRITES_MAX);
-        for (index, hash, written) in copies.collect::<Vec<_>>().await {
-            match written {
-                Ok(()) => drop(self.copied.insert(index, hash)),
-                Err(error) => {
-                    let note = "cannot copy the record to the storage";
-                    let _ = self.notes.send(format!("trial {index}: {note}: {error}"));
-                }
+        for (index, written) in copies.collect::<Vec<_>>().await {
+            if let Err(error) = written {
+                self.shared.state().keep_uncopied(index);
+                let note = "cannot copy the record to the storage";
+                let _ = self.notes.send(format!("trial {index}: {note}: {error}"));
             }
         }
+    }
+
+    async fn copy_experiment(&self) {
         let experiment = self.shared.state().experiment.clone();
-        if let Err(error) = outcome::copy_experiment(storage, paths, &experiment).await {
+        let copied = outcome::copy_experiment(&self.storage, &self.paths, &experiment).await;
+        if let Err(error) = copied {
             let note = "cannot copy the experiment's record to the storage";
             let _ = self.notes.send(format!("{note}: {error}"));
         }

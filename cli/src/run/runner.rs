@@ -188,7 +188,7 @@ impl<'a> Runner<'a> {
 
     fn is_over(&self) -> bool {
         let state = self.shared.state();
-        state.is_pausing || state.status().phase.is_terminal()
+        state.is_pausing || state.phase().is_terminal()
     }
 
     fn show(&self, view: &mut View) {
@@ -203,10 +203,10 @@ impl<'a> Runner<'a> {
     /// Starts trials while there is room. If a trial waits for room, trials that have nothing to
     /// train end their attempts.
     fn start_ready_trials(&mut self, view: &View) {
-        let (startable, places) = {
-            let state = self.shared.state();
-            (state.startable(), state.places())
-        };
+        // Trials that wait or run are skipped, and the first that finds no slot ends the loop.
+        let num = self.back_off.len() + self.slots as usize + 1;
+        let startable = self.shared.state().startable(num);
+        let places = self.shared.state().places();
         let now = Instant::now();
         let mut is_room_wanted = false;
         for index in startable {

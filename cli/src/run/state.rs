@@ -1,17 +1,19 @@
 //! The runner's knowledge: the record, and the search in step with it.
 //!
-//! Memory never runs ahead of the record: a change takes effect after its write has succeeded. If a
-//! write fails, trainers continue to their granted lengths, and the record is read again and the
-//! write is repeated after a while.
+//! Nothing takes effect before it is recorded: a change is written before trainers, users or the
+//! storage see anything that follows from it; see [`writes`]. If a write fails, trainers continue
+//! to their granted lengths, and the record is read again and the write is repeated after a while.
 
 mod answers;
 mod attempts;
 mod changes;
 mod checkpoints;
+mod copies;
 mod queue;
 mod reports;
 mod status;
 mod trouble;
+mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,6 +33,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use self::queue::Queue;
 use self::status::StatusFile;
 use self::trouble::Trouble;
+use self::writes::Waiting;
 use super::record::RecordDir;
 use super::request::{Request, is_final};
 use crate::cluster::text::now;
@@ -83,6 +86,10 @@ pub(crate) struct State {
     limits: RestartLimits,
     metric: String,
     release_seconds: u32,
+    /// Trials whose files are behind the memory.
+    waiting: Waiting,
+    /// Trials that have changed since their records were copied to the storage.
+    uncopied: BTreeSet<u32>,
     /// Trials whose checkpoints have changed since the last deletion.
     prunable: BTreeSet<u32>,
     tokens: BTreeMap<u32, BTreeMap<String, u32>>,
@@ -118,6 +125,8 @@ impl State {
             folder,
             summary: Summary::new(&config, trials.values()),
             queue: Queue::default(),
+            waiting: Waiting::default(),
+            uncopied: trials.keys().copied().collect(),
             prunable: trials.keys().copied().collect(),
             trials,
             prior,
@@ -166,7 +175,7 @@ impl State {
     pub(crate) fn settle(&mut self) -> Result<(), Failure> {
         self.recover()?;
         let settled = self.record_ends().and_then(|()| self.decide());
-        settled.map_err(|error| self.fail(error))
+        settled.and_then(|()| self.write_fact()).map_err(|error| self.fail(error))
     }
 
     /// Does what is due: repeats a failed write, ends the search at a limit, and writes the status.
@@ -206,7 +215,7 @@ impl State {
             if !waits {
                 let writes = self.ledger.reach_limit(&self.summary, now());
                 self.execute(writes)?;
-                self.create_missing()?;
+                self.create_missing();
             }
             self.take_in_touched(waits)?;
             let is_settled = if waits {
@@ -231,7 +240,7 @@ impl State {
             for fact in pending {
                 let writes = self.ledger.advance(&fact);
                 self.execute(writes)?;
-                self.create_missing()?;
+                self.create_missing();
             }
             for index in touched {
                 self.follow(index)?;
@@ -260,14 +269,13 @@ impl State {
         Ok(())
     }
 
-    fn create_missing(&mut self) -> Result<(), Failure> {
+    fn create_missing(&mut self) {
         let missing: Vec<TrialSpec> = self.ledger.missing().cloned().collect();
         for spec in missing {
             let index = spec.index;
-            self.save(TrialRecord { spec, status: Default::default() })?;
+            self.add(TrialRecord { spec, status: Default::default() });
             self.ledger.created(index);
         }
-        Ok(())
     }
 
     /// Closes or reopens a trial if that follows from the search.
@@ -290,18 +298,12 @@ impl State {
         self.save(record)
     }
 
-    /// Writes a new or changed trial, then replaces it in memory.
-    fn save(&mut self, record: TrialRecord) -> Result<(), Failure> {
-        self.folder.save_trial(&record)?;
-        self.replace(record);
-        Ok(())
-    }
-
     fn replace(&mut self, record: TrialRecord) {
         let index = record.spec.index;
         self.summary.update(self.ledger.config(), &record);
         self.trials.insert(index, record);
         self.queue.touch(index);
+        self.uncopied.insert(index);
     }
 
     /// Returns what is wanted of a trial now.
@@ -326,11 +328,11 @@ impl State {
         self.ledger.places()
     }
 
-    /// Returns the trials that may start an attempt, in the order in which they start.
-    pub(crate) fn startable(&self) -> Vec<u32> {
+    /// Returns the first `num` trials that may start an attempt, in the order in which they start.
+    pub(crate) fn startable(&self, num: usize) -> Vec<u32> {
         match self.is_paused() || self.trouble.is_some() {
             true => vec![],
-            false => self.queue.startable(),
+            false => self.queue.startable(num),
         }
     }
 
@@ -397,3 +399,6 @@ fn read_record<T>(
         ))
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@ use stoker_api::experiment::{
 };
 use stoker_api::external::Answer;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{DesiredTrialState, Fact};
+use stoker_api::trial::{DesiredTrialState, Fact, TrialSpec, TrialStatus};
 use stoker_api::validate::Method;
 
 use self::requests::prior;
@@ -111,6 +111,24 @@ impl Runner {
     /// Forgets what is not recorded.
     pub(super) fn crash(&mut self) {
         (self.live, self.answer) = (None, None);
+    }
+
+    /// Forgets up to `num` of the latest trials. They have not changed since the search created
+    /// them, and no entry of the log is later: a runner may write such trials later than the turns
+    /// that follow their creation.
+    pub(super) fn lose_created(&mut self, num: usize) {
+        let logged = self.log().last().map_or(0, |entry| entry.order);
+        for _ in 0..num {
+            let Some(record) = self.records().pop() else { return };
+            let TrialSpec { index, grants, pins, order, .. } = &record.spec;
+            let is_unchanged = grants.is_empty() && pins.is_empty();
+            let is_later = order.is_some_and(|order| order >= logged);
+            if !is_unchanged || !is_later || record.status != TrialStatus::default() {
+                return;
+            }
+            self.trials.remove(index);
+            self.trials_created = self.trials_created.min(*index);
+        }
     }
 
     /// Changes the editable settings.

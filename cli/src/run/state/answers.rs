@@ -46,9 +46,11 @@ impl State {
         let writes = self.ledger.answer(asked, answer, now());
         let writes = writes.map_err(|why| stoker_searcher::refused(&why))?;
         self.refusal = None;
-        let recorded = self.execute(writes).and_then(|()| self.create_missing());
-        let settled: Result<(), Failure> = match recorded {
-            Ok(()) => self.settle(),
+        let settled: Result<(), Failure> = match self.execute(writes) {
+            Ok(()) => {
+                self.create_missing();
+                self.settle()
+            }
             Err(error) => Err(self.fail(error)),
         };
         // A failed write is repeated.

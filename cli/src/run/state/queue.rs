@@ -62,9 +62,9 @@ impl Queue {
         }
     }
 
-    /// Returns the trials that may start, in order.
-    pub(super) fn startable(&self) -> Vec<u32> {
-        self.startable.iter().map(|position| position.2).collect()
+    /// Returns the first `num` trials that may start, in order.
+    pub(super) fn startable(&self, num: usize) -> Vec<u32> {
+        self.startable.iter().map(|position| position.2).take(num).collect()
     }
 
     /// Returns the idle trials that were not told to end their attempt.

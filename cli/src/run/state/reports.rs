@@ -40,13 +40,18 @@ impl State {
             match report.event {
                 // Nothing is decided by progress, so it is not written.
                 ReportEvent::Progress { .. } => self.replace(record),
+                _ if has_new_fact => {
+                    self.save_with_turn(record).map_err(|error| self.fail(error))?;
+                }
                 _ => self.save(record).map_err(|error| self.fail(error))?,
             }
+        }
+        let settled = if has_new_fact { self.settle() } else { Ok(()) };
+        // A report that is not recorded is sent again.
+        if effect == ReportEffect::New && !self.is_fact_waiting(index) {
             self.announce(index, report);
         }
-        if has_new_fact {
-            self.settle()?;
-        }
+        settled?;
         let Some(record) = self.trials.get(&index) else { return Ok(Directive::Fenced) };
         Ok(trial::directive(record, report.attempt, self.target(index)))
     }

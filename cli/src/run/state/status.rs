@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus};
+use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
 use stoker_engine::experiment::{set_phase, set_refusal};
 use stoker_engine::trial::TrialRecord;
 
@@ -17,16 +17,28 @@ use crate::run::request::is_final;
 const WRITE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// State of the status in the record.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct StatusFile {
     written_at: Option<Instant>,
     /// Whether the status in memory is newer.
     is_behind: bool,
+    /// Minimum interval between two writes.
+    pub(super) interval: Duration,
+}
+
+impl Default for StatusFile {
+    fn default() -> Self {
+        Self { written_at: None, is_behind: false, interval: WRITE_INTERVAL }
+    }
 }
 
 impl StatusFile {
     fn is_due(&self) -> bool {
-        self.written_at.is_none_or(|at| at.elapsed() >= WRITE_INTERVAL)
+        self.written_at.is_none_or(|at| at.elapsed() >= self.interval)
+    }
+
+    fn note_write(&mut self) {
+        (self.written_at, self.is_behind) = (Some(Instant::now()), false);
     }
 }
 
@@ -36,59 +48,81 @@ impl State {
         self.experiment.status.clone().unwrap_or_default()
     }
 
+    /// Returns the experiment's phase.
+    pub(crate) fn phase(&self) -> Phase {
+        self.experiment.status.as_ref().map(|status| status.phase).unwrap_or_default()
+    }
+
     /// Returns the part of the search that is done, from 0 to 1.
     pub(crate) fn progress(&self) -> f64 {
-        self.summary.progress(&self.ledger, self.status().phase)
+        self.summary.progress(&self.ledger, self.phase())
     }
 
     /// Brings the status up to date. A new phase or condition is written at once, counts and
     /// results after [`WRITE_INTERVAL`] at the latest, with [`flush_status`](Self::flush_status).
     pub(super) fn save_status(&mut self) -> Result<(), Failure> {
-        let ExperimentStatus { log, conditions, phase, .. } = self.status();
         let is_cancelled = is_final(self.desired_state());
+        let is_paused = self.is_paused() && !is_cancelled;
         let record_of = |index| self.trials.get(&index);
         let status = self.summary.status(&self.ledger, is_cancelled, record_of);
-        let mut status = ExperimentStatus { log, conditions: conditions.clone(), ..status };
-        if self.is_paused() && !is_cancelled {
+        let before = self.experiment.status.get_or_insert_default();
+        let mut status = ExperimentStatus { conditions: before.conditions.clone(), ..status };
+        if is_paused {
             let trials: Vec<&TrialRecord> = self.trials.values().collect();
             set_phase(&mut status, &trials, DesiredState::Paused);
         }
         set_refusal(&mut status, self.refusal.as_ref(), 0, now());
-        if self.experiment.status.as_ref() == Some(&status) {
+        // The log may be long. It is moved from one status to the other and not compared.
+        let log = std::mem::take(&mut before.log);
+        if *before == status {
+            before.log = log;
             return Ok(());
         }
-        if (status.phase, &status.conditions) == (phase, &conditions) && !self.status_file.is_due()
-        {
-            self.experiment.status = Some(status);
+        let is_urgent = (status.phase, &status.conditions) != (before.phase, &before.conditions);
+        status.log = log;
+        let mut before = std::mem::replace(before, status);
+        if !is_urgent && !self.status_file.is_due() {
             self.status_file.is_behind = true;
             return Ok(());
         }
-        let mut experiment = self.experiment.clone();
-        experiment.status = Some(status);
-        self.save_experiment(experiment)
+        self.write_experiment().inspect_err(|_| {
+            let status = self.experiment.status.get_or_insert_default();
+            before.log = std::mem::take(&mut status.log);
+            *status = before;
+        })
     }
 
-    /// Writes the status if the record is behind it and the last write is long enough ago.
+    /// Writes the status and new trials if the record is behind them and the last write is long
+    /// enough ago.
     pub(super) fn flush_status(&mut self) {
         if self.status_file.is_due() {
             self.finish_status();
         }
     }
 
-    /// Writes the status if the record is behind it.
+    /// Writes the status and new trials if the record is behind them.
     pub(crate) fn finish_status(&mut self) {
-        if self.status_file.is_behind && self.trouble.is_none() {
-            let experiment = self.experiment.clone();
+        let is_behind = self.status_file.is_behind || !self.waiting.is_empty();
+        if is_behind && self.trouble.is_none() {
             // A failed write is repeated.
-            let _ = self.save_experiment(experiment).map_err(|error| self.fail(error));
+            let _ = self.write_experiment().map_err(|error| self.fail(error));
         }
     }
 
-    /// Writes the experiment, then replaces it in memory.
+    /// Writes the experiment after all trials that wait.
+    fn write_experiment(&mut self) -> Result<(), Failure> {
+        self.write_waiting()?;
+        self.folder.save_experiment(&self.experiment)?;
+        self.status_file.note_write();
+        Ok(())
+    }
+
+    /// Writes a changed experiment, then replaces it in memory.
     pub(super) fn save_experiment(&mut self, experiment: Experiment) -> Result<(), Failure> {
+        self.write_waiting()?;
         self.folder.save_experiment(&experiment)?;
         self.experiment = experiment;
-        self.status_file = StatusFile { written_at: Some(Instant::now()), is_behind: false };
+        self.status_file.note_write();
         Ok(())
     }
 }

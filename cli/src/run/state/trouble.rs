@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use stoker_engine::experiment::Summary;
 
+use super::writes::Waiting;
 use super::{State, rebuild};
 use crate::failure::Failure;
 
@@ -17,7 +18,7 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 pub(super) struct Trouble {
     message: String,
     wait: Duration,
-    retry_at: Instant,
+    pub(super) retry_at: Instant,
 }
 
 impl State {
@@ -59,6 +60,8 @@ impl State {
         let (ledger, missing) = rebuild(&config, &experiment, &trials, &self.folder)?;
         self.summary = Summary::new(&config, trials.values());
         (self.experiment, self.trials, self.ledger) = (experiment, trials, ledger);
+        self.waiting = Waiting::default();
+        self.uncopied.extend(self.trials.keys());
         self.queue.touch_all(self.trials.keys());
         self.execute(missing)?;
         self.trouble = None;

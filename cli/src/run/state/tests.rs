@@ -1,0 +1,142 @@
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use stoker_api::contract::{CONTRACT_VERSION, Directive, Report, ReportEvent};
+use stoker_api::experiment::{ExperimentSpec, ExperimentStatus, Phase};
+use stoker_api::validate::validate;
+
+use super::*;
+
+/// Record of a random search, without a runner.
+struct Case {
+    _root: tempfile::TempDir,
+    folder: RecordDir,
+    valid: ValidExperiment,
+}
+
+impl Case {
+    fn new(max_concurrent: u32) -> Self {
+        let spec = json!({
+            "entrypoint": {"command": ["train"]},
+            "hyperparameters": {"x": {"double": {"min": 0.0, "max": 1.0}}},
+            "searcher": {
+                "metric": "loss", "maxLength": {"batches": 4},
+                "random": {"maxTrials": 5, "maxConcurrentTrials": max_concurrent},
+            },
+        });
+        let spec: ExperimentSpec = serde_json::from_value(spec).unwrap();
+        let valid = validate("a", &spec).unwrap();
+        let mut experiment = Experiment::new("a", valid.spec.clone());
+        experiment.status = Some(ExperimentStatus::default());
+        let root = tempfile::tempdir().unwrap();
+        let folder = RecordDir::new(root.path().to_owned());
+        folder.create().unwrap();
+        folder.save_experiment(&experiment).unwrap();
+        Self { _root: root, folder, valid }
+    }
+
+    /// Returns the state of a new runner, which has taken in the record. Counts in the status are
+    /// written only with something else.
+    fn start(&self) -> State {
+        let experiment = self.folder.experiment().unwrap().unwrap();
+        let trials = self.folder.trials().unwrap();
+        let folder = self.folder.clone();
+        let mut state = State::new(experiment, trials, vec![], &self.valid, 7, folder).unwrap();
+        state.status_file.interval = Duration::MAX;
+        state.settle().unwrap();
+        state
+    }
+
+    /// Returns the indexes of the trials on disk.
+    fn written(&self) -> Vec<u32> {
+        self.folder.trials().unwrap().into_keys().collect()
+    }
+}
+
+/// Returns the report of a result at the end of the first attempt.
+fn result() -> Report {
+    let metrics = [("loss".to_owned(), "0.5".to_owned())].into();
+    let event = ReportEvent::Validated { metrics, granted_units: Some(4) };
+    Report { version: CONTRACT_VERSION, attempt: 0, batches: 4, event }
+}
+
+#[test]
+fn new_trials_are_written_with_their_first_attempt() {
+    let case = Case::new(3);
+    let mut state = case.start();
+    assert_eq!(state.trials.len(), 3);
+    assert!(case.written().is_empty());
+    // A gap would count as a deleted trial.
+    state.begin(1, 0, "token").unwrap();
+    assert_eq!(case.written(), [0, 1]);
+    state.begin(0, 0, "token").unwrap();
+    assert_eq!(case.written(), [0, 1]);
+    state.finish_status();
+    assert_eq!(case.written(), [0, 1, 2]);
+}
+
+#[test]
+fn crash_before_the_write_of_new_trials_changes_nothing() {
+    let case = Case::new(1);
+    let first = case.start().trials;
+    assert!(case.written().is_empty());
+    let mut state = case.start();
+    assert_eq!(state.trials, first);
+    state.begin(0, 0, "token").unwrap();
+    // A new phase is written at once, with all trials.
+    state.settle().unwrap();
+    assert_eq!(state.report(0, &result()).unwrap(), Directive::Stop);
+    assert_eq!((state.trials.len(), case.written()), (2, vec![0]));
+    let second = state.trials.remove(&1).unwrap();
+    drop(state);
+    // The attempt has ended with its runner. The result and the turn that follows from it remain.
+    let mut state = case.start();
+    assert_eq!(state.trials[&0].status.phase, Phase::Completed);
+    assert_eq!(state.trials[&1], second);
+    state.begin(1, 0, "token").unwrap();
+    assert_eq!(case.written(), [0, 1]);
+}
+
+#[test]
+fn result_is_written_with_its_turn_before_the_answer() {
+    let case = Case::new(1);
+    let mut state = case.start();
+    state.begin(0, 0, "token").unwrap();
+    let on_disk = || case.folder.trials().unwrap().remove(&0).unwrap();
+    let num_of = |record: TrialRecord| (record.status.facts.len(), record.spec.grants.len());
+    let mut record = on_disk();
+    let searched = trial::SearchedMetric {
+        name: "loss",
+        smaller_is_better: true,
+        others: &[],
+        is_copied: false,
+    };
+    trial::record_report(&mut record, &result(), &searched);
+    state.save_with_turn(record).unwrap();
+    assert_eq!(num_of(on_disk()), (0, 0));
+    state.settle().unwrap();
+    assert_eq!(num_of(on_disk()), (1, 1));
+    // A write of another trial does not overtake a fact.
+    state.begin(1, 0, "token").unwrap();
+    let mut record = state.trials[&1].clone();
+    trial::record_report(&mut record, &result(), &searched);
+    state.save_with_turn(record).unwrap();
+    state.save(state.trials[&0].clone()).unwrap();
+    assert_eq!(num_of(case.folder.trials().unwrap().remove(&1).unwrap()), (1, 0));
+}
+
+#[test]
+fn failed_write_answers_no_report() {
+    let case = Case::new(1);
+    let mut state = case.start();
+    state.begin(0, 0, "token").unwrap();
+    let (trials, moved) = (case.folder.path().join("trials"), case.folder.path().join("moved"));
+    std::fs::rename(&trials, &moved).unwrap();
+    state.report(0, &result()).unwrap_err();
+    assert!(state.happenings.is_empty(), "the result is not recorded: {:?}", state.happenings);
+    std::fs::rename(&moved, &trials).unwrap();
+    state.trouble.as_mut().unwrap().retry_at = Instant::now();
+    assert_eq!(state.report(0, &result()).unwrap(), Directive::Stop);
+    assert_eq!(state.happenings.len(), 1);
+    assert_eq!(case.folder.trials().unwrap()[&0].status.facts.len(), 1);
+}

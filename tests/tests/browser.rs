@@ -51,8 +51,8 @@ impl Tools {
         Browser(BROWSER.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs a script in `tests/browser` with an input, which contains the `url` of the page. Answers
-    /// each command that the script prints.
+    /// Runs a script in `tests/browser` with an input, which contains the `url` of the page.
+    /// Answers each command that the script prints.
     pub(crate) fn run(
         &self,
         _browser: &Browser,

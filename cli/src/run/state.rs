@@ -298,14 +298,6 @@ impl State {
         self.save(record)
     }
 
-    fn replace(&mut self, record: TrialRecord) {
-        let index = record.spec.index;
-        self.summary.update(self.ledger.config(), &record);
-        self.trials.insert(index, record);
-        self.queue.touch(index);
-        self.uncopied.insert(index);
-    }
-
     /// Returns what is wanted of a trial now.
     fn target(&self, index: u32) -> TargetState {
         use DesiredTrialState as D;

@@ -40,7 +40,7 @@ fn failed_start_frees_its_gpus() {
     assert!(lines.by_ref().any(|line| is_reported(&line.unwrap())), "the start has not failed");
     let runs = files(&fixture.root().join("local"));
     let run = runs.iter().find(|path| path.is_dir()).unwrap();
-    std::fs::remove_dir(run.join("record/attempts/0-1/trial.json.new")).unwrap();
+    std::fs::remove_dir(run.join("record/attempts/0-1/trial.json")).unwrap();
     // A trial that waits for its own GPU never ends.
     let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while runner.try_wait().unwrap().is_none() && Instant::now() < end {

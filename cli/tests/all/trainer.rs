@@ -25,7 +25,7 @@ pub(crate) fn train(path: &Path) -> i32 {
     if config.data["script"] == "block-next-start" && config.attempt == 0 {
         // A directory in place of the temporary file makes the write of the configuration fail.
         let attempt = path.parent().unwrap().with_file_name("0-1");
-        std::fs::create_dir_all(attempt.join("trial.json.new")).unwrap();
+        std::fs::create_dir_all(attempt.join("trial.json")).unwrap();
     }
     let trainer = Trainer { config, stop };
     trainer.train() as i32

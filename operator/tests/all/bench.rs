@@ -57,8 +57,8 @@ fn experiment_needs_few_writes_and_none_while_waiting() {
         let per_trial = (count("update trials/status") + count("patch trials/status")) / 4.0;
         println!("writes per pod {per_pod}, of status per trial {per_trial}: {counts:#?}");
         assert!(per_pod <= 2.5, "{counts:#?}");
-        // Five of them record the trainer's reports: its start, two checkpoints, two validations. On
-        // a busy machine, a status is written in more steps: at most 11.75 writes were seen.
+        // Five of them record the trainer's reports: its start, two checkpoints, two validations.
+        // On a busy machine, a status is written in more steps: at most 11.75 writes were seen.
         assert!(per_trial - 5.0 <= 8.0, "{counts:#?}");
 
         // Pods that run for half a minute without a report.

@@ -58,8 +58,9 @@ impl State {
         self.summary.progress(&self.ledger, self.phase())
     }
 
-    /// Brings the status up to date. A new phase or condition is written at once, counts and
-    /// results after [`WRITE_INTERVAL`] at the latest, with [`flush_status`](Self::flush_status).
+    /// Brings the status up to date. A new phase or condition is written at once. Counts, results
+    /// and changes between Pending and Running are written after [`WRITE_INTERVAL`] at the latest,
+    /// with [`flush_status`](Self::flush_status).
     pub(super) fn save_status(&mut self) -> Result<(), Failure> {
         let is_cancelled = is_final(self.desired_state());
         let is_paused = self.is_paused() && !is_cancelled;
@@ -78,7 +79,9 @@ impl State {
             before.log = log;
             return Ok(());
         }
-        let is_urgent = (status.phase, &status.conditions) != (before.phase, &before.conditions);
+        let is_new_phase = status.phase != before.phase
+            && ![status.phase, before.phase].iter().all(|phase| is_fleeting(*phase));
+        let is_urgent = is_new_phase || status.conditions != before.conditions;
         status.log = log;
         let mut before = std::mem::replace(before, status);
         if !is_urgent && !self.status_file.is_due() {
@@ -125,4 +128,9 @@ impl State {
         self.status_file.note_write();
         Ok(())
     }
+}
+
+/// Returns whether an experiment may enter and leave this phase with each trial.
+fn is_fleeting(phase: Phase) -> bool {
+    matches!(phase, Phase::Pending | Phase::Running)
 }

@@ -1,3 +1,5 @@
+//! Tests of the order of writes.
+
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -83,7 +85,6 @@ fn crash_before_the_write_of_new_trials_changes_nothing() {
     let mut state = case.start();
     assert_eq!(state.trials, first);
     state.begin(0, 0, "token").unwrap();
-    // A new phase is written at once, with all trials.
     state.settle().unwrap();
     assert_eq!(state.report(0, &result()).unwrap(), Directive::Stop);
     assert_eq!((state.trials.len(), case.written()), (2, vec![0]));

@@ -61,6 +61,15 @@ impl State {
         self.replace(record);
     }
 
+    /// Replaces a trial in memory.
+    pub(super) fn replace(&mut self, record: TrialRecord) {
+        let index = record.spec.index;
+        self.summary.update(self.ledger.config(), &record);
+        self.trials.insert(index, record);
+        self.queue.touch(index);
+        self.uncopied.insert(index);
+    }
+
     /// Returns whether the file of a trial lacks its latest fact.
     pub(super) fn is_fact_waiting(&self, index: u32) -> bool {
         self.waiting.changed == Some(index)

@@ -12,8 +12,9 @@ async function tabs(page) {
   const names = ['Trials', 'Rungs', 'Hyperparameters', 'Checkpoints', 'Configuration', 'Events',
     'Logs', 'Overview'];
   for (const name of names) {
-    await page.locator('nav.tabs a', { hasText: name }).click();
-    await page.waitForSelector('nav.tabs a[aria-current=page]');
+    // Until the style sheet is loaded, the controls are visible.
+    const link = page.locator('nav.tabs a', { hasText: name });
+    await Promise.all([page.waitForNavigation({ waitUntil: 'load' }), link.click()]);
     const current = await page.innerText('nav.tabs a[aria-current=page]');
     check(current.startsWith(name), `the tab ${name} opens ${current}`);
     const scripts = await page.locator('.js-only:visible').count();

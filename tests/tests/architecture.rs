@@ -18,6 +18,11 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
         "the trainer does not know Kubernetes and decides nothing",
     ),
     (
+        "stoker-kernels",
+        &["tokio", "stoker-api", "stoker-storage", "stoker-trainer"],
+        "operators are of use to any program with burn",
+    ),
+    (
         "stoker-examples",
         &["kube", "kube-core", "k8s-openapi", "schemars"],
         "the stock trainer does not know Kubernetes either",
@@ -186,7 +191,8 @@ fn function_lengths_follow_the_layout() {
 }
 
 /// Files with unsafe code, each with the decision record that explains it.
-const UNSAFE: [(&str, &str); 2] = [
+const UNSAFE: [(&str, &str); 3] = [
+    ("kernels/src/machine.rs", "docs/decisions/0037-own-kernels.md"),
     ("trainer/src/cache/mapped_file.rs", "docs/decisions/0021-dataset-cache.md"),
     ("trainer/src/collective/nccl/library.rs", "docs/decisions/0015-gpus.md"),
 ];

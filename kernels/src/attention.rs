@@ -1,0 +1,455 @@
+//! Scaled dot-product attention.
+
+use std::sync::Arc;
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{Bool, Tensor, module};
+
+use crate::array::{Array, Strided};
+use crate::chunks::{chunk_rows, map_chunks};
+use crate::machine::{Matrix, Output, Threads, multiply, vectorize};
+use crate::softmax::{softmax_row, softmax_row_gradient};
+use crate::tape::{Gradient, Operand, booleans, record, share_tape};
+use crate::vector::max;
+
+/// Returns `softmax(query * key^T * scale) * value` for each head.
+///
+/// Vaswani et al., Attention Is All You Need, 2017. `mask` hides positions where it is `true`. A
+/// causal mask is aligned to the last key. A query without visible keys gives zeros. `attn_bias`
+/// and `softcap` are not fused. The backward pass keeps the probabilities.
+///
+/// # Shapes
+///
+/// `query` `[batch, heads, len_query, d_head]`, `key` `[batch, heads, len_key, d_head]`, `value`
+/// `[batch, heads, len_key, d_value]`, `mask` broadcast to `[batch, heads, len_query, len_key]`,
+/// result `[batch, heads, len_query, d_value]`.
+pub fn attention(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: Option<Tensor<4, Bool>>,
+    attn_bias: Option<Tensor<4>>,
+    options: AttentionModuleOptions,
+) -> Tensor<4> {
+    let fused = match &attn_bias {
+        None => fused(&query, &key, &value, mask.as_ref(), &options),
+        Some(_) => None,
+    };
+    fused.unwrap_or_else(|| module::attention(query, key, value, mask, attn_bias, options))
+}
+
+fn fused(
+    query: &Tensor<4>,
+    key: &Tensor<4>,
+    value: &Tensor<4>,
+    mask: Option<&Tensor<4, Bool>>,
+    options: &AttentionModuleOptions,
+) -> Option<Tensor<4>> {
+    let [batch, heads, len_query, d_head] = query.dims();
+    let [_, _, len_key, d_value] = value.dims();
+    let fits = key.dims() == [batch, heads, len_key, d_head]
+        && value.dims() == [batch, heads, len_key, d_value]
+        && len_key > 0;
+    if !fits || options.softcap.is_some() {
+        return None;
+    }
+    let mask = match mask {
+        Some(mask) => Some(Mask::new(mask, [batch, heads, len_query, len_key])?),
+        None => None,
+    };
+    let operands = [Operand::new(query)?, Operand::new(key)?, Operand::new(value)?];
+    if !share_tape(&operands.each_ref()) {
+        return None;
+    }
+    let scale = options.scale.unwrap_or_else(|| 1.0 / (d_head as f64).sqrt());
+    let [query, key, value] = operands.each_ref().map(|operand| Strided::new(operand.tensor()));
+    let heads = Heads {
+        query,
+        key,
+        value,
+        num: [batch, heads],
+        len: [len_query, len_key],
+        depth: [d_head, d_value],
+        scale: scale as f32,
+    };
+    let visible = Visible { is_causal: options.is_causal, mask };
+    let is_tracked = operands.iter().any(Operand::is_tracked);
+    let (output, probabilities) = heads.forward(&visible, is_tracked);
+    let output = Array::from_vec(output, &[batch, heads.num[1], len_query, d_value]);
+    let gradient = || -> Arc<dyn Gradient> { Arc::new(AttentionGradient { heads, probabilities }) };
+    Some(record(operands, output, gradient))
+}
+
+/// Booleans with strides, broadcast to the shape of the scores.
+struct Mask {
+    tensor: FlexTensor,
+    strides: [usize; 4],
+}
+
+impl Mask {
+    /// Returns `None` if the mask cannot be broadcast, or is not on Flex.
+    fn new(mask: &Tensor<4, Bool>, shape: [usize; 4]) -> Option<Self> {
+        let dims = mask.dims();
+        if dims.iter().zip(shape).any(|(dim, size)| *dim != 1 && *dim != size) {
+            return None;
+        }
+        let tensor = booleans(mask)?.to_contiguous();
+        let mut strides = [0; 4];
+        let mut stride = 1;
+        for axis in (0..4).rev() {
+            strides[axis] = if dims[axis] == 1 { 0 } else { stride };
+            stride *= dims[axis];
+        }
+        Some(Self { tensor, strides })
+    }
+
+    /// Hides the scores of a query where the mask is `true`.
+    fn hide(&self, [batch, head, query]: [usize; 3], scores: &mut [f32]) {
+        let [first, second, third, step] = self.strides;
+        let start = batch * first + head * second + query * third;
+        let values = &self.tensor.storage::<u8>()[start..];
+        for (key, score) in scores.iter_mut().enumerate() {
+            if values[key * step] != 0 {
+                *score = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+/// Keys that each query sees.
+struct Visible {
+    is_causal: bool,
+    mask: Option<Mask>,
+}
+
+/// Inputs of all heads.
+struct Heads {
+    query: Strided,
+    key: Strided,
+    value: Strided,
+    /// Batch and heads.
+    num: [usize; 2],
+    /// Queries and keys.
+    len: [usize; 2],
+    /// Sizes of a query or key, and of a value.
+    depth: [usize; 2],
+    scale: f32,
+}
+
+impl Heads {
+    fn num_heads(&self) -> usize {
+        self.num[0] * self.num[1]
+    }
+
+    /// Multiplications of the forward pass.
+    fn num_products(&self) -> usize {
+        self.num_heads() * self.len[0] * self.len[1] * (self.depth[0] + self.depth[1])
+    }
+
+    /// Returns batch and head.
+    fn index(&self, head: usize) -> [usize; 2] {
+        [head / self.num[1], head % self.num[1]]
+    }
+
+    /// Returns the output of all heads, and the probabilities if `is_tracked`.
+    fn forward(&self, visible: &Visible, is_tracked: bool) -> (Vec<f32>, Vec<f32>) {
+        let [len_query, len_key] = self.len;
+        let (num_scores, num_out) = (len_query * len_key, len_query * self.depth[1]);
+        let mut output = vec![0.0; self.num_heads() * num_out];
+        let mut kept = vec![0.0; if is_tracked { self.num_heads() * num_scores } else { 0 }];
+        if output.is_empty() {
+            return (output, kept);
+        }
+        let size = chunk_rows(self.num_heads());
+        let mut kept_chunks = kept.chunks_mut((size * num_scores).max(1));
+        let parts = output.chunks_mut(size * num_out).enumerate();
+        let parts = parts
+            .map(|(chunk, output)| (chunk * size, output, kept_chunks.next().unwrap_or_default()));
+        map_chunks(self.num_products(), parts.collect(), |(first, output, kept)| {
+            let (output, kept): (&mut [f32], &mut [f32]) = (output, kept);
+            let mut scratch = vec![0.0; if is_tracked { 0 } else { num_scores }];
+            for (index, output) in output.chunks_exact_mut(num_out).enumerate() {
+                let scores = match is_tracked {
+                    true => &mut kept[index * num_scores..][..num_scores],
+                    false => &mut scratch[..],
+                };
+                self.head_probabilities(self.index(first + index), visible, scores);
+                let scores = Matrix::row_major(scores, len_query, len_key);
+                let value = self.value.matrix(&self.index(first + index));
+                multiply(output, Output::Replace, 1.0, scores, value, Threads::One);
+            }
+        });
+        (output, kept)
+    }
+
+    /// Writes the probabilities of one head.
+    fn head_probabilities(&self, index: [usize; 2], visible: &Visible, scores: &mut [f32]) {
+        let [len_query, len_key] = self.len;
+        let (query, key) = (self.query.matrix(&index), self.key.matrix(&index));
+        multiply(scores, Output::Replace, self.scale, query, key.transposed(), Threads::One);
+        for (query, row) in scores.chunks_exact_mut(len_key).enumerate() {
+            if let Some(mask) = &visible.mask {
+                mask.hide([index[0], index[1], query], row);
+            }
+            let num_visible = match visible.is_causal {
+                true => (query + len_key + 1).saturating_sub(len_query).min(len_key),
+                false => len_key,
+            };
+            let (row, hidden) = row.split_at_mut(num_visible);
+            hidden.fill(0.0);
+            vectorize(
+                #[inline(always)]
+                // The maximum is finite, so that hidden scores stay at negative infinity.
+                || softmax_row(row, max(row).max(f32::MIN)),
+            );
+        }
+    }
+}
+
+struct AttentionGradient {
+    heads: Heads,
+    probabilities: Vec<f32>,
+}
+
+impl Gradient for AttentionGradient {
+    /// With the probabilities `p`: `dvalue = p^T * dy`, `dp = dy * value^T`, `ds` the gradient of
+    /// the softmax, `dquery = scale * ds * key`, `dkey = scale * ds^T * query`.
+    fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
+        let Heads { num: [batch, num_heads], len: [len_query, len_key], .. } = self.heads;
+        let [d_head, d_value] = self.heads.depth;
+        let sizes = [len_query * d_head, len_key * d_head, len_key * d_value];
+        let mut gradients = sizes.map(|size| vec![0.0; self.heads.num_heads() * size]);
+        let rows = chunk_rows(self.heads.num_heads());
+        let [query, key, value] = &mut gradients;
+        let mut query = query.chunks_mut((rows * sizes[0]).max(1));
+        let mut key = key.chunks_mut((rows * sizes[1]).max(1));
+        let mut value = value.chunks_mut((rows * sizes[2]).max(1));
+        let parts = (0..self.heads.num_heads()).step_by(rows).map(|first| {
+            (first, [query.next(), key.next(), value.next()].map(Option::unwrap_or_default))
+        });
+        let parts = parts.collect();
+        map_chunks(2 * self.heads.num_products(), parts, |(first, gradients)| {
+            self.chunk_gradients(first, gradients, sizes, output.values());
+        });
+        let [query, key, value] = gradients;
+        vec![
+            Some(Array::from_vec(query, &[batch, num_heads, len_query, d_head])),
+            Some(Array::from_vec(key, &[batch, num_heads, len_key, d_head])),
+            Some(Array::from_vec(value, &[batch, num_heads, len_key, d_value])),
+        ]
+    }
+}
+
+impl AttentionGradient {
+    /// Writes the gradients of query, key and value of the heads from `first` on.
+    fn chunk_gradients(
+        &self,
+        first: usize,
+        [dquery, dkey, dvalue]: [&mut [f32]; 3],
+        sizes: [usize; 3],
+        dy: &[f32],
+    ) {
+        let Heads { len: [len_query, len_key], depth: [_, d_value], scale, .. } = self.heads;
+        let (num_scores, num_out) = (len_query * len_key, len_query * d_value);
+        let num_heads = chunk_rows(self.heads.num_heads()).min(self.heads.num_heads() - first);
+        let mut scores = vec![0.0; num_scores];
+        for head in 0..num_heads {
+            let index = self.heads.index(first + head);
+            let [dquery, dkey, dvalue] = [
+                &mut dquery[head * sizes[0]..][..sizes[0]],
+                &mut dkey[head * sizes[1]..][..sizes[1]],
+                &mut dvalue[head * sizes[2]..][..sizes[2]],
+            ];
+            let dy = &dy[(first + head) * num_out..][..num_out];
+            let dy = Matrix::row_major(dy, len_query, d_value);
+            let values = &self.probabilities[(first + head) * num_scores..][..num_scores];
+            let p = Matrix::row_major(values, len_query, len_key);
+            multiply(dvalue, Output::Replace, 1.0, p.transposed(), dy, Threads::One);
+            let value = self.heads.value.matrix(&index).transposed();
+            multiply(&mut scores, Output::Replace, 1.0, dy, value, Threads::One);
+            vectorize(
+                #[inline(always)]
+                || {
+                    let rows = scores.chunks_exact_mut(len_key).zip(values.chunks_exact(len_key));
+                    rows.for_each(|(gradient, p)| softmax_row_gradient(gradient, p));
+                },
+            );
+            let ds = Matrix::row_major(&scores, len_query, len_key);
+            let (query, key) = (self.heads.query.matrix(&index), self.heads.key.matrix(&index));
+            multiply(dquery, Output::Replace, scale, ds, key, Threads::One);
+            multiply(dkey, Output::Replace, scale, ds.transposed(), query, Threads::One);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{
+        Case, assert_gradients, assert_matches_burn, assert_same_on_threads, device, run,
+    };
+
+    /// Batch, heads, queries, keys, size of a key and of a value.
+    type Sizes = [usize; 6];
+
+    const SIZES: [Sizes; 5] = [
+        [1, 1, 1, 1, 1, 1],
+        [2, 3, 5, 5, 4, 4],
+        [1, 9, 3, 7, 2, 5],
+        [2, 1, 6, 4, 3, 3],
+        [0, 2, 3, 3, 2, 2],
+    ];
+
+    #[derive(Clone, Copy, Debug)]
+    enum Masking {
+        None,
+        Causal,
+        /// Hides the middle key from all queries.
+        Keys,
+        /// Hides by query and key, all keys from query 0.
+        Queries,
+    }
+
+    const MASKINGS: [Masking; 4] =
+        [Masking::None, Masking::Causal, Masking::Keys, Masking::Queries];
+
+    fn case([batch, heads, len_query, len_key, d_head, d_value]: Sizes) -> Case {
+        let num = batch * heads;
+        Case::new(&[num * len_query * d_head, num * len_key * d_head, num * len_key * d_value])
+    }
+
+    fn is_hidden(masking: Masking, sizes: Sizes, query: usize, key: usize) -> bool {
+        let [_, _, len_query, len_key, ..] = sizes;
+        match masking {
+            Masking::None => false,
+            Masking::Causal => key + len_query > query + len_key,
+            Masking::Keys => len_key > 1 && key == len_key / 2,
+            Masking::Queries => query == 0 || (query + 2 * key).is_multiple_of(3),
+        }
+    }
+
+    fn mask(masking: Masking, sizes: Sizes) -> Option<Tensor<4, Bool>> {
+        let [_, _, len_query, len_key, ..] = sizes;
+        let num_rows = match masking {
+            Masking::None | Masking::Causal => return None,
+            Masking::Keys => 1,
+            Masking::Queries => len_query,
+        };
+        let hidden = (0..num_rows * len_key)
+            .map(|index| is_hidden(masking, sizes, index / len_key, index % len_key));
+        let data = burn::tensor::TensorData::new(hidden.collect::<Vec<_>>(), [num_rows * len_key]);
+        Some(Tensor::<1, Bool>::from_data(data, &device()).reshape([1, 1, num_rows, len_key]))
+    }
+
+    fn options(masking: Masking) -> AttentionModuleOptions {
+        let is_causal = matches!(masking, Masking::Causal);
+        AttentionModuleOptions { scale: Some(0.7), softcap: None, is_causal }
+    }
+
+    fn shaped(sizes: Sizes, inputs: &[Tensor<1>]) -> [Tensor<4>; 3] {
+        let [batch, heads, len_query, len_key, d_head, d_value] = sizes;
+        // Keys are a view with swapped dimensions.
+        let key = inputs[1].clone().reshape([batch, len_key, heads, d_head]).swap_dims(1, 2);
+        let query = inputs[0].clone().reshape([batch, heads, len_query, d_head]);
+        [query, key, inputs[2].clone().reshape([batch, heads, len_key, d_value])]
+    }
+
+    fn flat(y: Tensor<4>) -> Tensor<1> {
+        let num = y.dims().iter().product::<usize>();
+        y.reshape([num])
+    }
+
+    fn ours(sizes: Sizes, masking: Masking) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+        move |inputs: &[Tensor<1>]| {
+            let [query, key, value] = shaped(sizes, inputs);
+            let mask = mask(masking, sizes);
+            flat(fused(&query, &key, &value, mask.as_ref(), &options(masking)).unwrap())
+        }
+    }
+
+    #[test]
+    fn matches_burn_for_masks() {
+        for sizes in SIZES {
+            for masking in MASKINGS {
+                let burns = |inputs: &[Tensor<1>]| {
+                    let [query, key, value] = shaped(sizes, inputs);
+                    let mask = mask(masking, sizes);
+                    flat(module::attention(query, key, value, mask, None, options(masking)))
+                };
+                let name = format!("{masking:?}, {sizes:?}");
+                assert_matches_burn(&name, &case(sizes), &ours(sizes, masking), &burns);
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_match_finite_differences() {
+        for masking in MASKINGS {
+            for sizes in [[1, 2, 3, 3, 2, 2], [1, 1, 2, 4, 3, 2]] {
+                let reference = |inputs: &[Vec<f64>]| reference(sizes, masking, inputs);
+                let name = format!("{masking:?}, {sizes:?}");
+                assert_gradients(&name, &case(sizes), &ours(sizes, masking), &reference);
+            }
+        }
+    }
+
+    /// Attention by its definition.
+    fn reference(sizes: Sizes, masking: Masking, inputs: &[Vec<f64>]) -> Vec<f64> {
+        let [batch, heads, len_query, len_key, d_head, d_value] = sizes;
+        let mut out = vec![];
+        for index in 0..batch * heads * len_query {
+            let (head, query) = (index / len_query, index % len_query);
+            let exponential = |key: usize| {
+                if is_hidden(masking, sizes, query, key) {
+                    return 0.0;
+                }
+                let start = ((head / heads * len_key + key) * heads + head % heads) * d_head;
+                let product =
+                    (0..d_head).map(|k| inputs[0][index * d_head + k] * inputs[1][start + k]);
+                (0.7 * product.sum::<f64>()).exp()
+            };
+            let weights: Vec<f64> = (0..len_key).map(exponential).collect();
+            let sum = weights.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+            for column in 0..d_value {
+                let value = |key| inputs[2][(head * len_key + key) * d_value + column];
+                out.push((0..len_key).map(|key| weights[key] / sum * value(key)).sum());
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn threads_do_not_change_bits() {
+        let sizes = [3, 7, 33, 33, 16, 16];
+        assert_same_on_threads(&case(sizes), &ours(sizes, Masking::Causal));
+    }
+
+    #[test]
+    fn nan_stays_in_its_query() {
+        let sizes = [1, 1, 2, 3, 2, 1];
+        let mut case = case(sizes);
+        case.inputs[0][0] = f32::NAN;
+        let output = run(&case, &ours(sizes, Masking::None)).output;
+        assert!(output[0].is_nan() && output[1].is_finite(), "{output:?}");
+    }
+
+    #[test]
+    fn untracked_inputs_give_equal_bits() {
+        let sizes = [2, 3, 5, 5, 4, 4];
+        let case = case(sizes);
+        let tracked = run(&case, &ours(sizes, Masking::Causal)).output;
+        let plain = ours(sizes, Masking::Causal)(&case.tensors(&device()));
+        assert_eq!(plain.into_data().try_to_vec::<f32>().unwrap(), tracked);
+    }
+
+    #[test]
+    fn softcap_and_bias_use_operator_of_burn() {
+        let tensor = || Tensor::<4>::ones([1, 1, 2, 2], &device());
+        let options = AttentionModuleOptions { softcap: Some(1.0), ..options(Masking::None) };
+        assert!(fused(&tensor(), &tensor(), &tensor(), None, &options).is_none());
+        let bias = Some(tensor());
+        let y = attention(tensor(), tensor(), tensor(), None, bias, options);
+        assert_eq!(y.dims(), [1, 1, 2, 2]);
+    }
+}

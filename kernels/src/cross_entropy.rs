@@ -1,0 +1,321 @@
+//! Cross-entropy of logits and target classes.
+
+use std::sync::Arc;
+
+use burn::nn::loss::CrossEntropyLoss;
+use burn::tensor::{Int, Tensor};
+
+use crate::array::Array;
+use crate::chunks::{chunk_rows, map_chunks};
+use crate::machine::vectorize;
+use crate::tape::{Gradient, Operand, integers, record};
+use crate::vector::{exp_nonpositive, max, sum_of};
+
+/// Returns the mean cross-entropy, with the options of `loss`.
+///
+/// Class weights, label smoothing and padding classes are fused, also together. The mean is
+/// weighted by the weights of the targets, as in PyTorch. Probabilities instead of logits, and
+/// weights with a gradient, are not fused. An empty batch gives NaN.
+///
+/// # Shapes
+///
+/// `logits` `[batch, classes]`, `targets` `[batch]`, result `[1]`.
+pub fn cross_entropy(
+    loss: &CrossEntropyLoss,
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+) -> Tensor<1> {
+    fused(loss, &logits, &targets).unwrap_or_else(|| loss.forward(logits, targets))
+}
+
+fn fused(
+    loss: &CrossEntropyLoss,
+    logits: &Tensor<2>,
+    targets: &Tensor<1, Int>,
+) -> Option<Tensor<1>> {
+    let [batch, classes] = logits.dims();
+    if !loss.logits || classes == 0 || targets.dims() != [batch] {
+        return None;
+    }
+    let weights = match &loss.weights {
+        Some(weights) => {
+            let weights = Operand::new(weights)?;
+            let has_gradient = weights.is_tracked() || weights.array().values().len() != classes;
+            if has_gradient {
+                return None;
+            }
+            Some(weights.array().values().to_vec())
+        }
+        None => None,
+    };
+    let is_class = |target: &usize| *target < classes;
+    let targets = integers(targets)?.into_iter().map(usize::try_from);
+    let targets: Vec<usize> = targets.collect::<Result<_, _>>().ok()?;
+    if !targets.iter().all(is_class) {
+        return None;
+    }
+    let logits = Operand::new(logits)?;
+    let padding = loss.pad_tokens.clone().unwrap_or_default();
+    let is_padding = targets.iter().map(|target| padding.contains(target)).collect();
+    let smoothing = loss.smoothing.unwrap_or(0.0);
+    let rows = Rows { targets, is_padding, weights, smoothing, classes };
+    let (total, probabilities) = rows.forward(logits.array().values());
+    let normalizer = rows.normalizer();
+    let output = Array::from_vec(vec![(total / normalizer) as f32], &[1]);
+    let gradient = || -> Arc<dyn Gradient> {
+        Arc::new(CrossEntropyGradient { rows, probabilities, normalizer })
+    };
+    Some(record([logits], output, gradient))
+}
+
+/// Targets of a batch, and the options of the loss.
+struct Rows {
+    targets: Vec<usize>,
+    /// Rows that do not count.
+    is_padding: Vec<bool>,
+    weights: Option<Vec<f32>>,
+    /// Part of each target that is spread evenly over all classes.
+    smoothing: f32,
+    classes: usize,
+}
+
+impl Rows {
+    fn weight(&self, class: usize) -> f32 {
+        self.weights.as_ref().map_or(1.0, |weights| weights[class])
+    }
+
+    /// Sum of the weights of all targets.
+    fn normalizer(&self) -> f64 {
+        let rows = self.targets.iter().zip(&self.is_padding);
+        rows.filter(|(_, is_padding)| !**is_padding)
+            .map(|(target, _)| f64::from(self.weight(*target)))
+            .sum()
+    }
+
+    /// Returns the sum of the losses of all rows, and the probabilities of all classes.
+    fn forward(&self, logits: &[f32]) -> (f64, Vec<f32>) {
+        let mut probabilities = logits.to_vec();
+        let size = chunk_rows(self.targets.len());
+        let parts = probabilities.chunks_mut(size * self.classes).enumerate().collect();
+        let losses = map_chunks(logits.len(), parts, |(chunk, rows): (usize, &mut [f32])| {
+            let mut total = 0.0;
+            for (index, row) in rows.chunks_exact_mut(self.classes).enumerate() {
+                let loss = self.row_loss(chunk * size + index, row);
+                total += if self.is_padding[chunk * size + index] { 0.0 } else { loss };
+            }
+            total
+        });
+        (losses.into_iter().sum(), probabilities)
+    }
+
+    /// Returns the loss of a row, and replaces its logits by probabilities.
+    ///
+    /// `loss = -(1 - s) * w[t] * ln p[t] - s / classes * sum(w * ln p)` with smoothing `s`.
+    fn row_loss(&self, index: usize, row: &mut [f32]) -> f64 {
+        let target = self.targets[index];
+        vectorize(
+            #[inline(always)]
+            || {
+                let maximum = max(row);
+                let sum = sum_of(row, |value| exp_nonpositive(value - maximum));
+                let logarithm = libm::logf(sum);
+                let log_probability = |value: f32| value - maximum - logarithm;
+                let on_target = self.weight(target) * log_probability(row[target]);
+                let mut loss = f64::from((1.0 - self.smoothing) * on_target);
+                if self.smoothing > 0.0 {
+                    let all = match &self.weights {
+                        None => sum_of(row, log_probability),
+                        Some(weights) => {
+                            let terms = row.iter().zip(weights);
+                            terms.map(|(value, weight)| weight * log_probability(*value)).sum()
+                        }
+                    };
+                    loss += f64::from(self.smoothing / self.classes as f32 * all);
+                }
+                let reciprocal = 1.0 / sum;
+                for value in row.iter_mut() {
+                    *value = exp_nonpositive(*value - maximum) * reciprocal;
+                }
+                -loss
+            },
+        )
+    }
+
+    /// Replaces the probabilities of a row by the gradient of its loss, times `factor`.
+    ///
+    /// With the smoothed target `q` and `m = sum(q * w)`: `dx = m * p - q * w`.
+    fn row_gradient(&self, index: usize, row: &mut [f32], factor: f32) {
+        if self.is_padding[index] {
+            return row.fill(0.0);
+        }
+        let target = self.targets[index];
+        let spread = self.smoothing / self.classes as f32;
+        let on_target = (1.0 - self.smoothing) * self.weight(target);
+        let all = match &self.weights {
+            None => self.classes as f32,
+            Some(weights) => weights.iter().sum(),
+        };
+        let mass = (on_target + spread * all) * factor;
+        for (class, value) in row.iter_mut().enumerate() {
+            *value = mass * *value - spread * self.weight(class) * factor;
+        }
+        row[target] -= on_target * factor;
+    }
+}
+
+struct CrossEntropyGradient {
+    rows: Rows,
+    probabilities: Vec<f32>,
+    normalizer: f64,
+}
+
+impl Gradient for CrossEntropyGradient {
+    fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
+        let factor = (f64::from(output.values()[0]) / self.normalizer) as f32;
+        let mut gradient = self.probabilities.clone();
+        let (num, classes) = (gradient.len(), self.rows.classes);
+        let size = chunk_rows(self.rows.targets.len());
+        let parts = gradient.chunks_mut(size * classes).enumerate().collect();
+        map_chunks(num, parts, |(chunk, rows): (usize, &mut [f32])| {
+            for (index, row) in rows.chunks_exact_mut(classes).enumerate() {
+                self.rows.row_gradient(chunk * size + index, row, factor);
+            }
+        });
+        vec![Some(Array::from_vec(gradient, &[self.rows.targets.len(), classes]))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::loss::CrossEntropyLossConfig;
+
+    use super::*;
+    use crate::testing::{
+        Case, assert_gradients, assert_matches_burn, assert_same_on_threads, device, run,
+    };
+
+    fn configs(classes: usize) -> Vec<CrossEntropyLossConfig> {
+        let weights: Vec<f32> = (0..classes).map(|class| 0.5 + class as f32).collect();
+        let plain = CrossEntropyLossConfig::new;
+        vec![
+            plain(),
+            plain().with_weights(Some(weights.clone())),
+            plain().with_smoothing(Some(0.1)),
+            plain().with_pad_tokens(Some(vec![1])),
+            plain().with_weights(Some(weights.clone())).with_smoothing(Some(0.3)),
+            plain()
+                .with_weights(Some(weights))
+                .with_smoothing(Some(0.2))
+                .with_pad_tokens(Some(vec![0, 2])),
+        ]
+    }
+
+    fn targets(batch: usize, classes: usize) -> Vec<i64> {
+        (0..batch).map(|row| (row * 7 % classes) as i64).collect()
+    }
+
+    fn target_tensor(batch: usize, classes: usize) -> Tensor<1, Int> {
+        let data = burn::tensor::TensorData::new(targets(batch, classes), [batch]);
+        Tensor::from_data(data, &device())
+    }
+
+    fn ours(
+        batch: usize,
+        classes: usize,
+        config: &CrossEntropyLossConfig,
+    ) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+        let loss = config.init(&device());
+        move |inputs: &[Tensor<1>]| {
+            let logits = inputs[0].clone().reshape([batch, classes]);
+            fused(&loss, &logits, &target_tensor(batch, classes)).unwrap()
+        }
+    }
+
+    #[test]
+    fn matches_burn_for_options() {
+        for [batch, classes] in [[1, 3], [5, 4], [17, 10], [40, 33]] {
+            for config in configs(classes) {
+                let loss = config.init(&device());
+                let burns = |inputs: &[Tensor<1>]| {
+                    let logits = inputs[0].clone().reshape([batch, classes]);
+                    loss.forward(logits, target_tensor(batch, classes))
+                };
+                if config.pad_tokens.is_some() && batch == 1 {
+                    continue;
+                }
+                let name = format!("{batch} x {classes}, {config}");
+                let case = Case::new(&[batch * classes]);
+                assert_matches_burn(&name, &case, &ours(batch, classes, &config), &burns);
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_match_finite_differences() {
+        for config in configs(4) {
+            let reference = |inputs: &[Vec<f64>]| {
+                let weight = |class: usize| match &config.weights {
+                    Some(weights) => f64::from(weights[class]),
+                    None => 1.0,
+                };
+                let smoothing = f64::from(config.smoothing.unwrap_or(0.0));
+                let (mut loss, mut normalizer) = (0.0, 0.0);
+                for (row, target) in inputs[0].chunks(4).zip(targets(5, 4)) {
+                    let target = target as usize;
+                    if config.pad_tokens.iter().flatten().any(|token| *token == target) {
+                        continue;
+                    }
+                    let logarithm = row.iter().map(|x| x.exp()).sum::<f64>().ln();
+                    for (class, x) in row.iter().enumerate() {
+                        let on_target = if class == target { 1.0 - smoothing } else { 0.0 };
+                        loss -= (on_target + smoothing / 4.0) * weight(class) * (x - logarithm);
+                    }
+                    normalizer += weight(target);
+                }
+                vec![loss / normalizer]
+            };
+            let case = Case::new(&[20]);
+            assert_gradients(&config.to_string(), &case, &ours(5, 4, &config), &reference);
+        }
+    }
+
+    #[test]
+    fn threads_do_not_change_bits() {
+        for config in configs(65) {
+            assert_same_on_threads(&Case::new(&[1001 * 65]), &ours(1001, 65, &config));
+        }
+    }
+
+    #[test]
+    fn infinite_logits_as_in_pytorch() {
+        let check = |x: [f32; 3], expected: f32| {
+            let case = Case::from_values(vec![x.to_vec()]);
+            let loss = run(&case, &ours(1, 3, &CrossEntropyLossConfig::new())).output[0];
+            assert!(loss == expected || (loss.is_nan() && expected.is_nan()), "{x:?}: {loss}");
+        };
+        let infinity = f32::INFINITY;
+        check([0.0, -infinity, -infinity], 0.0);
+        check([-infinity, 0.0, -infinity], infinity);
+        check([infinity, 0.0, 0.0], f32::NAN);
+        check([f32::NAN, 0.0, 0.0], f32::NAN);
+    }
+
+    #[test]
+    fn empty_batch_gives_nan() {
+        let outcome = run(&Case::new(&[0]), &ours(0, 3, &CrossEntropyLossConfig::new()));
+        assert!(outcome.output[0].is_nan());
+    }
+
+    #[test]
+    fn probabilities_and_unknown_classes_are_left_to_burn() {
+        let logits = Tensor::<2>::ones([2, 3], &device());
+        let is_fused = |config: CrossEntropyLossConfig, targets: [i64; 2]| {
+            let targets = Tensor::<1, Int>::from_data(targets, &device());
+            fused(&config.init(&device()), &logits, &targets).is_some()
+        };
+        assert!(is_fused(CrossEntropyLossConfig::new(), [0, 2]));
+        assert!(!is_fused(CrossEntropyLossConfig::new(), [0, 3]));
+        assert!(!is_fused(CrossEntropyLossConfig::new(), [-1, 2]));
+        assert!(!is_fused(CrossEntropyLossConfig::new().with_logits(false), [0, 2]));
+    }
+}

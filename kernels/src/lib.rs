@@ -1,0 +1,66 @@
+//! Fused operators for burn models on CPUs.
+//!
+//! burn composes operators such as layer normalization from many small ones, each with a tensor
+//! of intermediate results and a separate backward step. The operators here compute forward and
+//! backward in one pass each, on burn's CPU backend Flex.
+//!
+//! A model keeps burn's modules and records, and calls `forward_fused` instead of `forward`:
+//!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::prelude::*;
+//! use stoker_kernels::{Activation, LinearExt};
+//!
+//! let device = Device::flex();
+//! let linear = LinearConfig::new(4, 2).init(&device);
+//! let x = Tensor::<2>::ones([3, 4], &device);
+//! let y = linear.forward_fused(x, Activation::Relu);
+//! assert_eq!(y.dims(), [3, 2]);
+//! ```
+//!
+//! # Fallback
+//!
+//! An operator calls burn's operator in these cases: a backend other than Flex, a data type other
+//! than `f32`, gradient checkpointing, a mixture of tensors with and without autodiff, an option
+//! that its documentation excludes, or shapes that do not fit (burn then reports the error).
+//! `STOKER_KERNELS=off` turns all operators of this crate off.
+//!
+//! # Invariants
+//!
+//! - **Results do not depend on the number of threads.** Sums run over a fixed number of chunks,
+//!   and are added in the order of the chunks.
+//! - **Equal bits on all x86-64 processors with FMA**, as far as matrix products of the crate
+//!   `gemm` have them. Loops are compiled for AVX2 as well, but with the same operations.
+//! - **NaN and infinity propagate as in PyTorch**, except in rows of attention without any
+//!   visible position, which are zero as in burn.
+
+mod array;
+mod attention;
+mod chunks;
+mod conv;
+mod cross_entropy;
+mod layer_norm;
+mod linear;
+mod machine;
+mod modules;
+mod pool;
+mod softmax;
+mod switch;
+mod tape;
+mod vector;
+mod window;
+
+#[cfg(test)]
+mod testing;
+
+pub use crate::attention::attention;
+pub use crate::conv::conv2d;
+pub use crate::cross_entropy::cross_entropy;
+pub use crate::layer_norm::layer_norm;
+pub use crate::linear::{Activation, linear};
+pub use crate::modules::{
+    AvgPool2dExt, Conv2dExt, CrossEntropyLossExt, LayerNormExt, LinearExt, MaxPool2dExt,
+};
+pub use crate::pool::{avg_pool2d, max_pool2d};
+pub use crate::softmax::{log_softmax, softmax};
+pub use crate::switch::is_enabled;

@@ -1,0 +1,306 @@
+//! Linear layers with bias and activation.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use burn::tensor::{Tensor, activation, module};
+
+use crate::array::{Array, Strided};
+use crate::chunks::{column_sums, map_in_place, zip_map};
+use crate::machine::{Matrix, Output, Threads, multiply};
+use crate::tape::{Gradient, Operand, record, share_tape};
+use crate::vector::{normal_cdf, normal_density};
+
+/// Function that a linear layer applies to its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// The output itself.
+    Identity,
+    /// `max(x, 0)`, and NaN for NaN.
+    Relu,
+    /// `x * cdf(x)` with the distribution function of the normal distribution, without the
+    /// approximation by `tanh`.
+    Gelu,
+}
+
+impl Activation {
+    fn apply_burn<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Identity => x,
+            Self::Relu => activation::relu(x),
+            Self::Gelu => activation::gelu(x),
+        }
+    }
+}
+
+/// Returns `activation(x * weight + bias)`.
+///
+/// # Shapes
+///
+/// `x` `[.., d_input]` with at least two dimensions, `weight` `[d_input, d_output]`, `bias`
+/// `[d_output]`, result `[.., d_output]`.
+pub fn linear<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    activation: Activation,
+) -> Tensor<D> {
+    fused(&x, &weight, bias.as_ref(), activation)
+        .unwrap_or_else(|| activation.apply_burn(module::linear(x, weight, bias)))
+}
+
+fn fused<const D: usize>(
+    x: &Tensor<D>,
+    weight: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+    activation: Activation,
+) -> Option<Tensor<D>> {
+    let [d_input, d_output] = weight.dims();
+    let mut shape = x.dims();
+    let has_other_bias = bias.is_some_and(|bias| bias.dims() != [d_output]);
+    if D < 2 || shape[D - 1] != d_input || has_other_bias {
+        return None;
+    }
+    let (x, weight) = (Operand::new(x)?, Operand::new(weight)?);
+    let bias = match bias {
+        Some(bias) => Some(Operand::new(bias)?),
+        None => None,
+    };
+    if !share_tape(&[&x, &weight]) || bias.iter().any(|bias| !share_tape(&[&x, bias])) {
+        return None;
+    }
+    let rows = shape[..D - 1].iter().product();
+    let (x_array, strided) = (x.array(), Strided::new(weight.tensor()));
+    let mut output = match &bias {
+        Some(bias) => bias.array().values().repeat(rows),
+        None => vec![0.0; rows * d_output],
+    };
+    let x_matrix = Matrix::row_major(x_array.values(), rows, d_input);
+    multiply(&mut output, Output::Add, 1.0, x_matrix, strided.matrix(&[]), Threads::All);
+    shape[D - 1] = d_output;
+    let (output, kept) = activate(output, &shape, activation);
+    let gradient = || -> Arc<dyn Gradient> {
+        Arc::new(LinearGradient { x: x_array, weight: strided, rows, d_input, d_output, kept })
+    };
+    Some(match bias {
+        Some(bias) => record([x, weight, bias], output, gradient),
+        None => record([x, weight], output, gradient),
+    })
+}
+
+/// Values from which the derivative of the activation follows.
+enum Kept {
+    Nothing,
+    ReluOutput(Array),
+    GeluInput(Array),
+}
+
+fn activate(mut values: Vec<f32>, shape: &[usize], activation: Activation) -> (Array, Kept) {
+    match activation {
+        Activation::Identity => (Array::from_vec(values, shape), Kept::Nothing),
+        Activation::Relu => {
+            map_in_place(
+                &mut values,
+                #[inline(always)]
+                |x| if x <= 0.0 { 0.0 } else { x },
+            );
+            let output = Array::from_vec(values, shape);
+            (output.clone(), Kept::ReluOutput(output))
+        }
+        Activation::Gelu => {
+            let input = Array::from_vec(values.clone(), shape);
+            map_in_place(
+                &mut values,
+                #[inline(always)]
+                |x| x * normal_cdf(x),
+            );
+            (Array::from_vec(values, shape), Kept::GeluInput(input))
+        }
+    }
+}
+
+struct LinearGradient {
+    x: Array,
+    weight: Strided,
+    rows: usize,
+    d_input: usize,
+    d_output: usize,
+    kept: Kept,
+}
+
+impl LinearGradient {
+    /// Returns the gradient before the activation.
+    fn before_activation<'a>(&self, output: &'a Array) -> Cow<'a, [f32]> {
+        let gradient = output.values();
+        match &self.kept {
+            Kept::Nothing => Cow::Borrowed(gradient),
+            Kept::ReluOutput(output) => Cow::Owned(zip_map(
+                gradient,
+                output.values(),
+                #[inline(always)]
+                |gradient, output| if output <= 0.0 { 0.0 } else { gradient },
+            )),
+            Kept::GeluInput(input) => Cow::Owned(zip_map(
+                gradient,
+                input.values(),
+                #[inline(always)]
+                |gradient, x| gradient * (normal_cdf(x) + x * normal_density(x)),
+            )),
+        }
+    }
+}
+
+impl Gradient for LinearGradient {
+    /// `dx = dy * weight^T`, `dweight = x^T * dy`, `dbias` = column sums of `dy`.
+    fn gradients(&self, output: &Array, is_wanted: &[bool]) -> Vec<Option<Array>> {
+        let Self { rows, d_input, d_output, .. } = *self;
+        let gradient = self.before_activation(output);
+        let matrix = Matrix::row_major(&gradient, rows, d_output);
+        let product = |shape: &[usize], left: Matrix<'_>, right: Matrix<'_>| {
+            let mut out = vec![0.0; shape.iter().product()];
+            multiply(&mut out, Output::Replace, 1.0, left, right, Threads::All);
+            Array::from_vec(out, shape)
+        };
+        let x = is_wanted[0]
+            .then(|| product(&self.x.shape(), matrix, self.weight.matrix(&[]).transposed()));
+        let weight = is_wanted[1].then(|| {
+            let x = Matrix::row_major(self.x.values(), rows, d_input).transposed();
+            product(&[d_input, d_output], x, matrix)
+        });
+        let bias = is_wanted.get(2).is_some_and(|is_wanted| *is_wanted);
+        let bias = bias.then(|| Array::from_vec(column_sums(&gradient, d_output), &[d_output]));
+        vec![x, weight, bias]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Distribution;
+
+    use super::*;
+    use crate::testing::{
+        Case, assert_gradients, assert_matches_burn, assert_same_on_threads, bits, device, run,
+    };
+
+    const ACTIVATIONS: [Activation; 3] = [Activation::Identity, Activation::Relu, Activation::Gelu];
+
+    /// Inputs are x, weight and bias.
+    fn case(rows: usize, d_input: usize, d_output: usize) -> Case {
+        Case::new(&[rows * d_input, d_input * d_output, d_output])
+    }
+
+    #[test]
+    fn matches_burn_for_shapes_and_activations() {
+        for [rows, d_input, d_output] in [[1, 1, 1], [2, 3, 5], [7, 33, 17], [0, 3, 2], [64, 9, 8]]
+        {
+            for activation in ACTIVATIONS {
+                let name = format!("{rows} x {d_input} x {d_output}, {activation:?}");
+                let shaped = |inputs: &[Tensor<1>]| {
+                    let x = inputs[0].clone().reshape([rows, d_input]);
+                    (x, inputs[1].clone().reshape([d_input, d_output]))
+                };
+                let ours = |inputs: &[Tensor<1>]| {
+                    let (x, weight) = shaped(inputs);
+                    let y = fused(&x, &weight, Some(&inputs[2]), activation);
+                    y.unwrap().reshape([rows * d_output])
+                };
+                let burns = |inputs: &[Tensor<1>]| {
+                    let (x, weight) = shaped(inputs);
+                    let y = module::linear(x, weight, Some(inputs[2].clone()));
+                    activation.apply_burn(y).reshape([rows * d_output])
+                };
+                assert_matches_burn(&name, &case(rows, d_input, d_output), &ours, &burns);
+            }
+        }
+    }
+
+    #[test]
+    fn transposed_weight_and_higher_rank_match_burn() {
+        let case = Case::new(&[2 * 3 * 4 * 5, 5 * 6]);
+        let shaped = |inputs: &[Tensor<1>]| {
+            let x = inputs[0].clone().reshape([2, 5, 4, 3]).swap_dims(1, 3);
+            (x, inputs[1].clone().reshape([6, 5]).transpose())
+        };
+        let ours = |inputs: &[Tensor<1>]| {
+            let (x, weight) = shaped(inputs);
+            fused(&x, &weight, None, Activation::Identity).unwrap().reshape([2 * 3 * 4 * 6])
+        };
+        let burns = |inputs: &[Tensor<1>]| {
+            let (x, weight) = shaped(inputs);
+            module::linear(x, weight, None).reshape([2 * 3 * 4 * 6])
+        };
+        assert_matches_burn("views", &case, &ours, &burns);
+    }
+
+    #[test]
+    fn gradients_match_finite_differences() {
+        for activation in ACTIVATIONS {
+            let ours = |inputs: &[Tensor<1>]| {
+                let x = inputs[0].clone().reshape([3, 4]);
+                let weight = inputs[1].clone().reshape([4, 2]);
+                let y = fused(&x, &weight, Some(&inputs[2]), activation);
+                y.unwrap().reshape([6])
+            };
+            let reference = |inputs: &[Vec<f64>]| {
+                let value = |index: usize| {
+                    let (row, column) = (index / 2, index % 2);
+                    let terms = (0..4).map(|k| inputs[0][row * 4 + k] * inputs[1][k * 2 + column]);
+                    let y = terms.sum::<f64>() + inputs[2][column];
+                    match activation {
+                        Activation::Identity => y,
+                        Activation::Relu => y.max(0.0),
+                        Activation::Gelu => {
+                            0.5 * y * (1.0 + libm::erf(y * std::f64::consts::FRAC_1_SQRT_2))
+                        }
+                    }
+                };
+                (0..6).map(value).collect()
+            };
+            assert_gradients(&format!("{activation:?}"), &case(3, 4, 2), &ours, &reference);
+        }
+    }
+
+    #[test]
+    fn threads_do_not_change_bits() {
+        let ours = |inputs: &[Tensor<1>]| {
+            let x = inputs[0].clone().reshape([301, 130]);
+            let weight = inputs[1].clone().reshape([130, 140]);
+            let y = fused(&x, &weight, Some(&inputs[2]), Activation::Gelu);
+            y.unwrap().reshape([301 * 140])
+        };
+        assert_same_on_threads(&case(301, 130, 140), &ours);
+    }
+
+    #[test]
+    fn relu_propagates_nan_and_its_gradient() {
+        let x = vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, 0.0, 2.0];
+        let inputs = Case::from_values(vec![x, vec![1.0], vec![0.0]]);
+        let outcome = run(&inputs, &|inputs: &[Tensor<1>]| {
+            let x = inputs[0].clone().reshape([6, 1]);
+            let weight = inputs[1].clone().reshape([1, 1]);
+            fused(&x, &weight, Some(&inputs[2]), Activation::Relu).unwrap().reshape([6])
+        });
+        assert!(outcome.output[0].is_nan());
+        assert_eq!(outcome.output[1..], [f32::INFINITY, 0.0, 0.0, 0.0, 2.0]);
+        // As torch.relu: the gradient passes where the output is not 0.
+        let passes: Vec<bool> = outcome.gradients[0].iter().map(|value| *value != 0.0).collect();
+        assert_eq!(passes, [true, true, false, false, false, true]);
+    }
+
+    #[test]
+    fn unsupported_inputs_use_operator_of_burn() {
+        let plain = device();
+        let tensor = |shape| Tensor::<2>::random(shape, Distribution::Default, &plain);
+        let (x, weight) = (tensor([3, 4]), tensor([4, 2]));
+        assert!(fused(&x, &weight, None, Activation::Identity).is_some());
+        let tracked = Tensor::<2>::from_inner(weight.clone());
+        assert!(fused(&x, &tracked, None, Activation::Identity).is_none(), "mixed tapes");
+        let half = x.clone().cast(burn::tensor::DType::F16);
+        let half_weight = weight.clone().cast(burn::tensor::DType::F16);
+        assert!(fused(&half, &half_weight, None, Activation::Identity).is_none(), "dtype");
+        assert!(fused(&weight, &x, None, Activation::Identity).is_none(), "shapes");
+        let ours = linear(x.clone(), tracked.clone(), None, Activation::Relu);
+        let expected = activation::relu(module::linear(x, tracked, None));
+        assert_eq!(bits(&ours.into_data()), bits(&expected.into_data()));
+    }
+}

@@ -1,0 +1,184 @@
+//! Fused forward passes of burn's modules, which keep their parameters and records.
+
+use burn::nn::conv::Conv2d;
+use burn::nn::loss::CrossEntropyLoss;
+use burn::nn::pool::{AvgPool2d, MaxPool2d};
+use burn::nn::{LayerNorm, Linear, PaddingConfig2d};
+use burn::tensor::ops::{AvgPoolOptions, ConvOptions, MaxPoolOptions};
+use burn::tensor::{Int, Tensor};
+
+use crate::linear::Activation;
+
+/// Fused forward pass of [`Linear`].
+pub trait LinearExt {
+    /// Returns `activation(x * weight + bias)`. See [`linear`](crate::linear()).
+    fn forward_fused<const D: usize>(&self, x: Tensor<D>, activation: Activation) -> Tensor<D>;
+}
+
+impl LinearExt for Linear {
+    fn forward_fused<const D: usize>(&self, x: Tensor<D>, activation: Activation) -> Tensor<D> {
+        let bias = self.bias.as_ref().map(|bias| bias.val());
+        crate::linear(x, self.weight.val(), bias, activation)
+    }
+}
+
+/// Fused forward pass of [`LayerNorm`].
+pub trait LayerNormExt {
+    /// Returns the layer normalization of `x`. See [`layer_norm`](crate::layer_norm()).
+    ///
+    /// burn keeps the module's epsilon private, so `epsilon` repeats the value of its
+    /// configuration, by default `1e-5`.
+    fn forward_fused<const D: usize>(&self, x: Tensor<D>, epsilon: f64) -> Tensor<D>;
+}
+
+impl LayerNormExt for LayerNorm {
+    fn forward_fused<const D: usize>(&self, x: Tensor<D>, epsilon: f64) -> Tensor<D> {
+        let beta = self.beta.as_ref().map(|beta| beta.val());
+        crate::layer_norm(x, self.gamma.val(), beta, epsilon)
+    }
+}
+
+/// Fused forward pass of [`Conv2d`].
+pub trait Conv2dExt {
+    /// Returns the convolution of `x`. See [`conv2d`](crate::conv2d()).
+    fn forward_fused(&self, x: Tensor<4>) -> Tensor<4>;
+}
+
+impl Conv2dExt for Conv2d {
+    fn forward_fused(&self, x: Tensor<4>) -> Tensor<4> {
+        let padding = padding_pairs(&self.padding, x.dims(), self.kernel_size, self.stride);
+        let options =
+            ConvOptions::new_with_padding(self.stride, padding, self.dilation, self.groups);
+        let bias = self.bias.as_ref().map(|bias| bias.val());
+        crate::conv2d(x, self.weight.val(), bias, options)
+    }
+}
+
+/// Fused forward pass of [`MaxPool2d`].
+pub trait MaxPool2dExt {
+    /// Returns the maxima of the windows of `x`. See [`max_pool2d`](crate::max_pool2d()).
+    fn forward_fused(&self, x: Tensor<4>) -> Tensor<4>;
+}
+
+impl MaxPool2dExt for MaxPool2d {
+    fn forward_fused(&self, x: Tensor<4>) -> Tensor<4> {
+        let padding = padding_pairs(&self.padding, x.dims(), self.kernel_size, self.stride);
+        let options = MaxPoolOptions::new(self.kernel_size)
+            .with_stride(self.stride)
+            .with_padding_pairs(padding)
+            .with_dilation(self.dilation)
+            .with_ceil_mode(self.ceil_mode);
+        crate::max_pool2d(x, options)
+    }
+}
+
+/// Fused forward pass of [`AvgPool2d`].
+pub trait AvgPool2dExt {
+    /// Returns the means of the windows of `x`. See [`avg_pool2d`](crate::avg_pool2d()).
+    fn forward_fused(&self, x: Tensor<4>) -> Tensor<4>;
+}
+
+impl AvgPool2dExt for AvgPool2d {
+    fn forward_fused(&self, x: Tensor<4>) -> Tensor<4> {
+        let padding = padding_pairs(&self.padding, x.dims(), self.kernel_size, self.stride);
+        let options = AvgPoolOptions::new(self.kernel_size)
+            .with_stride(self.stride)
+            .with_padding_pairs(padding)
+            .with_count_include_pad(self.count_include_pad)
+            .with_ceil_mode(self.ceil_mode);
+        crate::avg_pool2d(x, options)
+    }
+}
+
+/// Fused forward pass of [`CrossEntropyLoss`].
+pub trait CrossEntropyLossExt {
+    /// Returns the mean cross-entropy. See [`cross_entropy`](crate::cross_entropy()).
+    fn forward_fused(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1>;
+}
+
+impl CrossEntropyLossExt for CrossEntropyLoss {
+    fn forward_fused(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        crate::cross_entropy(self, logits, targets)
+    }
+}
+
+/// Returns the padding before and after each axis. burn keeps its own function private.
+fn padding_pairs(
+    padding: &PaddingConfig2d,
+    [.., height, width]: [usize; 4],
+    kernel: [usize; 2],
+    stride: [usize; 2],
+) -> [(usize, usize); 2] {
+    match padding {
+        PaddingConfig2d::Valid => [(0, 0); 2],
+        PaddingConfig2d::Same => {
+            let same = |len: usize, kernel: usize, stride: usize| {
+                let num_windows = len.div_ceil(stride);
+                let span = num_windows.saturating_sub(1) * stride + kernel;
+                let total = if len == 0 { 0 } else { span.saturating_sub(len) };
+                (total / 2, total - total / 2)
+            };
+            [same(height, kernel[0], stride[0]), same(width, kernel[1], stride[1])]
+        }
+        PaddingConfig2d::Explicit(top, left, bottom, right) => [(*top, *bottom), (*left, *right)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::conv::Conv2dConfig;
+    use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};
+    use burn::nn::{LayerNormConfig, LinearConfig};
+    use burn::tensor::Distribution;
+
+    use super::*;
+    use crate::testing::device;
+
+    const PADDINGS: [PaddingConfig2d; 3] =
+        [PaddingConfig2d::Valid, PaddingConfig2d::Same, PaddingConfig2d::Explicit(1, 0, 1, 1)];
+
+    #[track_caller]
+    fn assert_close<const D: usize>(name: &str, ours: Tensor<D>, burns: Tensor<D>) {
+        assert_eq!(ours.dims(), burns.dims(), "{name}");
+        let difference: f32 = (ours - burns).abs().max().into_scalar();
+        assert!(difference < 1e-5, "{name}: the values differ by {difference}");
+    }
+
+    #[test]
+    fn windows_of_modules_match_burn() {
+        let x = Tensor::<4>::random([2, 4, 7, 6], Distribution::Default, &device());
+        for padding in PADDINGS {
+            for stride in [[1, 1], [2, 3]] {
+                let name = format!("{padding:?}, {stride:?}");
+                let conv = Conv2dConfig::new([4, 6], [3, 2]).with_stride(stride).with_groups(2);
+                let conv = conv.with_padding(padding.clone()).init(&device());
+                assert_close(&name, conv.forward_fused(x.clone()), conv.forward(x.clone()));
+                let pool = MaxPool2dConfig::new([3, 2]).with_strides(stride);
+                let pool = pool.with_padding(padding.clone()).init();
+                assert_close(&name, pool.forward_fused(x.clone()), pool.forward(x.clone()));
+                let pool = AvgPool2dConfig::new([3, 2]).with_strides(stride);
+                let pool = pool.with_padding(padding.clone()).init();
+                assert_close(&name, pool.forward_fused(x.clone()), pool.forward(x.clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn linear_and_layer_norm_match_burn() {
+        let x = Tensor::<3>::random([2, 3, 8], Distribution::Default, &device());
+        let linear = LinearConfig::new(8, 5).init(&device());
+        let ours = linear.forward_fused(x.clone(), Activation::Identity);
+        assert_close("linear", ours, linear.forward(x.clone()));
+        let norm = LayerNormConfig::new(8).with_epsilon(0.1).init(&device());
+        assert_close("norm", norm.forward_fused(x.clone(), 0.1), norm.forward(x));
+    }
+
+    #[test]
+    fn cross_entropy_matches_burn() {
+        let loss = CrossEntropyLoss::new(None, &device());
+        let logits = Tensor::<2>::random([3, 4], Distribution::Default, &device());
+        let targets = Tensor::<1, Int>::from_data([0_i64, 3, 1], &device());
+        let ours = loss.forward_fused(logits.clone(), targets.clone());
+        assert_close("loss", ours, loss.forward(logits, targets));
+    }
+}

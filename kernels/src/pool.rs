@@ -1,0 +1,507 @@
+//! Maximum and average pools over two dimensions.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use burn::tensor::module;
+use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
+
+use crate::array::Array;
+use crate::chunks::{chunk_rows, map_chunks};
+use crate::machine::vectorize;
+use crate::tape::{Gradient, Operand, record};
+use crate::window::Axis;
+
+/// Returns the maximum of each window.
+///
+/// As in PyTorch, NaN is larger than all numbers, and the gradient goes to the first of equal
+/// maxima. `ceil_mode` and different padding at both ends are not fused.
+///
+/// # Shapes
+///
+/// `x` `[batch, channels, height, width]`, result `[batch, channels, height_out, width_out]`.
+pub fn max_pool2d(x: Tensor<4>, options: MaxPoolOptions<2>) -> Tensor<4> {
+    fused_max(&x, &options).unwrap_or_else(|| module::max_pool2d(x, options))
+}
+
+/// Returns the mean of each window.
+///
+/// `count_include_pad` decides whether the padding counts as zeros. `ceil_mode` and different
+/// padding at both ends are not fused.
+///
+/// # Shapes
+///
+/// `x` `[batch, channels, height, width]`, result `[batch, channels, height_out, width_out]`.
+pub fn avg_pool2d(x: Tensor<4>, options: AvgPoolOptions<2>) -> Tensor<4> {
+    fused_average(&x, &options).unwrap_or_else(|| module::avg_pool2d(x, options))
+}
+
+/// Sizes of a pool. All images and channels are planes.
+#[derive(Clone, Copy, Debug)]
+struct Geometry {
+    num_planes: usize,
+    height: Axis,
+    width: Axis,
+}
+
+impl Geometry {
+    /// Returns `None` if the shapes do not fit, or if the padding exceeds half of the kernel.
+    fn new(
+        shape: [usize; 4],
+        kernel: [usize; 2],
+        stride: [usize; 2],
+        dilation: [usize; 2],
+        padding: [(usize, usize); 2],
+    ) -> Option<Self> {
+        let axis = |index: usize| {
+            let (begin, end) = padding[index];
+            let is_supported = begin == end && 2 * begin <= kernel[index];
+            let (kernel, stride) = (kernel[index], stride[index]);
+            let axis = Axis::new(shape[2 + index], kernel, stride, dilation[index], (begin, end));
+            axis.filter(|_| is_supported)
+        };
+        let (height, width) = (axis(0)?, axis(1)?);
+        // Positions within a plane are stored as u32.
+        u32::try_from(height.len * width.len).ok()?;
+        Some(Self { num_planes: shape[0] * shape[1], height, width })
+    }
+
+    /// Returns `true` for windows of 2 by 2 values that neither overlap nor reach the padding.
+    fn is_pairs(&self) -> bool {
+        self.height.is_pairs() && self.width.is_pairs()
+    }
+
+    fn plane_in(&self) -> usize {
+        self.height.len * self.width.len
+    }
+
+    fn plane_out(&self) -> usize {
+        self.height.num_windows * self.width.num_windows
+    }
+
+    fn shape_out(&self, [batch, channels, ..]: [usize; 4]) -> [usize; 4] {
+        [batch, channels, self.height.num_windows, self.width.num_windows]
+    }
+
+    /// Calls `visit` with each row of windows and each position in these windows: the windows
+    /// that are inside the input, as indices into a plane of the output, and the index into a
+    /// plane of the input that belongs to the first of them.
+    #[inline(always)]
+    fn visit_rows(&self, mut visit: impl FnMut(std::ops::Range<usize>, usize)) {
+        for row in 0..self.height.num_windows {
+            for ky in 0..self.height.kernel {
+                let Some(y) = self.height.index(row, ky) else { continue };
+                for kx in 0..self.width.kernel {
+                    let (columns, start) = self.width.inside(kx);
+                    let first = row * self.width.num_windows;
+                    let windows = first + columns.start..first + columns.end;
+                    if !windows.is_empty() {
+                        visit(windows, y * self.width.len + start);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Index of the maximum of a window that is entirely in the padding.
+const NO_INDEX: u32 = u32::MAX;
+
+fn fused_max(x: &Tensor<4>, options: &MaxPoolOptions<2>) -> Option<Tensor<4>> {
+    let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = options;
+    let shape = x.dims();
+    let geometry = Geometry::new(shape, *kernel_size, *stride, *dilation, *padding)?;
+    if *ceil_mode {
+        return None;
+    }
+    let x = Operand::new(x)?;
+    let (output, indices) = max_forward(&geometry, x.array().values());
+    let output = Array::from_vec(output, &geometry.shape_out(shape));
+    let gradient = || -> Arc<dyn Gradient> { Arc::new(MaxGradient { geometry, indices, shape }) };
+    Some(record([x], output, gradient))
+}
+
+/// Returns the maximum of each window, and its index in the plane.
+fn max_forward(geometry: &Geometry, x: &[f32]) -> (Vec<f32>, Vec<u32>) {
+    let (plane_in, plane_out) = (geometry.plane_in(), geometry.plane_out());
+    let mut output = vec![f32::NEG_INFINITY; geometry.num_planes * plane_out];
+    let mut indices = vec![NO_INDEX; output.len()];
+    let size = chunk_rows(geometry.num_planes);
+    let outputs = output.chunks_mut(size * plane_out).zip(indices.chunks_mut(size * plane_out));
+    let parts = outputs.zip(x.chunks(size * plane_in)).collect();
+    map_chunks(x.len(), parts, |((output, indices), x): ((&mut [f32], &mut [u32]), _)| {
+        let x: &[f32] = x;
+        let outputs = output.chunks_exact_mut(plane_out).zip(indices.chunks_exact_mut(plane_out));
+        vectorize(
+            #[inline(always)]
+            || {
+                for ((output, indices), x) in outputs.zip(x.chunks_exact(plane_in)) {
+                    if geometry.is_pairs() {
+                        max_plane_of_pairs(geometry, x, output, indices);
+                    } else {
+                        max_plane(geometry, x, output, indices);
+                    }
+                }
+            },
+        );
+    });
+    (output, indices)
+}
+
+#[inline(always)]
+fn max_plane(geometry: &Geometry, x: &[f32], output: &mut [f32], indices: &mut [u32]) {
+    geometry.visit_rows(|windows, start| {
+        let (best, best_index) = (&mut output[windows.clone()], &mut indices[windows]);
+        // Constant strides give vector instructions.
+        match geometry.width.stride {
+            1 => max_row(&x[start..], start, 1, best, best_index),
+            2 => max_row(&x[start..], start, 2, best, best_index),
+            stride => max_row(&x[start..], start, stride, best, best_index),
+        }
+    });
+}
+
+/// Same as [`max_plane`], for windows of 2 by 2 values that neither overlap nor reach the padding.
+#[inline(always)]
+fn max_plane_of_pairs(geometry: &Geometry, x: &[f32], output: &mut [f32], indices: &mut [u32]) {
+    let (width, num_windows) = (geometry.width.len, geometry.width.num_windows);
+    let outputs = output.chunks_exact_mut(num_windows).zip(indices.chunks_exact_mut(num_windows));
+    for (row, ((output, indices), rows)) in outputs.zip(x.chunks_exact(2 * width)).enumerate() {
+        let (top, bottom) = rows.split_at(width);
+        let pairs = top.chunks_exact(2).zip(bottom.chunks_exact(2));
+        let windows = output.iter_mut().zip(indices).zip(pairs);
+        for (window, ((output, index), (top, bottom))) in windows.enumerate() {
+            let start = (2 * (row * width + window)) as u32;
+            let below = start + width as u32;
+            let values = [(top[1], start + 1), (bottom[0], below), (bottom[1], below + 1)];
+            (*output, *index) = (top[0], start);
+            for (value, position) in values {
+                let is_better = value > *output || value.is_nan();
+                *output = if is_better { value } else { *output };
+                *index = if is_better { position } else { *index };
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn max_row(x: &[f32], start: usize, stride: usize, best: &mut [f32], best_index: &mut [u32]) {
+    let x = &x[..(best.len() - 1) * stride + 1];
+    let best_index = &mut best_index[..best.len()];
+    for index in 0..best.len() {
+        let value = x[index * stride];
+        let is_first = best_index[index] == NO_INDEX;
+        let is_better = value > best[index] || value.is_nan() || is_first;
+        best[index] = if is_better { value } else { best[index] };
+        let position = (start + index * stride) as u32;
+        best_index[index] = if is_better { position } else { best_index[index] };
+    }
+}
+
+struct MaxGradient {
+    geometry: Geometry,
+    indices: Vec<u32>,
+    shape: [usize; 4],
+}
+
+impl Gradient for MaxGradient {
+    /// The gradient of a window goes to its maximum.
+    fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
+        let (plane_in, plane_out) = (self.geometry.plane_in(), self.geometry.plane_out());
+        let mut dx = vec![0.0; self.geometry.num_planes * plane_in];
+        let num = dx.len();
+        let size = chunk_rows(self.geometry.num_planes);
+        let outputs = output.values().chunks(size * plane_out);
+        let outputs = outputs.zip(self.indices.chunks(size * plane_out));
+        let parts = dx.chunks_mut(size * plane_in).zip(outputs).collect();
+        map_chunks(num, parts, |(dx, (dy, indices)): (&mut [f32], (&[f32], &[u32]))| {
+            let outputs = dy.chunks_exact(plane_out).zip(indices.chunks_exact(plane_out));
+            for (dx, (dy, indices)) in dx.chunks_exact_mut(plane_in).zip(outputs) {
+                for (dy, index) in dy.iter().zip(indices) {
+                    if *index != NO_INDEX {
+                        dx[*index as usize] += dy;
+                    }
+                }
+            }
+        });
+        vec![Some(Array::from_vec(dx, &self.shape))]
+    }
+}
+
+fn fused_average(x: &Tensor<4>, options: &AvgPoolOptions<2>) -> Option<Tensor<4>> {
+    let AvgPoolOptions { kernel_size, stride, padding, count_include_pad, ceil_mode } = options;
+    let shape = x.dims();
+    let geometry = Geometry::new(shape, *kernel_size, *stride, [1, 1], *padding)?;
+    if *ceil_mode {
+        return None;
+    }
+    let x = Operand::new(x)?;
+    let factors = factors(&geometry, *count_include_pad);
+    let output = average_forward(&geometry, &factors, x.array().values());
+    let output = Array::from_vec(output, &geometry.shape_out(shape));
+    let gradient =
+        || -> Arc<dyn Gradient> { Arc::new(AverageGradient { geometry, factors, shape }) };
+    Some(record([x], output, gradient))
+}
+
+/// Returns the reciprocal of the number of values of each window of a plane.
+fn factors(geometry: &Geometry, count_include_pad: bool) -> Vec<f32> {
+    if count_include_pad {
+        let area = geometry.height.kernel * geometry.width.kernel;
+        return vec![1.0 / area as f32; geometry.plane_out()];
+    }
+    let mut counts = vec![0.0; geometry.plane_out()];
+    geometry.visit_rows(|windows, _| counts[windows].iter_mut().for_each(|count| *count += 1.0));
+    counts.into_iter().map(|count: f32| 1.0 / count).collect()
+}
+
+fn average_forward(geometry: &Geometry, factors: &[f32], x: &[f32]) -> Vec<f32> {
+    let (plane_in, plane_out) = (geometry.plane_in(), geometry.plane_out());
+    let stride = geometry.width.stride;
+    let mut output = vec![0.0; geometry.num_planes * plane_out];
+    let size = chunk_rows(geometry.num_planes);
+    let parts = output.chunks_mut(size * plane_out).zip(x.chunks(size * plane_in)).collect();
+    map_chunks(x.len(), parts, |(output, x): (&mut [f32], &[f32])| {
+        let planes = output.chunks_exact_mut(plane_out).zip(x.chunks_exact(plane_in));
+        vectorize(
+            #[inline(always)]
+            || {
+                for (output, x) in planes {
+                    geometry.visit_rows(|windows, start| match stride {
+                        // Constant strides give vector instructions.
+                        1 => gather(&x[start..], 1, &mut output[windows]),
+                        2 => gather(&x[start..], 2, &mut output[windows]),
+                        stride => gather(&x[start..], stride, &mut output[windows]),
+                    });
+                    output.iter_mut().zip(factors).for_each(|(sum, factor)| *sum *= factor);
+                }
+            },
+        );
+    });
+    output
+}
+
+/// Adds every `stride`-th value to the sums.
+#[inline(always)]
+fn gather(values: &[f32], stride: usize, sums: &mut [f32]) {
+    let values = &values[..(sums.len() - 1) * stride + 1];
+    for (index, sum) in sums.iter_mut().enumerate() {
+        *sum += values[index * stride];
+    }
+}
+
+/// Adds the gradients, times their factors, to every `stride`-th sum.
+#[inline(always)]
+fn scatter(sums: &mut [f32], stride: usize, dy: &[f32], factors: &[f32]) {
+    let sums = &mut sums[..(dy.len() - 1) * stride + 1];
+    for (index, (dy, factor)) in dy.iter().zip(factors).enumerate() {
+        sums[index * stride] += dy * factor;
+    }
+}
+
+struct AverageGradient {
+    geometry: Geometry,
+    factors: Vec<f32>,
+    shape: [usize; 4],
+}
+
+impl Gradient for AverageGradient {
+    /// The gradient of a window is spread evenly over the values that it counts.
+    fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
+        let (plane_in, plane_out) = (self.geometry.plane_in(), self.geometry.plane_out());
+        let stride = self.geometry.width.stride;
+        let mut dx = vec![0.0; self.geometry.num_planes * plane_in];
+        let num = dx.len();
+        let size = chunk_rows(self.geometry.num_planes);
+        let outputs = output.values().chunks(size * plane_out);
+        let parts = dx.chunks_mut(size * plane_in).zip(outputs).collect();
+        map_chunks(num, parts, |(dx, dy): (&mut [f32], &[f32])| {
+            let planes = dx.chunks_exact_mut(plane_in).zip(dy.chunks_exact(plane_out));
+            vectorize(
+                #[inline(always)]
+                || {
+                    for (dx, dy) in planes {
+                        self.geometry.visit_rows(|windows, start| {
+                            let (dx, dy) = (&mut dx[start..], &dy[windows.clone()]);
+                            let factors = &self.factors[windows];
+                            match stride {
+                                1 => scatter(dx, 1, dy, factors),
+                                2 => scatter(dx, 2, dy, factors),
+                                stride => scatter(dx, stride, dy, factors),
+                            }
+                        });
+                    }
+                },
+            );
+        });
+        vec![Some(Array::from_vec(dx, &self.shape))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{
+        Case, assert_gradients, assert_matches_burn, assert_same_on_threads, run,
+    };
+
+    /// Input shape, kernel, stride, padding and dilation.
+    type Row = ([usize; 4], [usize; 2], [usize; 2], [usize; 2], [usize; 2]);
+
+    const ROWS: [Row; 7] = [
+        ([2, 3, 6, 8], [2, 2], [2, 2], [0, 0], [1, 1]),
+        ([2, 3, 7, 5], [2, 2], [2, 2], [0, 0], [1, 1]),
+        ([1, 2, 5, 9], [3, 3], [1, 1], [1, 1], [1, 1]),
+        ([1, 1, 6, 7], [3, 2], [2, 3], [1, 0], [1, 1]),
+        ([11, 1, 4, 4], [1, 1], [1, 1], [0, 0], [1, 1]),
+        ([1, 2, 7, 9], [2, 3], [1, 2], [1, 1], [2, 2]),
+        ([1, 1, 3, 3], [3, 3], [3, 3], [0, 0], [1, 1]),
+    ];
+
+    #[derive(Clone, Copy, Debug)]
+    enum Pool {
+        Max,
+        Average { count_include_pad: bool },
+    }
+
+    const POOLS: [Pool; 3] = [
+        Pool::Max,
+        Pool::Average { count_include_pad: true },
+        Pool::Average { count_include_pad: false },
+    ];
+
+    fn max_options((_, kernel, stride, padding, dilation): &Row) -> MaxPoolOptions<2> {
+        let options = MaxPoolOptions::new(*kernel).with_stride(*stride).with_padding(*padding);
+        options.with_dilation(*dilation)
+    }
+
+    fn average_options((_, kernel, stride, padding, _): &Row, count: bool) -> AvgPoolOptions<2> {
+        let options = AvgPoolOptions::new(*kernel).with_stride(*stride).with_padding(*padding);
+        options.with_count_include_pad(count)
+    }
+
+    fn flat(y: Tensor<4>) -> Tensor<1> {
+        let num = y.dims().iter().product::<usize>();
+        y.reshape([num])
+    }
+
+    fn ours(row: Row, pool: Pool) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+        move |inputs: &[Tensor<1>]| {
+            let x = inputs[0].clone().reshape(row.0);
+            let y = match pool {
+                Pool::Max => fused_max(&x, &max_options(&row)),
+                Pool::Average { count_include_pad } => {
+                    fused_average(&x, &average_options(&row, count_include_pad))
+                }
+            };
+            flat(y.unwrap())
+        }
+    }
+
+    fn burns(row: Row, pool: Pool) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+        move |inputs: &[Tensor<1>]| {
+            let x = inputs[0].clone().reshape(row.0);
+            flat(match pool {
+                Pool::Max => module::max_pool2d(x, max_options(&row)),
+                Pool::Average { count_include_pad } => {
+                    module::avg_pool2d(x, average_options(&row, count_include_pad))
+                }
+            })
+        }
+    }
+
+    fn case(row: &Row) -> Case {
+        Case::new(&[row.0.iter().product()])
+    }
+
+    /// Average pools have no dilation.
+    fn rows_of(pool: Pool) -> impl Iterator<Item = Row> {
+        ROWS.into_iter().filter(move |row| matches!(pool, Pool::Max) || row.4 == [1, 1])
+    }
+
+    #[test]
+    fn matches_burn_for_options() {
+        for pool in POOLS {
+            for row in rows_of(pool) {
+                let name = format!("{pool:?}, {row:?}");
+                assert_matches_burn(&name, &case(&row), &ours(row, pool), &burns(row, pool));
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_match_finite_differences() {
+        for pool in POOLS {
+            for row in rows_of(pool) {
+                let reference = |inputs: &[Vec<f64>]| reference(&row, pool, &inputs[0]);
+                let name = format!("{pool:?}, {row:?}");
+                assert_gradients(&name, &case(&row), &ours(row, pool), &reference);
+            }
+        }
+    }
+
+    /// Pool by its definition.
+    fn reference(row: &Row, pool: Pool, x: &[f64]) -> Vec<f64> {
+        let ([batch, channels, height, width], kernel, stride, padding, dilation) = *row;
+        let axis = |index: usize, len: usize| {
+            let padding = (padding[index], padding[index]);
+            Axis::new(len, kernel[index], stride[index], dilation[index], padding).unwrap()
+        };
+        let (rows, columns) = (axis(0, height), axis(1, width));
+        let mut out = vec![];
+        for plane in x.chunks(height * width).take(batch * channels) {
+            for window in 0..rows.num_windows * columns.num_windows {
+                let (wy, wx) = (window / columns.num_windows, window % columns.num_windows);
+                let position = |k: usize| {
+                    let y = rows.index(wy, k / kernel[1])?;
+                    Some(plane[y * width + columns.index(wx, k % kernel[1])?])
+                };
+                let values: Vec<f64> = (0..kernel[0] * kernel[1]).filter_map(position).collect();
+                let num = |count_include_pad| {
+                    if count_include_pad { kernel[0] * kernel[1] } else { values.len() }
+                };
+                out.push(match pool {
+                    Pool::Max => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+                    Pool::Average { count_include_pad } => {
+                        values.iter().sum::<f64>() / num(count_include_pad) as f64
+                    }
+                });
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn threads_do_not_change_bits() {
+        for pool in POOLS {
+            let row = ([7, 5, 40, 38], [3, 3], [2, 2], [1, 1], [1, 1]);
+            assert_same_on_threads(&case(&row), &ours(row, pool));
+        }
+    }
+
+    #[test]
+    fn nan_and_ties_as_in_pytorch() {
+        let row = ([1, 1, 2, 4], [2, 2], [2, 2], [0, 0], [1, 1]);
+        let values = vec![3.0, 3.0, 1.0, f32::NAN, 3.0, 0.0, 2.0, f32::NEG_INFINITY];
+        let outcome = run(&Case::from_values(vec![values]), &ours(row, Pool::Max));
+        assert_eq!(outcome.output[0], 3.0);
+        assert!(outcome.output[1].is_nan());
+        let targets: Vec<bool> = outcome.gradients[0].iter().map(|value| *value != 0.0).collect();
+        assert_eq!(targets, [true, false, false, true, false, false, false, false]);
+        let values = vec![f32::NEG_INFINITY; 8];
+        let outcome = run(&Case::from_values(vec![values]), &ours(row, Pool::Max));
+        assert_eq!(outcome.output, [f32::NEG_INFINITY; 2]);
+    }
+
+    #[test]
+    fn empty_batch_and_unsupported_options() {
+        let row = ([0, 2, 4, 4], [2, 2], [2, 2], [0, 0], [1, 1]);
+        assert!(run(&case(&row), &ours(row, Pool::Max)).output.is_empty());
+        let x = Tensor::<4>::ones([1, 1, 4, 4], &crate::testing::device());
+        let options = max_options(&row);
+        assert!(fused_max(&x, &options).is_some());
+        assert!(fused_max(&x, &options.clone().with_ceil_mode(true)).is_none());
+        let pairs = options.with_padding_pairs([(0, 1), (0, 0)]);
+        assert!(fused_max(&x, &pairs).is_none());
+    }
+}

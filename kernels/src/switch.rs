@@ -1,0 +1,68 @@
+//! The environment variable `STOKER_KERNELS`.
+
+use std::ffi::OsStr;
+use std::sync::OnceLock;
+
+/// Returns `false` if `STOKER_KERNELS` is `off`. The first call in a process reads the variable.
+///
+/// # Panics
+///
+/// `STOKER_KERNELS` is neither `on`, `off` nor empty.
+pub fn is_enabled() -> bool {
+    static IS_ENABLED: OnceLock<bool> = OnceLock::new();
+    *IS_ENABLED.get_or_init(|| match parse(std::env::var_os("STOKER_KERNELS").as_deref()) {
+        Ok(is_enabled) => is_enabled,
+        Err(error) => panic!("{error}"),
+    })
+}
+
+fn parse(value: Option<&OsStr>) -> Result<bool, String> {
+    match value.map(|value| value.to_string_lossy()).as_deref() {
+        None | Some("" | "on") => Ok(true),
+        Some("off") => Ok(false),
+        Some(value) => Err(format!("STOKER_KERNELS is {value:?}; set it to `on` or `off`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use burn::prelude::*;
+
+    use super::*;
+    use crate::testing::random;
+
+    #[test]
+    fn variable_is_on_off_or_refused() {
+        let check = |value: Option<&str>, expected: Result<bool, &str>| {
+            let parsed = parse(value.map(OsStr::new));
+            assert_eq!(parsed, expected.map_err(String::from), "{value:?}");
+        };
+        check(None, Ok(true));
+        check(Some(""), Ok(true));
+        check(Some("on"), Ok(true));
+        check(Some("off"), Ok(false));
+        check(Some("0"), Err("STOKER_KERNELS is \"0\"; set it to `on` or `off`"));
+    }
+
+    /// Runs only in the child process of `off_calls_operators_of_burn`.
+    #[test]
+    #[ignore = "needs STOKER_KERNELS=off"]
+    fn softmax_equals_operator_of_burn() {
+        let x: Tensor<2> = random([33, 65], 1).into_tensor(&Device::flex());
+        let ours = crate::softmax(x.clone(), 1).into_data();
+        assert_eq!(ours, burn::tensor::activation::softmax(x, 1).into_data());
+    }
+
+    #[test]
+    fn off_calls_operators_of_burn() {
+        let is_same = |switch: &str| {
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", "switch::tests::softmax_equals_operator_of_burn", "--ignored"]);
+            child.env("STOKER_KERNELS", switch).output().unwrap().status.success()
+        };
+        assert!(is_same("off"));
+        assert!(!is_same("on"), "the operators differ in no bit, so this test proves nothing");
+    }
+}

@@ -6,6 +6,7 @@
 mod checkpoint;
 mod collective;
 mod data;
+mod kernels;
 mod loading;
 mod models;
 mod pictures;
@@ -42,6 +43,8 @@ enum Bench {
     Collective(collective::Arguments),
     /// Benchmark image loading against PyTorch's DataLoader, and training on loaded images
     Data(data::Arguments),
+    /// Benchmark fused operators against burn's operators
+    Kernels(kernels::Arguments),
     /// A training side of `trainer` or `collective`, which reads commands from stdin
     #[command(hide = true)]
     Side {
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Bench::Checkpoint(arguments) => checkpoint::run(&arguments),
         Bench::Collective(arguments) => collective::run(&arguments),
         Bench::Data(arguments) => data::run(&arguments),
+        Bench::Kernels(arguments) => kernels::run(&arguments),
         Bench::LoadSide { format, way, workers, folder } => {
             loading::serve(&folder, format, way, workers)
         }

@@ -41,8 +41,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     bench.current_dir(repository());
     bench.args(["run", "--quiet", "--release", "--package", "stoker-benches", "--"]);
     bench.args(arguments);
-    let needs_no_python =
-        |argument: &String| ["help", "--help", "-h", "--python"].contains(&argument.as_str());
+    let needs_no_python = |argument: &String| {
+        ["help", "--help", "-h", "--python", "kernels"].contains(&argument.as_str())
+    };
     if !arguments.is_empty() && !arguments.iter().any(needs_no_python) {
         let reads_images = arguments.first().is_some_and(|bench| bench == "data");
         bench.arg("--python").arg(python(reads_images.then_some("images"))?);

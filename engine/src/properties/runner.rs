@@ -162,6 +162,16 @@ impl Runner {
         self.trials.values().map(|json| serde_json::from_str(json).unwrap()).collect()
     }
 
+    /// Returns the trials without the states that follow from free places.
+    pub(super) fn decisions(&self) -> Vec<TrialRecord> {
+        let mut records = self.records();
+        for record in &mut records {
+            record.spec.desired_state = DesiredTrialState::default();
+            record.spec.desired_since = None;
+        }
+        records
+    }
+
     pub(super) fn log(&self) -> Vec<LogEntry> {
         serde_json::from_str(&self.log).unwrap()
     }

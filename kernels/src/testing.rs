@@ -157,7 +157,7 @@ pub(crate) fn assert_gradients(
     }
 }
 
-/// Returns the bits of `f32` values.
+/// Returns `f32` values as bits, which distinguish NaN and -0.
 pub(crate) fn bits(data: &TensorData) -> Vec<u32> {
     data.clone().try_to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }

@@ -16,6 +16,14 @@ use stoker_tests::{cache, repository};
 /// The right to run the only browser: several of them would slow each other and all other tests.
 pub(crate) struct Browser(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
+impl Browser {
+    /// Waits for the only browser.
+    pub(crate) fn wait() -> Self {
+        static BROWSER: Mutex<()> = Mutex::new(());
+        Self(BROWSER.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 /// Programs that the tests need.
 pub(crate) struct Tools {
     chromium: PathBuf,
@@ -42,13 +50,6 @@ impl Tools {
             return None;
         }
         Some(Self { chromium, packages })
-    }
-
-    /// Waits for the only browser.
-    #[expect(clippy::unused_self, reason = "there is no browser without the tools")]
-    pub(crate) fn browser(&self) -> Browser {
-        static BROWSER: Mutex<()> = Mutex::new(());
-        Browser(BROWSER.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Runs a script in `tests/browser` with an input, which contains the `url` of the page.

@@ -130,7 +130,7 @@ impl Page {
         self.input["url"] = server.url.as_str().into();
         self.input["root"] = self.root.path().to_str().into();
         let mut server = Some(server);
-        let browser = self.browser.take().unwrap_or_else(|| self.tools.browser());
+        let browser = self.browser.take().unwrap_or_else(Browser::wait);
         self.tools.run(&browser, script, &self.input, |command| match command {
             "stop" => {
                 server = None;
@@ -279,7 +279,7 @@ fn page_shows_the_first_experiment() {
     let root = tempfile::tempdir().unwrap();
     let server = Server::start(root.path(), "0");
     let input = json!({ "url": server.url });
-    tools.run(&tools.browser(), "first.mjs", &input, |command| {
+    tools.run(&Browser::wait(), "first.mjs", &input, |command| {
         assert_eq!(command, "start");
         let file = repository().join("examples/iris/const.yaml");
         let output = run(&file, root.path(), &["--set", "searcher.maxLength={epochs: 1}"]);
@@ -292,7 +292,7 @@ fn page_shows_the_first_experiment() {
 fn page_follows_a_running_search() {
     let Some(tools) = tools() else { return };
     let mut page = Page::new(tools);
-    page.browser = Some(page.tools.browser());
+    page.browser = Some(Browser::wait());
     // One trial ends after the other, for as long as the browser needs.
     let sets = ["searcher.maxLength.epochs=300", "searcher.random.maxTrials=5000"];
     let sets = sets.into_iter().chain(["searcher.random.maxConcurrentTrials=1"]);

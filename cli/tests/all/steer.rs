@@ -83,7 +83,7 @@ fn run_without_runner_stays_paused_until_activated() {
 }
 
 #[test]
-fn state_of_the_file_is_that_of_a_new_run() {
+fn new_run_has_the_state_of_its_file() {
     let mut fixture = RunFixture::new(random(1), "");
     fixture.spec["state"] = json!("cancelled");
     let output = fixture.run(&[]);

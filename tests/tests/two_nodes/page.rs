@@ -5,7 +5,7 @@ use stoker_test_cluster::{Cluster, wait_until};
 use stoker_tests::repository;
 
 use super::{NAMESPACE, cluster, ended, get, helm_install, state, stoker_on};
-use crate::browser::Tools;
+use crate::browser::{Browser, Tools};
 
 /// Name of the viewer's service account.
 const VIEWER: &str = "ada";
@@ -80,7 +80,7 @@ fn viewers_follow_a_search_in_a_browser() {
     });
     let short = ["searcher.maxLength.epochs=2", "searcher.random.maxTrials=2"];
     create(cluster, "random.yaml", &short);
-    let browser = tools.browser();
+    let browser = Browser::wait();
     tools.run(&browser, "cluster.mjs", &input, |command| match command {
         "start" => {
             let sets = [

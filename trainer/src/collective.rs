@@ -59,6 +59,31 @@ pub trait Collective: Send + Sync + std::fmt::Debug {
     /// Fails if another rank exited, or made a different call.
     fn sum_f32(&self, values: &mut [f32]) -> Result<()>;
 
+    /// All-reduces a few values in double precision and many in single, in place. The segments need
+    /// not be adjacent in memory. Ranks over connections and in threads need one exchange, and add
+    /// each value of `head` in rank order.
+    ///
+    /// # Shapes
+    ///
+    /// - head: the same length on all ranks
+    /// - segments: the same total length on all ranks
+    ///
+    /// # Errors
+    ///
+    /// Same as [`sum_f32`](Self::sum_f32).
+    fn sum_segments(&self, head: &mut [f64], segments: &mut [&mut [f32]]) -> Result<()> {
+        self.sum_f64(head)?;
+        let mut flat: Vec<f32> = segments.concat();
+        self.sum_f32(&mut flat)?;
+        let mut sums = flat.as_slice();
+        for segment in segments {
+            let (of_segment, rest) = sums.split_at(segment.len());
+            segment.copy_from_slice(of_segment);
+            sums = rest;
+        }
+        Ok(())
+    }
+
     /// Same as [`sum_f32`](Self::sum_f32), in double precision.
     ///
     /// # Errors
@@ -153,6 +178,10 @@ impl Collective for SingleRank {
         Ok(())
     }
 
+    fn sum_segments(&self, _head: &mut [f64], _segments: &mut [&mut [f32]]) -> Result<()> {
+        Ok(())
+    }
+
     fn sum_f64(&self, _values: &mut [f64]) -> Result<()> {
         Ok(())
     }
@@ -177,10 +206,11 @@ enum CollectiveOp {
     SumF16 = 5,
     SumBf16 = 6,
     SumTensor = 7,
+    SumSegments = 8,
 }
 
 impl CollectiveOp {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::SumF32,
         Self::SumF64,
         Self::AllGather,
@@ -188,16 +218,15 @@ impl CollectiveOp {
         Self::SumF16,
         Self::SumBf16,
         Self::SumTensor,
+        Self::SumSegments,
     ];
 
     /// Returns the name used by MPI and PyTorch, for messages.
     fn name(self) -> &'static str {
         match self {
-            Self::SumF32 | Self::SumF64 | Self::SumF16 | Self::SumBf16 | Self::SumTensor => {
-                "all_reduce"
-            }
             Self::AllGather => "all_gather",
             Self::Gather => "gather",
+            _ => "all_reduce",
         }
     }
 }
@@ -230,15 +259,13 @@ impl Topology {
 }
 
 /// Replaces `values` by the sums over the ranks' values, added in rank order.
-fn sum_in_rank_order<T: ring::Summable>(all: &[Bytes], values: &mut [T]) -> Result<()> {
+fn sum_in_rank_order<T: ring::Summable>(
+    all: &[Bytes],
+    values: &mut ring::Buffer<'_, T>,
+) -> Result<()> {
     for (rank, bytes) in all.iter().enumerate() {
-        if bytes.len() != size_of_val(values) {
+        if !values.take_in(bytes, rank > 0) {
             return Err(wire::mismatched_call(rank));
-        }
-        // Received bytes may be unaligned.
-        let numbers = bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
-        for (value, number) in values.iter_mut().zip(numbers) {
-            if rank == 0 { *value = number } else { *value += number }
         }
     }
     Ok(())

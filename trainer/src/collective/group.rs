@@ -10,15 +10,15 @@ use bytes::Bytes;
 use super::hub::Hub;
 use super::progress::{ProgressState, StallLimits};
 use super::rendezvous::Connections;
-use super::ring::{Ring, Summable};
+use super::ring::{Buffer, Ring, Summable};
 use super::watchdog::{self, GangAbort, start};
-use super::wire::socket_error;
+use super::wire::{mismatched_call, socket_error};
 use super::{Collective, CollectiveOp, Topology, sum_in_rank_order, sum_on_host};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};
 
-/// All-reduces up to this size are gathered and summed on each rank: fewer round trips, but more
-/// bytes.
+/// All-reduces up to this size are summed on rank 0, or by both of two ranks: fewer round trips,
+/// but more bytes through one rank.
 const GATHERED_BYTES_MAX: usize = 16 << 10;
 
 /// Connected ranks.
@@ -190,15 +190,32 @@ impl Group {
         self.gang.abort.has_failed()
     }
 
-    fn sum<T: Summable>(&self, op: CollectiveOp, values: &mut [T]) -> Result<()> {
-        let is_gathered = size_of_val(values) <= GATHERED_BYTES_MAX;
-        self.with_channels(op, |channels, number| match &mut channels.ring {
-            Some(ring) if !is_gathered => ring.sum(op, number, values, &self.progress),
+    fn sum<T: Summable>(&self, op: CollectiveOp, mut values: Buffer<'_, T>) -> Result<()> {
+        let is_small = values.num_bytes() <= GATHERED_BYTES_MAX;
+        self.with_channels(op, |channels, number| match (&mut channels.hub, &mut channels.ring) {
+            (_, Some(ring)) if !is_small => ring.sum(op, number, values, &self.progress),
+            (Some(hub), _) => {
+                let local = values.to_bytes().into();
+                let sum = |all: &[Bytes]| {
+                    sum_in_rank_order(all, &mut values)?;
+                    Ok(values.to_bytes().into())
+                };
+                let sums = hub.sum(op, number, local, &self.progress, sum)?;
+                match values.take_in(&sums, false) {
+                    true => Ok(()),
+                    false => Err(mismatched_call(hub.first_rank())),
+                }
+            }
             _ => {
-                let local = Bytes::copy_from_slice(bytemuck::cast_slice(values));
-                sum_in_rank_order(&channels.gather(op, number, local, self)?, values)
+                let local = values.to_bytes().into();
+                sum_in_rank_order(&channels.gather(op, number, local, self)?, &mut values)
             }
         })
+    }
+
+    /// Same as [`sum`](Self::sum), for values without a head.
+    fn sum_flat<T: Summable>(&self, op: CollectiveOp, values: &mut [T]) -> Result<()> {
+        self.sum(op, Buffer::new(&mut [], std::iter::once(values)))
     }
 }
 
@@ -248,19 +265,24 @@ impl Collective for Group {
     }
 
     fn sum_f32(&self, values: &mut [f32]) -> Result<()> {
-        self.sum(CollectiveOp::SumF32, values)
+        self.sum_flat(CollectiveOp::SumF32, values)
+    }
+
+    fn sum_segments(&self, head: &mut [f64], segments: &mut [&mut [f32]]) -> Result<()> {
+        let segments = segments.iter_mut().map(|segment| &mut **segment);
+        self.sum(CollectiveOp::SumSegments, Buffer::new(head, segments))
     }
 
     fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
-        self.sum(CollectiveOp::SumF64, values)
+        self.sum_flat(CollectiveOp::SumF64, values)
     }
 
     fn sum_f16(&self, values: &mut [f16]) -> Result<()> {
-        self.sum(CollectiveOp::SumF16, values)
+        self.sum_flat(CollectiveOp::SumF16, values)
     }
 
     fn sum_bf16(&self, values: &mut [bf16]) -> Result<()> {
-        self.sum(CollectiveOp::SumBf16, values)
+        self.sum_flat(CollectiveOp::SumBf16, values)
     }
 
     fn sums_on_device(&self) -> bool {

@@ -1,4 +1,5 @@
-//! Small messages go through the first rank, which gathers them and sends all to each rank.
+//! Small messages go through the first rank, which gathers them and sends all, or only their sums,
+//! to each rank.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -59,14 +60,55 @@ impl Hub {
             let all = first.receive(op, number, progress)?;
             return unframe(&all).ok_or_else(|| mismatched_call(first.rank));
         }
-        let mut all = vec![local];
-        for peer in &mut self.peers {
-            all.push(peer.receive(op, number, progress)?);
-        }
+        let all = self.receive_all(op, number, local, progress)?;
         // For `Gather`, only the first rank needs the data; the others get an empty confirmation.
         let frame = if op == CollectiveOp::Gather { vec![] } else { frame(&all) };
         self.peers.iter_mut().try_for_each(|peer| peer.send(op, number, &frame, progress))?;
         Ok(all)
+    }
+
+    /// Returns the sums over each rank's bytes. The first rank computes them with `sum` from all
+    /// bytes in rank order, so each rank sends and receives as many bytes as it contributes.
+    ///
+    /// # Errors
+    ///
+    /// Fails if another rank exited, or made a different call.
+    pub(super) fn sum(
+        &mut self,
+        op: CollectiveOp,
+        number: u32,
+        local: Bytes,
+        progress: &ProgressState,
+        sum: impl FnOnce(&[Bytes]) -> Result<Bytes>,
+    ) -> Result<Bytes> {
+        if !self.is_first {
+            let first = &mut self.peers[0];
+            first.send(op, number, &local, progress)?;
+            return first.receive(op, number, progress);
+        }
+        let sums = sum(&self.receive_all(op, number, local, progress)?)?;
+        self.peers.iter_mut().try_for_each(|peer| peer.send(op, number, &sums, progress))?;
+        Ok(sums)
+    }
+
+    /// Receives the bytes of all other ranks on the first rank. Returns all, in rank order.
+    fn receive_all(
+        &mut self,
+        op: CollectiveOp,
+        number: u32,
+        local: Bytes,
+        progress: &ProgressState,
+    ) -> Result<Vec<Bytes>> {
+        let mut all = vec![local];
+        for peer in &mut self.peers {
+            all.push(peer.receive(op, number, progress)?);
+        }
+        Ok(all)
+    }
+
+    /// Returns the first rank.
+    pub(super) fn first_rank(&self) -> usize {
+        if self.is_first { 0 } else { self.peers[0].rank }
     }
 }
 

@@ -8,9 +8,10 @@
 //!
 //! The ranks add to a part one after the other, in an order fixed by the part's number, and the sum
 //! is then copied. The result is therefore bit-identical on all ranks and across runs with the same
-//! world size.
+//! world size. A head of few values in double precision belongs to the first part, so its values
+//! are added in rank order.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, IoSlice, Read as _, Write as _};
 use std::net::TcpStream;
 use std::ops::AddAssign;
 
@@ -28,8 +29,10 @@ use super::wire::{
 use crate::Result;
 use crate::error::Infrastructure;
 
+mod buffer;
 mod schedule;
 
+pub(super) use buffer::Buffer;
 use schedule::RingProgress;
 
 /// Size of the receive buffer for values to add, which should fit into the processor's cache.
@@ -114,17 +117,18 @@ impl Ring {
         &mut self,
         op: CollectiveOp,
         sequence: u32,
-        values: &mut [T],
+        mut values: Buffer<'_, T>,
         progress: &ProgressState,
     ) -> Result<()> {
-        let header = header(op, sequence, size_of_val(values) as u64);
-        let mut schedule = RingProgress::new(self.rank, self.size, values.len(), size_of::<T>());
+        let (head_bytes, num_bytes) = (values.head_bytes(), values.num_bytes());
+        let header = header(op, sequence, num_bytes as u64);
+        let num_elements = (num_bytes - head_bytes) / size_of::<T>();
+        let (rank, size) = (self.rank, self.size);
+        let mut schedule = RingProgress::new(rank, size, head_bytes, num_elements, size_of::<T>());
         let (mut header_sent, mut header_received) = (Cursor::default(), PartialHeader::default());
         loop {
-            let mut has_transferred = self.send_header(&header, &mut header_sent)?;
-            if header_sent.is_done(HEADER_BYTES) {
-                has_transferred |= self.send(bytemuck::cast_slice(values), &mut schedule)?;
-            }
+            let mut has_transferred =
+                self.send(&header, &mut header_sent, &values, &mut schedule)?;
             if !header_received.is_complete() {
                 has_transferred |= self.receive_header(&mut header_received)?;
                 if header_received.is_complete() && header_received.bytes != header {
@@ -132,7 +136,7 @@ impl Ring {
                 }
             }
             if header_received.is_complete() {
-                has_transferred |= self.receive(values, &mut schedule)?;
+                has_transferred |= self.receive(&mut values, &mut schedule)?;
             }
             if schedule.is_complete() {
                 return Ok(());
@@ -217,49 +221,62 @@ impl Ring {
         Ok(num > 0)
     }
 
-    /// Sends as much as the connection accepts now.
-    fn send(&mut self, values: &[u8], schedule: &mut RingProgress) -> Result<bool> {
+    /// Sends as much as the connection accepts now, the header together with the first values.
+    fn send<T: Summable>(
+        &mut self,
+        header: &[u8; HEADER_BYTES],
+        header_sent: &mut Cursor,
+        values: &Buffer<'_, T>,
+        schedule: &mut RingProgress,
+    ) -> Result<bool> {
         let mut has_transferred = false;
-        while let Some(range) = schedule.sendable() {
-            let offered = &values[range.start..range.end.min(range.start + SEND_BYTES)];
-            let num = self.write(offered)?;
-            schedule.sent(num);
+        loop {
+            let header = &header[header_sent.at..];
+            let range = schedule.sendable().unwrap_or_default();
+            let range = range.start..range.end.min(range.start + SEND_BYTES);
+            let mut slices = vec![IoSlice::new(header)];
+            slices.extend(values.slices(range));
+            let num_offered: usize = slices.iter().map(|slice| slice.len()).sum();
+            if num_offered == 0 {
+                return Ok(has_transferred);
+            }
+            let num = self.accepted(|next| next.write_vectored(&slices))?;
+            let num_of_header = num.min(header.len());
+            header_sent.at += num_of_header;
+            schedule.sent(num - num_of_header);
             has_transferred |= num > 0;
-            if num < offered.len() {
-                break;
+            if num < num_offered {
+                return Ok(has_transferred);
             }
         }
-        Ok(has_transferred)
     }
 
     /// Receives available bytes, at most as many as fit into the cache, so that the next rank is
     /// not kept waiting.
     fn receive<T: Summable>(
         &mut self,
-        values: &mut [T],
+        values: &mut Buffer<'_, T>,
         schedule: &mut RingProgress,
     ) -> Result<bool> {
         let Some(range) = schedule.receivable() else { return Ok(false) };
         let from = self.previous_rank();
         if !schedule.is_adding() {
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
             let end = range.end.min(range.start + SEND_BYTES);
-            let num = read(&mut self.previous, &mut bytes[range.start..end]);
+            let mut slices = values.slices_mut(range.start..end);
+            let num = available(self.previous.read_vectored(&mut slices));
             let num = num.map_err(|error| connection_lost(from, &error))?;
             schedule.received(num);
             return Ok(num > 0);
         }
+        let (end, element_bytes) = values.same_elements(&range);
         let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
         let partial_bytes = schedule.partial_bytes;
-        let capacity = scratch.len().min(range.len());
+        let capacity = scratch.len().min(end - range.start);
         let num = read(&mut self.previous, &mut scratch[partial_bytes..capacity]);
         let num = num.map_err(|error| connection_lost(from, &error))?;
         let buffered = partial_bytes + num;
-        let complete = buffered - buffered % size_of::<T>();
-        let first = range.start / size_of::<T>();
-        let remote: &[T] = bytemuck::cast_slice(&scratch[..complete]);
-        let local = &mut values[first..first + remote.len()];
-        T::add_each(local, remote);
+        let complete = buffered - buffered % element_bytes;
+        values.add(range.start, &scratch[..complete]);
         scratch.copy_within(complete..buffered, 0);
         schedule.partial_bytes = buffered - complete;
         schedule.received(complete);
@@ -268,8 +285,16 @@ impl Ring {
 
     /// Writes as much as the connection accepts now.
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        self.accepted(|next| next.write(bytes))
+    }
+
+    /// Returns how many bytes a write has sent, 0 if the connection accepts none now.
+    fn accepted(
+        &mut self,
+        write: impl FnOnce(&mut TcpStream) -> io::Result<usize>,
+    ) -> Result<usize> {
         let to = self.next_rank();
-        match self.next.write(bytes) {
+        match write(&mut self.next) {
             Ok(num) => Ok(num),
             Err(error) if is_transient(&error) => Ok(0),
             Err(error) => Err(connection_lost(to, &error)),
@@ -299,7 +324,13 @@ fn read(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     if bytes.is_empty() {
         return Ok(0);
     }
-    match stream.read(bytes) {
+    available(stream.read(bytes))
+}
+
+/// Returns how many bytes a read of at least one byte has received, 0 if none are available, and an
+/// error at the end of the stream.
+fn available(received: io::Result<usize>) -> io::Result<usize> {
+    match received {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
         Ok(num) => Ok(num),
         Err(error) if is_transient(&error) => Ok(0),

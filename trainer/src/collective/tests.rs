@@ -2,4 +2,5 @@
 
 mod conformance;
 mod rendezvous;
+mod segments;
 mod stalls;

@@ -4,6 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bytes::Bytes;
 
+use super::ring::{Buffer, Summable};
 use super::{Collective, sum_in_rank_order};
 use crate::Result;
 use crate::error::PeerFailed;
@@ -41,6 +42,10 @@ impl ThreadRank {
         let group = Arc::new(Group { size, round: Mutex::new(round), changed: Condvar::new() });
         (0..size).map(|rank| Self { rank, group: group.clone() }).collect()
     }
+
+    fn sum<T: Summable>(&self, mut values: Buffer<'_, T>) -> Result<()> {
+        sum_in_rank_order(&self.all_gather(values.to_bytes().into())?, &mut values)
+    }
 }
 
 impl Drop for ThreadRank {
@@ -61,17 +66,15 @@ impl Collective for ThreadRank {
     }
 
     fn sum_f32(&self, values: &mut [f32]) -> Result<()> {
-        sum_in_rank_order(
-            &self.all_gather(Bytes::copy_from_slice(bytemuck::cast_slice(values)))?,
-            values,
-        )
+        self.sum(Buffer::new(&mut [], std::iter::once(values)))
+    }
+
+    fn sum_segments(&self, head: &mut [f64], segments: &mut [&mut [f32]]) -> Result<()> {
+        self.sum(Buffer::new(head, segments.iter_mut().map(|segment| &mut **segment)))
     }
 
     fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
-        sum_in_rank_order(
-            &self.all_gather(Bytes::copy_from_slice(bytemuck::cast_slice(values)))?,
-            values,
-        )
+        self.sum(Buffer::new(&mut [], std::iter::once(values)))
     }
 
     fn all_gather(&self, local: Bytes) -> Result<Vec<Bytes>> {

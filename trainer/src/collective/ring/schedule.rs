@@ -18,8 +18,17 @@ pub(super) struct RingProgress {
 }
 
 impl RingProgress {
-    pub(super) fn new(rank: usize, size: usize, len: usize, element_bytes: usize) -> Self {
-        let bounds = (0..=size).map(|part| part * len / size * element_bytes).collect();
+    /// Divides a head of `head_bytes` and `len` elements into parts. The first part contains the
+    /// head: the ranks add to it in rank order.
+    pub(super) fn new(
+        rank: usize,
+        size: usize,
+        head_bytes: usize,
+        len: usize,
+        element_bytes: usize,
+    ) -> Self {
+        let end = |part| head_bytes + part * len / size * element_bytes;
+        let bounds = std::iter::once(0).chain((1..=size).map(end)).collect();
         let mut schedule =
             Self { rank, size, bounds, send: (0, 0), receive: (0, 0), partial_bytes: 0 };
         schedule.advance();

@@ -14,9 +14,10 @@ use super::rendezvous::{gang_of, joined};
 use crate::error::exit_code;
 
 /// Runs a closure on each of several connected ranks, and returns when all have finished.
-type OnRanks = fn(usize, &(dyn Fn(&dyn Collective) + Sync));
+pub(super) type OnRanks = fn(usize, &(dyn Fn(&dyn Collective) + Sync));
 
-const ALL: [(&str, OnRanks); 2] = [("threads", on_threads), ("connections", on_connections)];
+pub(super) const ALL: [(&str, OnRanks); 2] =
+    [("threads", on_threads), ("connections", on_connections)];
 
 fn on_threads(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
     std::thread::scope(|scope| {
@@ -41,7 +42,7 @@ fn on_connections(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
 }
 
 /// Runs `act` on each rank and returns the results in rank order.
-fn on_ranks<T: Send>(
+pub(super) fn on_ranks<T: Send>(
     run: OnRanks,
     size: usize,
     act: impl Fn(&dyn Collective) -> T + Sync,
@@ -56,7 +57,7 @@ fn on_ranks<T: Send>(
 }
 
 /// A value whose rounding makes the summation order visible in the sum.
-fn value(rank: usize, i: usize) -> f32 {
+pub(super) fn value(rank: usize, i: usize) -> f32 {
     1.0 / (1.0 + (rank * 31 + i) as f32)
 }
 

@@ -94,7 +94,9 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
     let failed =
         all.iter().enumerate().find_map(|(rank, outcome)| Some((rank, outcome.as_ref().err()?)));
     match (failed, joined) {
-        (None, Ok(communicator)) => ranks.attach_device(Box::new(Nccl { communicator })),
+        (None, Ok(communicator)) => {
+            ranks.attach_device(Box::new(Nccl { communicator, failed: None }))
+        }
         (Some((rank, why)), joined) => {
             // Some ranks did not join, so do not wait for them when the communicator ends.
             joined.ok().iter_mut().for_each(Communicator::mark_failed);
@@ -107,9 +109,23 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
 }
 
 /// This process's rank in NCCL.
-#[derive(Debug)]
 struct Nccl {
+    // Dropped first, which aborts operations that still use the buffers.
     communicator: Communicator,
+    /// Buffers of a failed sum: NCCL may read and write them until the communicator is aborted.
+    failed: Option<[GpuBuffer; 2]>,
+}
+
+/// A tensor and its memory.
+type GpuBuffer = (GpuTensor, ManagedResource<GpuMemory>);
+
+impl std::fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nccl")
+            .field("communicator", &self.communicator)
+            .field("has_failed", &self.failed.is_some())
+            .finish()
+    }
 }
 
 impl DeviceAllReduce for Nccl {
@@ -138,7 +154,11 @@ impl DeviceAllReduce for Nccl {
         // Wait for all kernels queued so far, including those that the lines above depend on.
         block_on(from.0.client.sync()).map_err(|error| failed(&error))?;
         let cancel_check = || check_running().map_err(|error| NcclError::from(error.to_string()));
-        self.communicator.sum(from_at, to_at, num, element, &cancel_check).map_err(|failure| {
+        let done = self.communicator.sum(from_at, to_at, num, element, &cancel_check);
+        if done.is_err() {
+            self.failed = Some([(from, from_memory), (to, to_memory)]);
+        }
+        done.map_err(|failure| {
             let why = format!("NCCL all-reduce failed: {}", failure.why);
             // If the gang has failed, report that instead of the consequential error of NCCL.
             match check_running() {

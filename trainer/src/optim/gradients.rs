@@ -16,7 +16,7 @@ mod all_reduce;
 mod parameters;
 
 pub(crate) use all_reduce::FlatGradients;
-use parameters::{for_each_parameter, try_for_each_parameter};
+use parameters::{for_each_parameter, total, try_for_each_parameter};
 
 /// Sum of gradients over samples.
 #[derive(Default)]
@@ -82,14 +82,13 @@ impl GradientSum {
     /// Returns the sum of squares of all gradients. A parameter shared by several modules counts
     /// once.
     fn squares<M: Module>(&self, model: &M) -> Result<f64> {
-        let (mut squares, mut counted) = (0.0, BTreeSet::new());
-        try_for_each_parameter(model, &mut |_, param| {
+        let (mut squares, mut counted) = (vec![], BTreeSet::new());
+        for_each_parameter(model, &mut |_, param| {
             if counted.insert(param.id()) {
-                squares += param.squares(&self.gradients)?;
+                squares.push(param.squares(&self.gradients));
             }
-            Ok(())
-        })?;
-        Ok(squares)
+        });
+        total(&squares)
     }
 
     /// Returns whether any rank had a gradient for the parameter at this index.

@@ -31,8 +31,8 @@ pub(super) trait TrainedParameter {
     fn put(&mut self, data: TensorData, sum: &mut GradientsParams);
     /// Returns the gradient's values.
     fn data(&mut self, from: &GradientsParams) -> Result<Option<TensorData>>;
-    /// Returns the sum of the gradient's squares.
-    fn squares(&mut self, from: &GradientsParams) -> Result<f64>;
+    /// Returns partial sums of the gradient's squares, in order, which stay on its device.
+    fn squares(&mut self, from: &GradientsParams) -> Vec<Tensor<1>>;
 }
 
 /// Moves a gradient, or zeros if there is none, to the end of `flat`.
@@ -111,24 +111,40 @@ impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
         gradient.map(|gradient| gradient.try_into_data().map_err(tensor_read_error)).transpose()
     }
 
-    fn squares(&mut self, from: &GradientsParams) -> Result<f64> {
-        let square = |gradient: Tensor<D>| sum_in_order(gradient.clone() * gradient);
-        from.get::<D>(self.id).map_or(Ok(0.0), square)
+    fn squares(&mut self, from: &GradientsParams) -> Vec<Tensor<1>> {
+        let square = |gradient: Tensor<D>| partial_sums(gradient.clone() * gradient);
+        from.get::<D>(self.id).map_or_else(Vec::new, square)
     }
 }
 
-/// Returns the sum of all elements, bit-identical in every run. Sums in chunks, because burn's CPU
-/// backend sums tensors of 4 Mi elements or more in an order that depends on its threads.
-fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> Result<f64> {
+/// Returns the sums of chunks, because burn's CPU backend sums tensors of 4 Mi elements or more in
+/// an order that depends on its threads. Added in order, they are bit-identical in every run.
+fn partial_sums<const D: usize>(tensor: Tensor<D>) -> Vec<Tensor<1>> {
     let num_elements = tensor.shape().num_elements();
     let flat: Tensor<1> = tensor.reshape([num_elements]);
     let chunk = |start| {
         let end = num_elements.min(start + SUM_ELEMENTS);
         flat.clone().slice(start..end).sum()
     };
-    let sums = (0..num_elements).step_by(SUM_ELEMENTS).map(chunk).collect();
-    // Copy all partial sums to the host at once.
-    with_host_values(Tensor::cat(sums, 0), |sums: &[f64]| sums.iter().sum())
+    (0..num_elements).step_by(SUM_ELEMENTS).map(chunk).collect()
+}
+
+/// Returns the total of partial sums, first over each parameter and then over all. Reads them at
+/// once, as each read waits for the device; only a change of the element type needs another read.
+pub(super) fn total(of_parameters: &[Vec<Tensor<1>>]) -> Result<f64> {
+    let mut sums: Vec<f64> = vec![];
+    let all: Vec<&Tensor<1>> = of_parameters.iter().flatten().collect();
+    for same in all.chunk_by(|one, next| one.dtype() == next.dtype()) {
+        let same = same.iter().map(|sum| (*sum).clone()).collect();
+        with_host_values(Tensor::cat(same, 0), |read| sums.extend_from_slice(read))?;
+    }
+    let (mut total, mut rest) = (0.0, sums.as_slice());
+    for of_parameter in of_parameters {
+        let (of_parameter, others) = rest.split_at(of_parameter.len());
+        total += of_parameter.iter().sum::<f64>();
+        rest = others;
+    }
+    Ok(total)
 }
 
 /// Visitor of trained parameters, called with each parameter's index.
@@ -188,7 +204,7 @@ mod tests {
         (1..8).for_each(|piece| values[piece * SUM_ELEMENTS_IN_TEST] = 1.0);
         let data = TensorData::new(values, [8, SUM_ELEMENTS_IN_TEST]);
         let tensor = Tensor::<2>::from_data(data, &Device::default());
-        assert_eq!(sum_in_order(tensor).unwrap(), 16_777_223.0);
+        assert_eq!(total(&[partial_sums(tensor)]).unwrap(), 16_777_223.0);
     }
 
     const SUM_ELEMENTS_IN_TEST: usize = 1 << 20;

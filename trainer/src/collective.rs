@@ -341,4 +341,4 @@ fn position_mismatch(rank: usize, other: &str, position: &str) -> crate::Error {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -23,7 +23,7 @@ mod state;
 
 #[cfg(feature = "learner")]
 pub(crate) use external::{ExternalOptimizer, ExternalSnapshot};
-pub(crate) use gradients::{FlatGradients, GradientCounts, GradientSum, PendingGradients};
+pub(crate) use gradients::{AllReduceState, GradientSum, PendingGradients};
 pub use schedule::Schedule;
 pub(crate) use selection::Selection;
 pub(crate) use state::OptimizersState;

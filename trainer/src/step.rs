@@ -276,17 +276,12 @@ impl Metrics {
         }
     }
 
-    /// All-reduces the sums. A rank without samples contributes no names.
+    /// All-reduces the sums, in rank order. A rank without samples contributes no names.
     pub(crate) fn all_reduce(self, ranks: &dyn Collective) -> Result<Self> {
-        Ok(Self::sum_of_ranks(all_gather_json(ranks, "metrics", self)?))
-    }
-
-    /// Adds up the metrics of all ranks, in rank order.
-    pub(crate) fn sum_of_ranks(of_ranks: Vec<Self>) -> Self {
-        let mut of_ranks = of_ranks.into_iter();
+        let mut of_ranks = all_gather_json(ranks, "metrics", self)?.into_iter();
         let mut sum_of_ranks = of_ranks.next().unwrap_or_default();
         of_ranks.for_each(|metrics| sum_of_ranks.add(&metrics));
-        sum_of_ranks
+        Ok(sum_of_ranks)
     }
 
     /// Adds `sum` and `count` to a metric.
@@ -301,8 +296,17 @@ impl Metrics {
         self.0.insert(name.to_owned(), (mean * count, count));
     }
 
+    /// Sets the sum and the count of a metric.
+    pub(crate) fn insert(&mut self, name: &str, sum: f64, count: f64) {
+        self.0.insert(name.to_owned(), (sum, count));
+    }
+
+    /// Returns the names of all metrics, in order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        self.0.keys()
+    }
+
     /// Returns the sum and the count of a metric.
-    #[cfg(feature = "learner")]
     pub(crate) fn sum_and_count(&self, name: &str) -> Option<(f64, f64)> {
         self.0.get(name).copied()
     }

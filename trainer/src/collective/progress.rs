@@ -315,6 +315,7 @@ impl Heartbeat {
             (None, activity) if activity == RankActivity::Wait as u64 => {
                 "waiting for the storage or the runner".into()
             }
+            _ if self.calls == 1 => "after 1 collective call".into(),
             _ => format!("after {} collective calls", self.calls),
         };
         match self.step.checked_sub(1) {

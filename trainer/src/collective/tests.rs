@@ -4,3 +4,13 @@ mod conformance;
 mod rendezvous;
 mod segments;
 mod stalls;
+
+pub(crate) use rendezvous::gang_of;
+
+/// Connects a rank in a separate pod.
+pub(crate) fn connected(
+    gang: &stoker_api::contract::Gang,
+    rank: usize,
+) -> Box<dyn super::Collective> {
+    Box::new(rendezvous::joined(gang, 0, rank, 1, 20_000).unwrap().0)
+}

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::TensorData;
-use serde::{Deserialize, Serialize};
 
 use super::Selection;
 use crate::Result;
@@ -15,7 +14,7 @@ use crate::step::{Backward, Metrics, StepOutput};
 mod all_reduce;
 mod parameters;
 
-pub(crate) use all_reduce::FlatGradients;
+pub(crate) use all_reduce::AllReduceState;
 use parameters::{for_each_parameter, total, try_for_each_parameter};
 
 /// Sum of gradients over samples.
@@ -67,11 +66,6 @@ impl GradientSum {
     /// Returns whether nothing was added.
     pub(crate) fn is_empty(&self) -> bool {
         self.num_gradients.is_empty()
-    }
-
-    /// Returns this rank's contribution to the sum over all ranks, except the gradients.
-    pub(crate) fn counts(&self) -> GradientCounts {
-        GradientCounts { num_gradients: self.num_gradients.clone(), count: self.count.to_bits() }
     }
 
     /// Returns whether there are gradients and all are 0.
@@ -182,14 +176,6 @@ impl GradientSum {
         });
         sum
     }
-}
-
-/// A rank's contribution to a sum of gradients, except the gradients.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct GradientCounts {
-    num_gradients: Vec<u32>,
-    /// Count as bits, because JSON cannot represent NaN.
-    count: u64,
 }
 
 /// Sum of gradients on the host.

@@ -6,7 +6,7 @@ use burn::tensor::{AllocationProperty, DType, Device, Tensor, TensorData};
 use stoker_api::experiment::GradientCompression;
 
 use super::*;
-use crate::collective::{Collective, SingleRank};
+use crate::collective::{Collective, SingleRank, ThreadRank};
 use crate::step::StepOutput;
 
 #[derive(Module, Debug)]
@@ -115,10 +115,10 @@ fn equal_ranks_step_like_one_rank() {
     let step = |ranks: &dyn Collective, compression| {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 4, true), false);
-        let rank_counts = vec![sum.counts(); ranks.size()];
-        let sum = sum
-            .all_reduce(&model, ranks, &rank_counts, compression, &mut FlatGradients::default())
-            .unwrap();
+        let mut head = vec![1.5];
+        let state = &mut AllReduceState::default();
+        let sum = sum.all_reduce(&model, ranks, &mut head, compression, state).unwrap();
+        assert_eq!(head, [1.5 * ranks.size() as f64]);
         let pending = sum.pending(&model).unwrap();
         assert_eq!(pending.gradients.len(), 1, "no gradient is not a gradient of zeros");
         let model = stepped(&mut sgd(0.25), model, sum).unwrap();
@@ -144,11 +144,8 @@ fn compressed_gradients_are_rounded_to_their_bits() {
         let loss = model.used.val().sum() * gradient;
         let mut sum = GradientSum::default();
         sum.add(&model, Some(StepOutput::sum(loss, 1)), false);
-        let rank_counts = vec![sum.counts(); 2];
-        let ranks = Twins { on_device };
-        let sum = sum
-            .all_reduce(&model, &ranks, &rank_counts, compression, &mut FlatGradients::default())
-            .unwrap();
+        let (ranks, state) = (Twins { on_device }, &mut AllReduceState::default());
+        let sum = sum.all_reduce(&model, &ranks, &mut vec![], compression, state).unwrap();
         let data = sum.pending(&model).unwrap().gradients.swap_remove(0).1;
         data.try_to_vec::<f32>().unwrap()[0]
     };
@@ -200,13 +197,58 @@ struct Mixed {
     last: Param<Tensor<1>>,
 }
 
-#[test]
-fn double_gradients_are_summed_in_double() {
+fn mixed() -> Mixed {
     let device = Device::flex().autodiff();
     let param = |dtype| Param::from_tensor(Tensor::<1>::ones([2], (&device, dtype)));
     let model =
         Mixed { single: param(DType::F32), double: param(DType::F64), last: param(DType::F32) };
-    let model = crate::record::initialize(model);
+    crate::record::initialize(model)
+}
+
+/// The gradients are [2, 2], [2, 2] and [0, 0], so their norm is 4.
+#[test]
+fn norm_covers_all_element_types() {
+    let model = mixed();
+    let loss = (model.single.val() * 2.0).sum().cast(DType::F64)
+        + (model.double.val() * 2.0).sum()
+        + (model.last.val() * 0.0).sum().cast(DType::F64);
+    let mut sum = GradientSum::default();
+    sum.add(&model, Some(StepOutput::mean(loss, 1)), false);
+    let mut optimizers = sgd(0.5).clip_norm(2.0);
+    let gradients = optimizers.normalize(&model, sum, &SingleRank).unwrap();
+    let model = optimizers.step(model, gradients).unwrap();
+    let of = |param: &Param<Tensor<1>>| param.val().into_data().try_to_vec_as::<f64>().unwrap();
+    assert_eq!(
+        [of(&model.single), of(&model.double), of(&model.last)],
+        [[0.5; 2], [0.5; 2], [1.0; 2]]
+    );
+}
+
+#[test]
+fn ranks_with_other_parameters_are_rejected() {
+    let errors: Vec<String> = std::thread::scope(|scope| {
+        let reduce = |ranks: ThreadRank| {
+            let mut model = model();
+            if ranks.rank() == 1 {
+                model.unused = model.unused.set_require_grad(false);
+            }
+            let sum = GradientSum::default();
+            let (none, state) = (GradientCompression::None, &mut AllReduceState::default());
+            let reduced = sum.all_reduce(&model, &ranks, &mut vec![], none, state);
+            reduced.map(drop).unwrap_err().to_string()
+        };
+        let ranks = ThreadRank::group(3).into_iter();
+        let ranks: Vec<_> = ranks.map(|ranks| scope.spawn(move || reduce(ranks))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    let expected = "rank 1 has gradients of 2 values in single and 0 in double precision, but \
+                    rank 0 of 4 and 0; train the same parameters";
+    assert!(errors.iter().all(|error| error.starts_with(expected)), "{errors:?}");
+}
+
+#[test]
+fn double_gradients_are_summed_in_double() {
+    let model = mixed();
     // Single precision rounds this value to 1.
     let fine = 1.0 + 2.0_f64.powi(-40);
     let output = || {
@@ -218,10 +260,9 @@ fn double_gradients_are_summed_in_double() {
     for on_device in [false, true] {
         let mut sum = GradientSum::default();
         sum.add(&model, Some(output()), false);
-        let rank_counts = vec![sum.counts(); 2];
-        let (ranks, mut flat) = (Twins { on_device }, FlatGradients::default());
+        let (ranks, mut state) = (Twins { on_device }, AllReduceState::default());
         let none = GradientCompression::None;
-        let sum = sum.all_reduce(&model, &ranks, &rank_counts, none, &mut flat).unwrap();
+        let sum = sum.all_reduce(&model, &ranks, &mut vec![], none, &mut state).unwrap();
         let pending = sum.pending(&model).unwrap().gradients;
         let means: Vec<Vec<f64>> =
             pending.iter().map(|(_, data)| data.try_to_vec_as::<f64>().unwrap()).collect();
@@ -241,28 +282,24 @@ fn shared_parameter_counts_once_in_the_norm() {
     assert_eq!(values(&model.used), [0.625, 0.5]);
 }
 
-/// Returns tensor data at a misaligned address, which cannot be read.
-fn unreadable() -> TensorData {
-    let bytes = bytes::Bytes::from(vec![1_u8; 24]);
-    let start = (0..8).find(|start| bytes.slice(*start..).as_ptr().addr() % 4 != 0).unwrap();
-    let bytes = bytes.slice(start..start + 8);
-    let bytes = burn::tensor::Bytes::from_shared(bytes, AllocationProperty::Native);
-    TensorData::from_bytes(bytes, [2], DType::F32)
-}
-
+/// A checkpoint's bytes are shared, and their address may be misaligned.
 #[test]
-fn unreadable_gradient_is_an_error() {
+fn misaligned_gradients_are_all_reduced() {
+    let values = [3.0_f32, 4.0].map(f32::to_ne_bytes).concat();
+    // Of two adjacent addresses, one is misaligned.
+    let both =
+        [[&[0][..], &values].concat(), [&[0, 0][..], &values].concat()].map(bytes::Bytes::from);
+    let mut both = both.into_iter().zip(1..).map(|(bytes, padding)| bytes.slice(padding..));
+    let bytes = both.find(|bytes| bytes.as_ptr().addr() % 4 != 0).unwrap();
+    let bytes = burn::tensor::Bytes::from_shared(bytes, AllocationProperty::Native);
+    let data = TensorData::from_bytes(bytes, [2], DType::F32);
     let model = model();
-    let pending = || PendingGradients {
-        gradients: vec![(0, unreadable())],
-        num_gradients: vec![1, 0],
-        count: 1.0,
-    };
-    let sum = GradientSum::restore(&model, pending());
-    let (rank_counts, mut flat) = (vec![sum.counts(); 2], FlatGradients::default());
-    let ranks = Twins { on_device: false };
-    let reduced =
-        sum.all_reduce(&model, &ranks, &rank_counts, GradientCompression::None, &mut flat);
-    let error = reduced.map(drop).unwrap_err().to_string();
-    assert!(error.starts_with("cannot read a tensor: "), "{error}");
+    let pending =
+        PendingGradients { gradients: vec![(0, data)], num_gradients: vec![1, 0], count: 2.0 };
+    let sum = GradientSum::restore(&model, pending);
+    let (ranks, mut state) = (Twins { on_device: false }, AllReduceState::default());
+    let none = GradientCompression::None;
+    let sum = sum.all_reduce(&model, &ranks, &mut vec![], none, &mut state).unwrap();
+    let mean = sum.pending(&model).unwrap().gradients.swap_remove(0).1;
+    assert_eq!(mean.try_to_vec::<f32>().unwrap(), [1.5, 2.0]);
 }

@@ -332,21 +332,18 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             );
             return Err(text.into());
         }
-        let (context, ranks) = (self.context, self.context.distributed());
+        let ranks = self.context.distributed();
         let mut sum = GradientSum::default();
         let metrics = sum.add_selected(&*self.model, selection, output, ranks.size() == 1);
         // Ranks must agree on the step: mismatched sums would be silently wrong.
         let position = format!("step of {selection} of batch {}", self.state.batches);
-        let of_ranks = self.all_gather_with_stop(&position, (metrics, sum.counts()))?;
-        let (metrics, rank_counts): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
-        let compression = context.config.gradient_compression;
-        let (all, flat) = (ranks.collective(), &mut self.flat);
-        let sum = sum.all_reduce(&*self.model, all, &rank_counts, compression, flat)?;
-        let gradients = self.optimizers.normalize(&*self.model, sum, all)?;
+        let (metrics, sum) = self.exchange_step(&position, metrics, Some(sum))?;
+        let sum = sum.unwrap_or_default();
+        let gradients = self.optimizers.normalize(&*self.model, sum, ranks.collective())?;
         let (optimizers, rates) = (&mut self.optimizers, &mut self.rates);
         let rates = rates.get_or_insert_with(|| optimizers.next_rates());
         self.model.replace(|model| optimizers.step_at(rates, model, gradients))?;
-        Ok(Metrics::sum_of_ranks(metrics))
+        Ok(metrics)
     }
 
     /// Ends the steps of this batch.

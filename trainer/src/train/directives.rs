@@ -21,8 +21,11 @@ pub(crate) const SEARCH_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// [`RESPONSE_TIMEOUT`]: super::RESPONSE_TIMEOUT
 pub(crate) const UNANSWERED_REQUESTS_MAX: u32 = 500;
 
+/// Length of a [`StopState`] as numbers.
+pub(super) const STOP_NUMBERS: usize = 5;
+
 /// Stop requests and directive.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(super) struct StopState {
     /// Whether a signal requests a stop.
     signal: bool,
@@ -30,6 +33,38 @@ pub(super) struct StopState {
     ended: bool,
     /// Latest directive of the runner, which only rank 0 receives.
     directive: Option<Directive>,
+}
+
+impl StopState {
+    /// Returns the state as numbers. Their sums over all ranks contain the state that all agree on.
+    pub(super) fn to_numbers(self, rank: usize) -> [f64; STOP_NUMBERS] {
+        let (kind, units) = match self.directive.filter(|_| rank == 0) {
+            None => (0, 0),
+            Some(Directive::Continue { units }) => (1, units),
+            Some(Directive::Wait) => (2, 0),
+            Some(Directive::Preempt) => (3, 0),
+            Some(Directive::Stop) => (4, 0),
+            Some(Directive::Fenced) => (5, 0),
+        };
+        // In two numbers, because `f64` has no odd integers beyond 2^53.
+        let (high, low) = ((units >> 32) as u32, units as u32);
+        let [high, low] = [high, low].map(f64::from);
+        [self.signal.into(), self.ended.into(), f64::from(kind), high, low]
+    }
+
+    /// Returns the agreed state from the sums of [`to_numbers`](Self::to_numbers).
+    pub(super) fn from_sums(sums: [f64; STOP_NUMBERS]) -> Self {
+        let [signal, ended, kind, high, low] = sums;
+        let directive = match kind as u32 {
+            1 => Some(Directive::Continue { units: (high as u64) << 32 | low as u64 }),
+            2 => Some(Directive::Wait),
+            3 => Some(Directive::Preempt),
+            4 => Some(Directive::Stop),
+            5 => Some(Directive::Fenced),
+            _ => None,
+        };
+        Self { signal: signal > 0.0, ended: ended > 0.0, directive }
+    }
 }
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
@@ -64,7 +99,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         done
     }
 
-    fn local_stop_state(&self) -> StopState {
+    pub(super) fn local_stop_state(&self) -> StopState {
         let (signal, ended) = (self.context.stop.is_set(), self.context.ended.is_set());
         StopState { signal, ended, directive: self.io().directive() }
     }
@@ -203,4 +238,38 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 fn fenced_error() -> Error {
     let why = "the runner has given up this attempt".into();
     Interrupted { code: ExitCode::Infrastructure, fenced: true, why }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sums over the other ranks, which have no directive, change nothing.
+    #[test]
+    fn sums_contain_requests_of_all_ranks() {
+        let directives = [
+            None,
+            Some(Directive::Continue { units: u64::MAX - 1 }),
+            Some(Directive::Wait),
+            Some(Directive::Preempt),
+            Some(Directive::Stop),
+            Some(Directive::Fenced),
+        ];
+        for directive in directives {
+            for (signal, ended) in [(false, false), (true, false), (false, true)] {
+                let of_ranks = [
+                    StopState { directive, ..StopState::default() },
+                    StopState { signal, ended, directive: Some(Directive::Stop) },
+                    StopState { signal, ended: false, directive: None },
+                ];
+                let mut sums = [0.0; STOP_NUMBERS];
+                for (rank, state) in of_ranks.into_iter().enumerate() {
+                    let numbers = state.to_numbers(rank);
+                    sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+                }
+                let expected = StopState { signal, ended, directive };
+                assert_eq!(StopState::from_sums(sums), expected);
+            }
+        }
+    }
 }

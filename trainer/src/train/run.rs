@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use super::TestStage;
 use super::directives::StopState;
+use super::exchange::MetricNames;
 use super::fit::{Fitted, Step};
 use super::hooks::Workload;
 use super::model_slot::ModelSlot;
@@ -19,7 +20,7 @@ use crate::callback::{Callback, Control};
 use crate::context::Context;
 use crate::data::{Data, Loader};
 use crate::error::error_from_unwind;
-use crate::optim::{FlatGradients, GradientCounts, GradientSum, Optimizers};
+use crate::optim::{AllReduceState, GradientSum, Optimizers};
 use crate::step::{Metrics, StepOutput};
 use crate::trial_io::TrialIo;
 use crate::{Result, precision, rng};
@@ -38,8 +39,9 @@ pub(super) struct Run<'a, M, B> {
     pub(super) timetable: Timetable,
     pub(super) state: RunState,
     pub(super) gradients: GradientSum,
-    /// Buffers for summing gradients over ranks.
-    pub(super) flat: FlatGradients,
+    pub(super) all_reduce: AllReduceState,
+    /// Names of the metrics of steps that all ranks know; unused with one rank.
+    pub(super) metric_names: MetricNames,
     /// Granted length, in units and in batches.
     pub(super) granted_units: u64,
     pub(super) granted: u64,
@@ -199,15 +201,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let whole = self.aggregation == 1 && ranks.size() == 1;
         let metrics = self.gradients.add(&*self.model, output, whole);
         let is_step = (self.state.batches + 1).is_multiple_of(self.aggregation);
-        let is_shared = is_step && ranks.size() > 1;
-        let counts = if is_shared { self.gradients.counts() } else { GradientCounts::default() };
-        let of_ranks = self.all_gather_with_stop("step", (metrics, counts))?;
-        let (metrics, rank_counts): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
-        if is_step {
-            let sum = std::mem::take(&mut self.gradients);
-            let compression = context.config.gradient_compression;
-            let (all, flat) = (ranks.collective(), &mut self.flat);
-            let mut sum = sum.all_reduce(&*self.model, all, &rank_counts, compression, flat)?;
+        let sum = is_step.then(|| std::mem::take(&mut self.gradients));
+        let (metrics, sum) = self.exchange_step("step", metrics, sum)?;
+        if let Some(mut sum) = sum {
             let averages = context.config.average_aggregated_gradients;
             #[cfg(feature = "learner")]
             let averages = averages && !self.optimizers.sums_batches();
@@ -215,10 +211,10 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
                 sum.mean_to_sum(self.aggregation);
             }
             // Before the model is lent to the step: if the sum is unusable, the model stays valid.
-            let gradients = self.optimizers.normalize(&*self.model, sum, all)?;
+            let gradients = self.optimizers.normalize(&*self.model, sum, ranks.collective())?;
             self.model.replace(|model| self.optimizers.step(model, gradients))?;
         }
-        self.end_batch(&Metrics::sum_of_ranks(metrics))
+        self.end_batch(&metrics)
     }
 
     /// Counts a trained batch. `metrics` are over all ranks.

@@ -5,6 +5,7 @@ use stoker_api::experiment::Unit;
 
 use super::call_hook;
 use super::directives::StopState;
+use super::exchange::MetricNames;
 use super::fit::{Fit, Step};
 use super::model_slot::ModelSlot;
 use super::run::Run;
@@ -14,7 +15,7 @@ use crate::callback::Control;
 use crate::collective::{Distributed, all_gather_json};
 use crate::context::Context;
 use crate::data::{Data, LoaderPlan};
-use crate::optim::{FlatGradients, GradientSum, Optimizers};
+use crate::optim::{AllReduceState, GradientSum, Optimizers};
 use crate::{InvalidInput, Result, record};
 
 impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
@@ -90,7 +91,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             timetable,
             state,
             gradients: GradientSum::default(),
-            flat: FlatGradients::default(),
+            all_reduce: AllReduceState::default(),
+            metric_names: MetricNames::default(),
             granted_units,
             granted,
             saved: None,

@@ -26,6 +26,7 @@ mod copies;
 mod custom_loop;
 mod data_kinds;
 mod early_ends;
+mod exchange;
 mod gan;
 mod hook_order;
 mod hooks;

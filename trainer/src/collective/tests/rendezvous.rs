@@ -15,7 +15,7 @@ use super::super::*;
 use crate::error::exit_code;
 use crate::stop::StopSignal;
 
-pub(super) fn gang_of(world_size: u32) -> Gang {
+pub(crate) fn gang_of(world_size: u32) -> Gang {
     let [port] = stoker_test_cluster::free_ports().unwrap();
     let rendezvous = format!("127.0.0.1:{port}");
     Gang { world_size, ranks_per_pod: 1, rendezvous, secret: "5ec7e7".into() }

@@ -2,42 +2,113 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
-use half::slice::HalfFloatSliceExt as _;
+use bytemuck::Pod;
+use half::slice::HalfFloatSliceExt;
 use stoker_api::experiment::GradientCompression;
 
+use super::GradientSum;
 use super::parameters::{for_each_parameter, try_for_each_parameter};
-use super::{GradientCounts, GradientSum};
 use crate::Result;
-use crate::collective::Collective;
+use crate::collective::{Collective, all_gather_json};
+use crate::record::tensor_read_error;
 
-/// Buffers for summing gradients over ranks, reused because allocating memory is slow.
+/// State that all-reduces of gradients keep for the next one.
 #[derive(Default)]
-pub(crate) struct FlatGradients {
-    single: Vec<f32>,
-    /// Gradients of double-precision parameters, unless gradients are compressed.
-    double: Vec<f64>,
+pub(crate) struct AllReduceState {
+    /// Compressed gradients, reused because allocating memory is slow.
+    half: Vec<u16>,
+    /// Numbers of values in single and in double precision, if all ranks have the same.
+    lengths: Option<(usize, usize)>,
+}
+
+impl AllReduceState {
+    /// Fails if ranks have gradients of different sizes. Ranks compare them before the first sum,
+    /// and again if the model changes.
+    fn compare_lengths<M: Module>(
+        &mut self,
+        model: &M,
+        ranks: &dyn Collective,
+        compression: GradientCompression,
+    ) -> Result<()> {
+        let (mut single, mut double) = (0, 0);
+        for_each_parameter(model, &mut |_, param| match dtype(param.is_double(), compression) {
+            DType::F64 => double += param.num_elements(),
+            _ => single += param.num_elements(),
+        });
+        let lengths = (single, double);
+        if self.lengths == Some(lengths) {
+            return Ok(());
+        }
+        let all = all_gather_json(ranks, "gradients", lengths)?;
+        if let Some(rank) = all.iter().position(|lengths| *lengths != all[0]) {
+            let (other, first) = (all[rank], all[0]);
+            let text = format!(
+                "rank {rank} has gradients of {} values in single and {} in double precision, but \
+                 rank 0 of {} and {}; train the same parameters of the same model on all ranks",
+                other.0, other.1, first.0, first.1
+            );
+            return Err(text.into());
+        }
+        self.lengths = Some(lengths);
+        Ok(())
+    }
 }
 
 impl GradientSum {
-    /// All-reduces the sum to the mean over all ranks, given the counts of each rank. With one
-    /// rank, returns the sum unchanged. Sums gradients of double-precision parameters in double
-    /// precision, all others in single.
+    /// All-reduces the sum to the mean over all ranks. With one rank, returns the sum unchanged.
+    /// Sums gradients of double-precision parameters in double precision, all others in single.
+    ///
+    /// Also replaces `head` by its sums. On CPUs, gradients that are not compressed travel with it
+    /// in one exchange.
     pub(crate) fn all_reduce<M: Module>(
         self,
         model: &M,
         ranks: &dyn Collective,
-        rank_counts: &[GradientCounts],
+        head: &mut Vec<f64>,
         compression: GradientCompression,
-        flat: &mut FlatGradients,
+        state: &mut AllReduceState,
     ) -> Result<Self> {
         if ranks.size() == 1 {
             return Ok(self);
         }
-        let (total, factor) = Self::total_counts(rank_counts);
-        match ranks.sums_on_device() {
-            true => self.reduce_on_device(model, ranks, total, compression, factor),
-            false => self.reduce_on_host(model, ranks, total, compression, factor, flat),
+        state.compare_lengths(model, ranks, compression)?;
+        let start = head.len();
+        head.extend(self.counts(model));
+        let sum = match ranks.sums_on_device() {
+            true => {
+                ranks.sum_f64(head)?;
+                self.reduce_on_device(model, ranks, Self::total_counts(&head[start..]), compression)
+            }
+            false => {
+                self.reduce_on_host(model, ranks, (head.as_mut_slice(), start), compression, state)
+            }
+        };
+        head.truncate(start);
+        sum
+    }
+
+    /// Returns this rank's counts: of samples, of ranks with an output, and of gradients of each
+    /// parameter.
+    fn counts<M: Module>(&self, model: &M) -> Vec<f64> {
+        let mut counts = vec![self.count, f64::from(!self.is_empty())];
+        for_each_parameter(model, &mut |index, _| {
+            counts.push(f64::from(self.num_gradients.get(index).copied().unwrap_or_default()));
+        });
+        counts
+    }
+
+    /// Returns the total over all ranks, without gradients, and the factor for their sum.
+    fn total_counts(counts: &[f64]) -> (Self, f64) {
+        let mut sum = Self { count: counts[0], ..Self::default() };
+        if counts[1] > 0.0 {
+            sum.num_gradients = counts[2..].iter().map(|count| *count as u32).collect();
         }
+        let mut factor = 1.0;
+        if sum.count > 0.0 {
+            factor = 1.0 / sum.count;
+            sum.count = 1.0;
+        }
+        (sum, factor)
     }
 
     /// All-reduces tensors that stay on their device, and moves the means into `sum`.
@@ -45,15 +116,13 @@ impl GradientSum {
         mut self,
         model: &M,
         ranks: &dyn Collective,
-        mut sum: Self,
+        (mut sum, factor): (Self, f64),
         compression: GradientCompression,
-        factor: f64,
     ) -> Result<Self> {
-        let is_plain = compression == GradientCompression::None;
         let (mut single, mut double) = (vec![], vec![]);
-        for_each_parameter(model, &mut |_, param| match is_plain && param.is_double() {
-            true => double.push(param.take_tensor(&mut self.gradients, DType::F64)),
-            false => single.push(param.take_tensor(&mut self.gradients, DType::F32)),
+        for_each_parameter(model, &mut |_, param| match dtype(param.is_double(), compression) {
+            DType::F64 => double.push(param.take_tensor(&mut self.gradients, DType::F64)),
+            dtype => single.push(param.take_tensor(&mut self.gradients, dtype)),
         });
         let mean = |parts: Vec<_>| match parts.is_empty() {
             true => Ok(None),
@@ -62,9 +131,9 @@ impl GradientSum {
         let (single, double) = (mean(single)?, mean(double)?);
         let (mut at_single, mut at_double) = (0, 0);
         for_each_parameter(model, &mut |index, param| {
-            let (mean, at) = match is_plain && param.is_double() {
-                true => (&double, &mut at_double),
-                false => (&single, &mut at_single),
+            let (mean, at) = match dtype(param.is_double(), compression) {
+                DType::F64 => (&double, &mut at_double),
+                _ => (&single, &mut at_single),
             };
             let start = std::mem::replace(at, *at + param.num_elements());
             if let (Some(mean), true) = (mean, sum.has_gradient(index)) {
@@ -75,104 +144,100 @@ impl GradientSum {
         Ok(sum)
     }
 
-    /// All-reduces copies on the host, and moves the means into `sum`.
+    /// All-reduces the gradients' own memory on the host. `head` has the counts from `start` on.
     fn reduce_on_host<M: Module>(
         mut self,
         model: &M,
         ranks: &dyn Collective,
-        mut sum: Self,
+        (head, start): (&mut [f64], usize),
         compression: GradientCompression,
-        factor: f64,
-        flat: &mut FlatGradients,
+        state: &mut AllReduceState,
     ) -> Result<Self> {
-        let is_plain = compression == GradientCompression::None;
-        let FlatGradients { single, double } = flat;
-        single.clear();
-        double.clear();
-        try_for_each_parameter(model, &mut |_, param| match is_plain && param.is_double() {
-            true => param.take_double(&mut self.gradients, double),
-            false => param.take_single(&mut self.gradients, single),
+        let mut gradients: Vec<TensorData> = vec![];
+        try_for_each_parameter(model, &mut |_, param| {
+            let dtype = dtype(param.is_double(), compression);
+            gradients.push(param.take_data(&mut self.gradients, dtype)?);
+            Ok(())
         })?;
-        let single_factor = reduce_single(ranks, single, compression, factor)?;
+        let (mut single, mut double) = (vec![], vec![]);
+        for gradient in &mut gradients {
+            match gradient.dtype() {
+                DType::F64 => double.push(gradient.as_mut_slice().map_err(tensor_read_error)?),
+                _ => single.push(gradient.as_mut_slice().map_err(tensor_read_error)?),
+            }
+        }
+        match compression {
+            GradientCompression::None => ranks.sum_segments(head, &mut single)?,
+            // The factor must be known before: see `sum_compressed`.
+            _ => ranks.sum_f64(head)?,
+        }
+        let (mut sum, factor) = Self::total_counts(&head[start..]);
+        let (single_factor, half) = (factor as f32, &mut state.half);
+        match compression {
+            GradientCompression::None => {
+                single.into_iter().flatten().for_each(|value: &mut f32| *value *= single_factor);
+            }
+            GradientCompression::F16 => {
+                let sum = |values: &mut [f16]| ranks.sum_f16(values);
+                sum_compressed(&mut single, single_factor, half, sum)?;
+            }
+            GradientCompression::Bf16 => {
+                let sum = |values: &mut [bf16]| ranks.sum_bf16(values);
+                sum_compressed(&mut single, single_factor, half, sum)?;
+            }
+        }
         // All ranks have the same parameters, so either all of them make this call or none does.
         if !double.is_empty() {
-            ranks.sum_f64(double)?;
+            let mut flat: Vec<f64> = double.concat();
+            ranks.sum_f64(&mut flat)?;
+            let values = double.into_iter().flatten();
+            values.zip(flat).for_each(|(value, sum): (&mut f64, f64)| *value = sum * factor);
         }
-        // Divide while copying, which touches every value anyway.
-        let (mut single, mut double) = (single.as_slice(), double.as_slice());
+        let mut gradients = gradients.into_iter();
         for_each_parameter(model, &mut |index, param| {
-            let has_gradient = sum.has_gradient(index);
-            let mean = match is_plain && param.is_double() {
-                true => {
-                    let local = double.split_off(..param.num_elements()).unwrap_or_default();
-                    let mean = || local.iter().map(|number| number * factor).collect::<Vec<_>>();
-                    has_gradient.then(|| TensorData::new(mean(), param.shape()))
-                }
-                false => {
-                    let local = single.split_off(..param.num_elements()).unwrap_or_default();
-                    let mean =
-                        || local.iter().map(|number| number * single_factor).collect::<Vec<_>>();
-                    has_gradient.then(|| TensorData::new(mean(), param.shape()))
-                }
-            };
-            if let Some(mean) = mean {
+            if let (Some(mean), true) = (gradients.next(), sum.has_gradient(index)) {
                 param.put(mean, &mut sum.gradients);
             }
         });
         Ok(sum)
     }
+}
 
-    /// Returns the total of the counts, without gradients, and the factor for their sum.
-    fn total_counts(rank_counts: &[GradientCounts]) -> (Self, f64) {
-        let mut sum = Self::default();
-        for counts in rank_counts {
-            sum.count += f64::from_bits(counts.count);
-            sum.num_gradients.resize(sum.num_gradients.len().max(counts.num_gradients.len()), 0);
-            sum.num_gradients
-                .iter_mut()
-                .zip(&counts.num_gradients)
-                .for_each(|(sum, num_gradients)| *sum += num_gradients);
-        }
-        let mut factor = 1.0;
-        if sum.count > 0.0 {
-            factor = 1.0 / sum.count;
-            sum.count = 1.0;
-        }
-        (sum, factor)
+/// Returns the type in which a gradient is summed.
+fn dtype(is_double: bool, compression: GradientCompression) -> DType {
+    match is_double && compression == GradientCompression::None {
+        true => DType::F64,
+        false => DType::F32,
     }
 }
 
-/// All-reduces values in single precision in place, in half precision if they are compressed.
-/// Returns the factor that turns the result into means.
-fn reduce_single(
-    ranks: &dyn Collective,
-    single: &mut [f32],
-    compression: GradientCompression,
-    factor: f64,
-) -> Result<f32> {
-    match compression {
-        GradientCompression::None => {
-            ranks.sum_f32(single)?;
-            Ok(factor as f32)
-        }
-        // Send means, because sums may exceed the range of half precision.
-        GradientCompression::F16 => {
-            let mut half: Vec<f16> = vec![f16::ZERO; single.len()];
-            single.iter_mut().for_each(|value| *value *= factor as f32);
-            half.convert_from_f32_slice(single);
-            ranks.sum_f16(&mut half)?;
-            half.convert_to_f32_slice(single);
-            Ok(1.0)
-        }
-        GradientCompression::Bf16 => {
-            let mut half: Vec<bf16> = vec![bf16::ZERO; single.len()];
-            single.iter_mut().for_each(|value| *value *= factor as f32);
-            half.convert_from_f32_slice(single);
-            ranks.sum_bf16(&mut half)?;
-            half.convert_to_f32_slice(single);
-            Ok(1.0)
-        }
+/// Replaces values by their means over all ranks, given the factor that turns sums into means.
+/// `half` is memory for the compressed values. Ranks send means, because sums may exceed the range
+/// of half precision.
+fn sum_compressed<T: Pod>(
+    values: &mut [&mut [f32]],
+    factor: f32,
+    half: &mut Vec<u16>,
+    sum: impl FnOnce(&mut [T]) -> Result<()>,
+) -> Result<()>
+where
+    [T]: HalfFloatSliceExt,
+{
+    half.resize(values.iter().map(|values| values.len()).sum(), 0);
+    let flat: &mut [T] = bytemuck::cast_slice_mut(half);
+    let mut rest = &mut *flat;
+    for values in &mut *values {
+        values.iter_mut().for_each(|value| *value *= factor);
+        let compressed = rest.split_off_mut(..values.len()).unwrap_or_default();
+        compressed.convert_from_f32_slice(values);
     }
+    sum(flat)?;
+    let mut rest = &*flat;
+    for values in values {
+        let means = rest.split_off(..values.len()).unwrap_or_default();
+        means.convert_to_f32_slice(values);
+    }
+    Ok(())
 }
 
 /// Returns the mean over all ranks of a flat tensor, which stays on its device.

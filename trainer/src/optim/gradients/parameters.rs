@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Element, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 
 use crate::Result;
 use crate::record::{tensor_read_error, with_host_values};
@@ -14,15 +14,13 @@ const SUM_ELEMENTS: usize = 1 << 20;
 pub(super) trait TrainedParameter {
     fn id(&self) -> ParamId;
     fn num_elements(&self) -> usize;
-    fn shape(&self) -> Vec<usize>;
     /// Returns whether the parameter, and so its gradient, is in double precision.
     fn is_double(&self) -> bool;
     /// Moves the gradient, times `scale`, into `sum`. Returns whether there was one.
     fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool;
-    /// Moves the gradient, or zeros if there is none, to the end of `flat`.
-    fn take_single(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>) -> Result<()>;
-    /// Same as [`take_single`](Self::take_single) in double precision.
-    fn take_double(&mut self, from: &mut GradientsParams, flat: &mut Vec<f64>) -> Result<()>;
+    /// Takes the values of the gradient, or zeros if there is none. Copies them only if the
+    /// gradient is not on the host, is shared or has another type.
+    fn take_data(&mut self, from: &mut GradientsParams, dtype: DType) -> Result<TensorData>;
     /// Takes the gradient, or zeros if there is none, as a flat tensor of `dtype`.
     fn take_tensor(&mut self, from: &mut GradientsParams, dtype: DType) -> Tensor<1>;
     /// Sets the gradient from a flat tensor.
@@ -35,22 +33,6 @@ pub(super) trait TrainedParameter {
     fn squares(&mut self, from: &GradientsParams) -> Vec<Tensor<1>>;
 }
 
-/// Moves a gradient, or zeros if there is none, to the end of `flat`.
-fn take_flat<const D: usize, E: Element>(
-    param: &Param<Tensor<D>>,
-    from: &mut GradientsParams,
-    flat: &mut Vec<E>,
-) -> Result<()> {
-    match from.remove::<D>(param.id) {
-        Some(gradient) => with_host_values(gradient, |values| flat.extend_from_slice(values)),
-        None => {
-            let zero = E::from_elem(0.0_f32);
-            flat.extend(std::iter::repeat_n(zero, param.lazy_shape().num_elements()));
-            Ok(())
-        }
-    }
-}
-
 impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
     fn id(&self) -> ParamId {
         self.id
@@ -58,10 +40,6 @@ impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
 
     fn num_elements(&self) -> usize {
         self.lazy_shape().num_elements()
-    }
-
-    fn shape(&self) -> Vec<usize> {
-        self.lazy_shape().to_vec()
     }
 
     fn is_double(&self) -> bool {
@@ -79,12 +57,12 @@ impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
         true
     }
 
-    fn take_single(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>) -> Result<()> {
-        take_flat(self, from, flat)
-    }
-
-    fn take_double(&mut self, from: &mut GradientsParams, flat: &mut Vec<f64>) -> Result<()> {
-        take_flat(self, from, flat)
+    fn take_data(&mut self, from: &mut GradientsParams, dtype: DType) -> Result<TensorData> {
+        let Some(gradient) = from.remove::<D>(self.id) else {
+            return Ok(TensorData::full_dtype(self.lazy_shape(), 0.0, dtype));
+        };
+        let data = gradient.try_into_data().map_err(tensor_read_error)?;
+        data.try_cast(dtype).map_err(tensor_read_error)
     }
 
     fn take_tensor(&mut self, from: &mut GradientsParams, dtype: DType) -> Tensor<1> {

@@ -1,0 +1,238 @@
+//! Tests of the exchange of a step: its number of calls, exact metrics, and ranks that differ.
+
+use burn::module::Param;
+use bytes::Bytes;
+
+use super::data_kinds::{Batch, Tiny, data};
+use super::*;
+use crate::collective::Collective;
+use crate::collective::tests::{connected, gang_of};
+use crate::train::custom_loop::NextAction;
+use crate::{Distributed, Metrics, ThreadRank};
+
+/// Collective calls of a rank since they were last taken.
+type Calls = Arc<Mutex<Vec<&'static str>>>;
+
+/// A rank that records its calls.
+#[derive(Debug)]
+struct Recorded {
+    ranks: Box<dyn Collective>,
+    calls: Calls,
+}
+
+impl Recorded {
+    fn record(&self, call: &'static str) {
+        self.calls.lock().unwrap().push(call);
+    }
+}
+
+impl Collective for Recorded {
+    fn rank(&self) -> usize {
+        self.ranks.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.ranks.size()
+    }
+
+    fn sum_f32(&self, values: &mut [f32]) -> Result<()> {
+        self.record("sum_f32");
+        self.ranks.sum_f32(values)
+    }
+
+    fn sum_segments(&self, head: &mut [f64], segments: &mut [&mut [f32]]) -> Result<()> {
+        self.record("sum_segments");
+        self.ranks.sum_segments(head, segments)
+    }
+
+    fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
+        self.record("sum_f64");
+        self.ranks.sum_f64(values)
+    }
+
+    fn all_gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
+        self.record("all_gather");
+        self.ranks.all_gather(local)
+    }
+}
+
+/// Runs `run` on ranks in threads, which are connected directly or over TCP.
+fn on_ranks<T: Send>(
+    has_connections: bool,
+    size: usize,
+    run: impl Fn(&Context, &Calls) -> T + Sync,
+) -> Vec<T> {
+    let gang = has_connections.then(|| gang_of(size as u32));
+    let (gang, run) = (&gang, &run);
+    std::thread::scope(|scope| {
+        let start = |(rank, thread): (usize, ThreadRank)| {
+            scope.spawn(move || {
+                let ranks: Box<dyn Collective> = match gang {
+                    Some(gang) => connected(gang, rank),
+                    None => Box::new(thread),
+                };
+                let calls = Calls::default();
+                let ranks = Box::new(Recorded { ranks, calls: calls.clone() });
+                let Context { config, io, stop, .. } = alone(None, 8).context().unwrap();
+                let io = Arc::into_inner(io).unwrap().into_inner().unwrap();
+                let ranks = Distributed::from_collective(ranks);
+                let context = Context::new(config, io, stop, Device::flex().autodiff(), ranks);
+                run(&context, &calls)
+            })
+        };
+        let threads: Vec<_> = ThreadRank::group(size).into_iter().enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Result of eight batches: the bits of the weights, and the metrics and calls of each batch.
+struct Trained {
+    bits: Vec<u32>,
+    metrics: Vec<Metrics>,
+    calls: Vec<Vec<&'static str>>,
+}
+
+/// Trains a layer with this many outputs. `adapt` changes the output of a batch on this rank.
+fn train(
+    context: &Context,
+    calls: &Calls,
+    (outputs, aggregation): (usize, u32),
+    adapt: impl Fn(u64, StepOutput) -> Option<StepOutput>,
+) -> Result<Trained> {
+    let mut model = Tiny::new(context.device());
+    model.output.weight = Param::from_tensor(Tensor::zeros([20, outputs], context.device()));
+    model.output.bias = Some(Param::from_tensor(Tensor::zeros([outputs], context.device())));
+    let adam = Optimizers::one(AdamConfig::new().init(), 0.01).aggregate(aggregation);
+    let fit = Fit::new(data("items")?).batch_size(context.distributed().shard_batch_size(18)?);
+    let mut training = context.training(model, adam, fit)?;
+    let (mut metrics, mut of_batches) = (vec![], vec![]);
+    while let Some(action) = training.next()? {
+        let NextAction::Train(batch) = action else {
+            training.validated(&Metrics::default())?;
+            continue;
+        };
+        let batches = training.batches();
+        let output = batch.and_then(|(x, y, _): Batch| {
+            let logits = training.model().output.forward(x);
+            adapt(batches, StepOutput::classification(logits, y))
+        });
+        calls.lock().unwrap().clear();
+        if aggregation == 1 {
+            metrics.push(training.step("weight|bias", output)?);
+            of_batches.push(std::mem::take(&mut *calls.lock().unwrap()));
+            training.end_batch()?;
+        } else {
+            training.learn(output)?;
+            of_batches.push(std::mem::take(&mut *calls.lock().unwrap()));
+        }
+    }
+    Ok(Trained { bits: training.finish()?.model.bits(), metrics, calls: of_batches })
+}
+
+/// The first step also compares the sizes of gradients, and agrees on the names of metrics.
+#[test]
+fn step_is_one_exchange() {
+    let _stream = lock_random_stream();
+    let calls_of = |aggregation| {
+        on_ranks(false, 3, |context, calls| {
+            train(context, calls, (5, aggregation), |_, output| Some(output)).unwrap().calls
+        })
+    };
+    for calls in calls_of(1) {
+        assert_eq!(calls[0], ["all_gather", "sum_segments", "all_gather", "sum_f64"]);
+        assert_eq!(calls[1..], [["sum_segments"]; 7]);
+    }
+    // Only each second batch has a step.
+    for calls in calls_of(2) {
+        assert_eq!(calls[0], ["sum_f64", "all_gather", "sum_f64"]);
+        assert_eq!(calls[1], ["all_gather", "sum_segments"]);
+        for batches in calls[2..].chunks(2) {
+            assert_eq!(batches, [["sum_f64"], ["sum_segments"]]);
+        }
+    }
+}
+
+/// One rank has no output of batch 3, and metrics appear and disappear on single ranks.
+#[test]
+fn metrics_of_steps_are_exact() {
+    let _stream = lock_random_stream();
+    const LARGE: usize = (1 << 24) + 1;
+    let tenths = |rank: usize| 0.1 * (rank + 1) as f64;
+    for has_connections in [false, true] {
+        let ranks = on_ranks(has_connections, 3, |context, calls| {
+            let rank = context.distributed().rank();
+            let trained = train(context, calls, (5, 1), |batch, output| {
+                let output = output.metric("large", LARGE + rank, LARGE);
+                let output = output.metric("tenths", tenths(rank), 1);
+                let output = match (rank, batch) {
+                    (1, 2 | 5) => output.metric("late", -0.0, LARGE),
+                    (2, 6) => output.metric("nan", f64::NAN, 1),
+                    _ => output,
+                };
+                ((rank, batch) != (2, 3)).then_some(output)
+            });
+            trained.unwrap().metrics
+        });
+        for metrics in &ranks {
+            for (batch, metrics) in metrics.iter().enumerate() {
+                let num = if batch == 3 { 2 } else { 3 };
+                let bits = |name| {
+                    let found = metrics.sum_and_count(name);
+                    found.map(|(sum, count)| [sum.to_bits(), count.to_bits()])
+                };
+                let expected = |sum: f64, count: f64| Some([sum.to_bits(), count.to_bits()]);
+                let large = (num * LARGE + (0..num).sum::<usize>()) as f64;
+                assert_eq!(bits("large"), expected(large, (num * LARGE) as f64), "{batch}");
+                let in_rank_order = (1..num).fold(tenths(0), |sum, rank| sum + tenths(rank));
+                assert_eq!(bits("tenths"), expected(in_rank_order, num as f64), "{batch}");
+                let late = matches!(batch, 2 | 5)
+                    .then_some([(-0.0_f64).to_bits(), (LARGE as f64).to_bits()]);
+                assert_eq!(bits("late"), late, "{batch}");
+                let nan = metrics.sum_and_count("nan").map(|(sum, count)| (sum.is_nan(), count));
+                assert_eq!(nan, (batch == 6).then_some((true, 1.0)), "{batch}");
+                let (loss, count) = metrics.sum_and_count("loss").unwrap();
+                assert!(loss > 0.0 && count > 0.0 && count <= 18.0, "{batch}: {loss} {count}");
+            }
+        }
+    }
+}
+
+/// A layer of 5 outputs is summed by rank 0, one of 300 by the ring. With two ranks, both add in
+/// the same order as threads do.
+#[test]
+fn connected_ranks_train_like_threads() {
+    let _stream = lock_random_stream();
+    let trained = |has_connections, size, outputs| {
+        let ranks = on_ranks(has_connections, size, |context, calls| {
+            train(context, calls, (outputs, 1), |_, output| Some(output)).unwrap()
+        });
+        let ranks: Vec<_> = ranks.into_iter().map(|rank| (rank.bits, rank.metrics)).collect();
+        assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{size} ranks, {outputs}: they differ");
+        ranks.into_iter().next().unwrap()
+    };
+    for (size, outputs) in [(2, 5), (3, 5), (2, 300)] {
+        let (connected, threads) = (trained(true, size, outputs), trained(false, size, outputs));
+        assert!(connected == threads, "{size} ranks, {outputs} outputs");
+    }
+    assert!(trained(true, 3, 300) == trained(true, 3, 300), "runs differ");
+}
+
+#[test]
+fn ranks_at_different_steps_are_named() {
+    let _stream = lock_random_stream();
+    for has_connections in [false, true] {
+        let errors = on_ranks(has_connections, 2, |context, _| {
+            let part = ["weight", "bias"][context.distributed().rank()];
+            let adam = Optimizers::one(AdamConfig::new().init(), 0.01);
+            let fit = Fit::new(data("items").unwrap()).batch_size(9);
+            let model = Tiny::new(context.device());
+            let mut training = context.training(model, adam, fit).unwrap();
+            training.next().unwrap();
+            training.step(part, None).unwrap_err().to_string()
+        });
+        let expected = "rank 1 is at `step of parameters [1] of batch 0`, but this rank is at";
+        assert!(errors[0].contains(expected), "{errors:?}");
+        let expected = "rank 0 is at `step of parameters [0] of batch 0`, but this rank is at";
+        assert!(errors[1].contains(expected), "{errors:?}");
+    }
+}

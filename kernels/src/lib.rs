@@ -23,14 +23,15 @@
 //! An operator calls burn's operator in these cases: a backend other than Flex, a data type other
 //! than `f32`, gradient checkpointing, a mixture of tensors with and without autodiff, an option
 //! that its documentation excludes, or shapes that do not fit (burn then reports the error).
-//! `STOKER_KERNELS=off` turns all operators of this crate off.
+//! `STOKER_KERNELS=off` turns all operators of this crate off, and `STOKER_KERNELS=avx2` the use of
+//! AVX-512.
 //!
 //! # Invariants
 //!
 //! - **Results do not depend on the number of threads.** Sums run over a fixed number of chunks,
 //!   and are added in the order of the chunks.
-//! - **Equal bits on all x86-64 processors with FMA**, as far as matrix products of the crate
-//!   `gemm` have them. Loops are compiled for AVX2 as well, but with the same operations.
+//! - **Equal bits on all processors.** Loops and matrix products are compiled for AVX2, products
+//!   also for AVX-512, but with the same operations in the same order.
 //! - **NaN and infinity propagate as in PyTorch**, except in rows of attention without any
 //!   visible position, which are zero as in burn.
 

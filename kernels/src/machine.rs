@@ -1,145 +1,316 @@
-//! Calls that Rust cannot check: matrix products of the crate `gemm`, and loops compiled for AVX2.
-//! Decision record 0037 explains why they are sound.
+//! Code for the instruction sets of a processor. All unsafe code of this crate is in this file;
+//! decision records 0037 and 0039 explain why it is sound.
 
-#![expect(unsafe_code, reason = "gemm takes pointers, and AVX2 needs a check at run time")]
+#![expect(unsafe_code, reason = "vector instructions need a check at run time, and pointers")]
 
-/// Matrix that is read.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Matrix<'a> {
-    values: &'a [f32],
-    rows: usize,
-    columns: usize,
-    row_stride: usize,
-    column_stride: usize,
+mod matrix;
+mod product;
+
+use std::sync::OnceLock;
+
+pub(crate) use matrix::Matrix;
+pub(crate) use product::{Output, Threads, multiply};
+
+use crate::switch::{Switch, switch};
+
+/// Instruction set of a matrix product. All of them give equal bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Instructions {
+    /// All processors that the crate is compiled for.
+    Baseline,
+    /// AVX2 and FMA: vectors of 8 values.
+    Avx2,
+    /// AVX-512: vectors of 16 values.
+    Avx512,
 }
 
-impl<'a> Matrix<'a> {
-    /// Takes the first `rows * columns` values, row by row.
-    pub(crate) fn row_major(values: &'a [f32], rows: usize, columns: usize) -> Self {
-        Self::with_strides(values, [rows, columns], [columns, 1])
+impl Instructions {
+    /// Returns the fastest supported set that `STOKER_KERNELS` permits.
+    pub(crate) fn current() -> Self {
+        static CURRENT: OnceLock<Instructions> = OnceLock::new();
+        *CURRENT.get_or_init(|| match switch() {
+            Switch::On if Self::Avx512.is_supported() => Self::Avx512,
+            _ if Self::Avx2.is_supported() => Self::Avx2,
+            _ => Self::Baseline,
+        })
     }
 
-    /// Takes `values[row * strides[0] + column * strides[1]]` as elements.
+    /// Returns `true` if the processor has the instructions.
+    pub(crate) fn is_supported(self) -> bool {
+        match self {
+            Self::Baseline => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => is_x86_feature_detected!("avx512f"),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 | Self::Avx512 => false,
+        }
+    }
+
+    /// Returns the number of values in a vector.
+    pub(crate) fn lanes(self) -> usize {
+        match self {
+            Self::Baseline | Self::Avx2 => 8,
+            Self::Avx512 => 16,
+        }
+    }
+
+    /// Returns the numbers of rows that a tile may have, from the largest. The last is 1.
+    pub(crate) fn tile_rows(self) -> &'static [usize] {
+        match self {
+            Self::Baseline => &[4, 2, 1],
+            Self::Avx2 => &[6, 4, 2, 1],
+            Self::Avx512 => &[8, 4, 2, 1],
+        }
+    }
+}
+
+/// Returns `true` if the processor computes `a * b + c` in one instruction, as all products do.
+/// Otherwise burn's operators are faster.
+pub(crate) fn has_fma() -> bool {
+    !cfg!(target_arch = "x86_64") || Instructions::Avx2.is_supported()
+}
+
+/// Inputs of a tile, the part of a product that stays in registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileInput<'a> {
+    /// Value of row `r` and depth `p` at index `r * left_strides[0] + p * left_strides[1]`.
+    pub(crate) left: &'a [f32],
+    pub(crate) left_strides: [usize; 2],
+    /// Value of depth `p` and column `c` at index `p * right_stride + c`.
+    pub(crate) right: &'a [f32],
+    pub(crate) right_stride: usize,
+    /// Number of products in each sum. At least 1.
+    pub(crate) depth: usize,
+}
+
+impl TileInput<'_> {
+    /// Checks that a tile of this size reads only inside of the slices.
     ///
     /// # Panics
     ///
-    /// An element is outside of `values`.
-    pub(crate) fn with_strides(
-        values: &'a [f32],
-        [rows, columns]: [usize; 2],
-        [row_stride, column_stride]: [usize; 2],
-    ) -> Self {
-        let num = num_spanned([rows, columns], [row_stride, column_stride]);
-        assert!(num <= values.len(), "a matrix spans {num} of {} values", values.len());
-        Self { values, rows, columns, row_stride, column_stride }
-    }
-
-    pub(crate) fn transposed(self) -> Self {
-        Self {
-            rows: self.columns,
-            columns: self.rows,
-            row_stride: self.column_stride,
-            column_stride: self.row_stride,
-            ..self
-        }
+    /// It does not.
+    fn check(&self, rows: usize, columns: usize) {
+        let last = self.depth.checked_sub(1).expect("a tile has at least one product");
+        let [row_stride, depth_stride] = self.left_strides;
+        let end = (rows - 1).checked_mul(row_stride).zip(last.checked_mul(depth_stride));
+        let end = end.and_then(|(row, depth)| row.checked_add(depth));
+        assert!(end.is_some_and(|end| end < self.left.len()), "a tile exceeds its left matrix");
+        let end = last.checked_mul(self.right_stride).and_then(|end| end.checked_add(columns));
+        assert!(end.is_some_and(|end| end <= self.right.len()), "a tile exceeds its right matrix");
     }
 }
 
-/// Returns the number of values from the first to the last element.
-fn num_spanned(shape: [usize; 2], strides: [usize; 2]) -> usize {
-    if shape.contains(&0) {
-        return 0;
-    }
-    let last = |axis: usize| (shape[axis] - 1).checked_mul(strides[axis]);
-    let span =
-        last(0).zip(last(1)).and_then(|(row, column)| row.checked_add(column)?.checked_add(1));
-    span.expect("the last index of a matrix fits in usize")
+/// Change of an output by a sum of products.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Update {
+    /// Factor of the sum.
+    pub(crate) scale: f32,
+    /// Adds to the earlier value instead of replacing it.
+    pub(crate) adds: bool,
 }
 
-/// Effect of a product on the earlier values of its output.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Output {
-    Replace,
-    Add,
-}
-
-/// Threads that compute one product.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Threads {
-    /// The calling thread. For products within a parallel loop.
-    One,
-    /// All threads of the pool if the product is large.
-    All,
-}
-
-/// Multiplications of a product from which several threads are faster than one.
-const PARALLEL_MIN: usize = 128 * 128 * 64;
-
-/// Computes `scale * left * right` into the row-major matrix `out`.
+/// Updates `rows[..][column..]` by a tile with `vectors` vectors per row, 1 or 2.
 ///
-/// # Shapes
-///
-/// `left` `[m, k]`, `right` `[k, n]`, `out` `[m, n]`.
+/// Each sum starts at 0 and adds its products in the order of the depth, rounding once per
+/// product. So its bits depend neither on the instructions nor on the size of the tile.
 ///
 /// # Panics
 ///
-/// The shapes do not match.
-pub(crate) fn multiply(
-    out: &mut [f32],
-    output: Output,
-    scale: f32,
-    left: Matrix<'_>,
-    right: Matrix<'_>,
-    threads: Threads,
+/// The number of rows or vectors is not supported, a slice is too short, or the processor lacks the
+/// instructions.
+#[allow(unused_unsafe, reason = "the baseline needs no special instructions")]
+pub(crate) fn update_tile(
+    instructions: Instructions,
+    vectors: usize,
+    input: &TileInput<'_>,
+    update: Update,
+    rows: &mut [&mut [f32]],
+    column: usize,
 ) {
-    let (m, k, n) = (left.rows, left.columns, right.columns);
-    assert_eq!(k, right.rows, "the inner dimensions of a product differ");
-    assert_eq!(Some(out.len()), m.checked_mul(n), "the output has another size");
-    if out.is_empty() {
-        return;
+    assert!(instructions.is_supported(), "the processor lacks {instructions:?}");
+    macro_rules! call {
+        ($tile:ident, $($num:literal)*) => {
+            match (rows.len(), vectors) {
+                $(
+                    // SAFETY: the processor has the instructions, by the assertion above.
+                    ($num, 1) => unsafe { $tile::<$num, 1>(input, update, rows, column) },
+                    // SAFETY: see above.
+                    ($num, 2) => unsafe { $tile::<$num, 2>(input, update, rows, column) },
+                )*
+                (rows, _) => panic!("no tile of {rows} rows and {vectors} vectors"),
+            }
+        };
     }
-    if k == 0 {
-        if output == Output::Replace {
-            out.fill(0.0);
+    match instructions {
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx512 => call!(tile_avx512, 8 4 2 1),
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx2 => call!(tile_avx2, 6 4 2 1),
+        _ => call!(tile_baseline, 4 2 1),
+    }
+}
+
+/// Defines a tile of `R` rows and `V` vectors per row.
+#[cfg(target_arch = "x86_64")]
+macro_rules! tile {
+    (
+        $name:ident, $features:literal, $lanes:literal,
+        $splat:ident, $load:ident, $store:ident, $multiply:ident, $multiply_add:ident
+    ) => {
+        #[target_feature(enable = $features)]
+        fn $name<const R: usize, const V: usize>(
+            input: &TileInput<'_>,
+            update: Update,
+            rows: &mut [&mut [f32]],
+            column: usize,
+        ) {
+            use std::arch::x86_64::{$load, $multiply, $multiply_add, $splat, $store};
+
+            input.check(R, V * $lanes);
+            let (left, right) = (input.left.as_ptr(), input.right.as_ptr());
+            let [row_stride, depth_stride] = input.left_strides;
+            let mut sums = [[$splat(0.0); V]; R];
+            for depth in 0..input.depth {
+                let mut vectors = [$splat(0.0); V];
+                for (vector, value) in vectors.iter_mut().enumerate() {
+                    let index = depth * input.right_stride + vector * $lanes;
+                    // SAFETY: `check` has asserted that V vectors at each depth are inside.
+                    *value = unsafe { $load(right.add(index)) };
+                }
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let index = row * row_stride + depth * depth_stride;
+                    // SAFETY: `check` has asserted that R rows at each depth are inside.
+                    let value = $splat(unsafe { *left.add(index) });
+                    for (sum, vector) in sums.iter_mut().zip(&vectors) {
+                        *sum = $multiply_add(value, *vector, *sum);
+                    }
+                }
+            }
+            let scale = $splat(update.scale);
+            for (sums, row) in sums.iter().zip(rows) {
+                let values = row[column..column + V * $lanes].chunks_exact_mut($lanes);
+                for (sum, values) in sums.iter().zip(values) {
+                    let value = if update.adds {
+                        // SAFETY: a chunk has as many values as a vector.
+                        $multiply_add(*sum, scale, unsafe { $load(values.as_ptr()) })
+                    } else {
+                        $multiply(*sum, scale)
+                    };
+                    // SAFETY: as above, and the chunk is borrowed mutably.
+                    unsafe { $store(values.as_mut_ptr(), value) };
+                }
+            }
         }
-        return;
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+tile!(
+    tile_avx2,
+    "avx2,fma",
+    8,
+    _mm256_set1_ps,
+    _mm256_loadu_ps,
+    _mm256_storeu_ps,
+    _mm256_mul_ps,
+    _mm256_fmadd_ps
+);
+
+#[cfg(target_arch = "x86_64")]
+tile!(
+    tile_avx512,
+    "avx512f",
+    16,
+    _mm512_set1_ps,
+    _mm512_loadu_ps,
+    _mm512_storeu_ps,
+    _mm512_mul_ps,
+    _mm512_fmadd_ps
+);
+
+/// Same as the tiles above, for all processors.
+fn tile_baseline<const R: usize, const V: usize>(
+    input: &TileInput<'_>,
+    update: Update,
+    rows: &mut [&mut [f32]],
+    column: usize,
+) {
+    const LANES: usize = 8;
+    input.check(R, V * LANES);
+    let [row_stride, depth_stride] = input.left_strides;
+    let mut sums = [[[0.0_f32; LANES]; V]; R];
+    for depth in 0..input.depth {
+        let vectors = input.right[depth * input.right_stride..][..V * LANES].as_chunks::<LANES>().0;
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let value = input.left[row * row_stride + depth * depth_stride];
+            for (sums, vector) in sums.iter_mut().zip(vectors) {
+                for (sum, right) in sums.iter_mut().zip(vector) {
+                    *sum = value.mul_add(*right, *sum);
+                }
+            }
+        }
     }
-    let is_parallel = threads == Threads::All
-        && m.saturating_mul(n).saturating_mul(k) > PARALLEL_MIN
-        && rayon::current_num_threads() > 1;
-    let parallelism =
-        if is_parallel { gemm::Parallelism::Rayon(0) } else { gemm::Parallelism::None };
-    // Strides fit: slices have at most isize::MAX bytes. A stride that no element uses (of an
-    // axis of size 1) may be larger, and its wrapped value is not used either.
-    let stride = |stride: usize| stride as isize;
-    // SAFETY: gemm reads left[i, p] and right[p, j] and writes out[i, j] for i < m, p < k, j < n.
-    // All elements of `left` and `right` are within their slices, which `with_strides` has
-    // asserted, and `transposed` keeps the set of elements. The m * n elements of `out` with
-    // strides n and 1 are exactly its slice, by the assertion above. The borrows last for the
-    // call, and `out` is borrowed mutably, so it overlaps neither input.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            out.as_mut_ptr(),
-            1,
-            stride(n),
-            output == Output::Add,
-            left.values.as_ptr(),
-            stride(left.column_stride),
-            stride(left.row_stride),
-            right.values.as_ptr(),
-            stride(right.column_stride),
-            stride(right.row_stride),
-            1.0,
-            scale,
-            false,
-            false,
-            false,
-            parallelism,
-        );
+    for (sums, row) in sums.iter().zip(rows) {
+        for (sum, value) in sums.as_flattened().iter().zip(&mut row[column..column + V * LANES]) {
+            *value =
+                if update.adds { sum.mul_add(update.scale, *value) } else { sum * update.scale };
+        }
     }
+}
+
+/// Number of rows and columns that [`transpose`] swaps.
+pub(crate) const SQUARE: usize = 8;
+
+/// Returns the columns of a square as rows.
+#[inline]
+pub(crate) fn transpose(square: &[[f32; SQUARE]; SQUARE]) -> [[f32; SQUARE]; SQUARE] {
+    #[cfg(target_arch = "x86_64")]
+    if Instructions::Avx2.is_supported() {
+        // SAFETY: the processor has the feature that the function is compiled for.
+        return unsafe { transpose_avx2(square) };
+    }
+    std::array::from_fn(|row| std::array::from_fn(|column| square[column][row]))
+}
+
+/// Swaps single values, then pairs, then halves of the rows.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn transpose_avx2(square: &[[f32; SQUARE]; SQUARE]) -> [[f32; SQUARE]; SQUARE] {
+    use std::arch::x86_64::{
+        _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_setzero_ps, _mm256_shuffle_ps,
+        _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    };
+
+    let mut rows = [_mm256_setzero_ps(); SQUARE];
+    for (row, values) in rows.iter_mut().zip(square) {
+        // SAFETY: an array of 8 values is as long as a vector.
+        *row = unsafe { _mm256_loadu_ps(values.as_ptr()) };
+    }
+    let mut pairs = rows;
+    for row in [0, 2, 4, 6] {
+        pairs[row] = _mm256_unpacklo_ps(rows[row], rows[row + 1]);
+        pairs[row + 1] = _mm256_unpackhi_ps(rows[row], rows[row + 1]);
+    }
+    let mut halves = pairs;
+    for row in [0, 4] {
+        halves[row] = _mm256_shuffle_ps::<0b01_00_01_00>(pairs[row], pairs[row + 2]);
+        halves[row + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(pairs[row], pairs[row + 2]);
+        halves[row + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(pairs[row + 1], pairs[row + 3]);
+        halves[row + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(pairs[row + 1], pairs[row + 3]);
+    }
+    let mut out = [[0.0; SQUARE]; SQUARE];
+    for row in 0..SQUARE / 2 {
+        let low = _mm256_permute2f128_ps::<0x20>(halves[row], halves[row + 4]);
+        let high = _mm256_permute2f128_ps::<0x31>(halves[row], halves[row + 4]);
+        // SAFETY: as above, and both arrays are borrowed mutably.
+        unsafe {
+            _mm256_storeu_ps(out[row].as_mut_ptr(), low);
+            _mm256_storeu_ps(out[row + 4].as_mut_ptr(), high);
+        }
+    }
+    out
 }
 
 /// Runs `work`, compiled for AVX2 and FMA if the processor has both.
@@ -149,7 +320,7 @@ pub(crate) fn multiply(
 #[inline]
 pub(crate) fn vectorize<R>(work: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+    if Instructions::Avx2.is_supported() {
         // SAFETY: the processor has the two features that the function is compiled for.
         return unsafe { with_avx2(work) };
     }
@@ -160,55 +331,4 @@ pub(crate) fn vectorize<R>(work: impl FnOnce() -> R) -> R {
 #[target_feature(enable = "avx2,fma")]
 fn with_avx2<R>(work: impl FnOnce() -> R) -> R {
     work()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Sum of products in f64, element by element.
-    fn expected(left: Matrix<'_>, right: Matrix<'_>) -> Vec<f64> {
-        let at = |matrix: Matrix<'_>, row: usize, column: usize| {
-            f64::from(matrix.values[row * matrix.row_stride + column * matrix.column_stride])
-        };
-        let mut out = vec![];
-        for row in 0..left.rows {
-            for column in 0..right.columns {
-                let terms = (0..left.columns).map(|k| at(left, row, k) * at(right, k, column));
-                out.push(terms.sum());
-            }
-        }
-        out
-    }
-
-    fn check(left: Matrix<'_>, right: Matrix<'_>) {
-        let expected = expected(left, right);
-        for (output, start) in [(Output::Replace, 0.0), (Output::Add, 3.0)] {
-            let mut out = vec![3.0; expected.len()];
-            multiply(&mut out, output, 0.5, left, right, Threads::All);
-            for (value, expected) in out.iter().zip(&expected) {
-                let error = (f64::from(*value) - (start + 0.5 * expected)).abs();
-                assert!(error < 1e-4, "{value} instead of {start} + half of {expected}");
-            }
-        }
-    }
-
-    #[test]
-    fn product_supports_strides_and_empty_shapes() {
-        let values: Vec<f32> = (0..200).map(|value| (value * 37 % 23) as f32 / 23.0).collect();
-        let row_major = |rows, columns| Matrix::row_major(&values, rows, columns);
-        check(row_major(3, 5), row_major(5, 7));
-        check(row_major(5, 3).transposed(), row_major(7, 5).transposed());
-        check(Matrix::with_strides(&values, [4, 3], [20, 2]), row_major(3, 2));
-        check(Matrix::with_strides(&values, [4, 3], [0, 1]), row_major(3, 2));
-        for [m, k, n] in [[0, 3, 2], [3, 0, 2], [3, 2, 0], [1, 1, 1]] {
-            check(row_major(m, k), row_major(k, n));
-        }
-    }
-
-    #[test]
-    #[should_panic(expected = "a matrix spans 7 of 6 values")]
-    fn elements_outside_of_values_are_refused() {
-        let _ = Matrix::with_strides(&[0.0; 6], [2, 3], [4, 1]);
-    }
 }

@@ -44,6 +44,7 @@ mod layer_norm;
 mod linear;
 mod machine;
 mod modules;
+mod optim;
 mod pool;
 mod softmax;
 mod switch;
@@ -53,6 +54,8 @@ mod window;
 
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod training;
 
 pub use crate::attention::attention;
 pub use crate::conv::conv2d;
@@ -62,6 +65,7 @@ pub use crate::linear::{Activation, linear};
 pub use crate::modules::{
     AvgPool2dExt, Conv2dExt, CrossEntropyLossExt, LayerNormExt, LinearExt, MaxPool2dExt,
 };
+pub use crate::optim::{FusedAdam, FusedAdamW, FusedSgd, OptimizerConfigExt};
 pub use crate::pool::{avg_pool2d, max_pool2d};
 pub use crate::softmax::{log_softmax, softmax};
 pub use crate::switch::is_enabled;

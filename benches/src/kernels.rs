@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use burn::nn::DropoutConfig;
 use burn::nn::loss::CrossEntropyLoss;
 use burn::prelude::*;
 use burn::tensor::ops::{AttentionModuleOptions, AvgPoolOptions, ConvOptions, MaxPoolOptions};
@@ -107,6 +108,9 @@ fn operators() -> Vec<Operator> {
         attention(),
         conv2d("conv2d 1 to 16, CNN", [64, 1, 28, 28], 16),
         conv2d("conv2d 16 to 32, CNN", [64, 16, 14, 14], 32),
+        attention_with_dropout(),
+        embedding(),
+        batch_norm(),
     ];
     operators.extend(pools());
     operators
@@ -200,6 +204,60 @@ fn attention() -> Operator {
         burns: Box::new(move || {
             let [query, key, value] = inputs.clone();
             module::attention(query, key, value, None, None, options).sum()
+        }),
+    }
+}
+
+/// burn's attention has no dropout: its modules compose both from other operators.
+fn attention_with_dropout() -> Operator {
+    const DROPOUT: f64 = 0.1;
+    let shape = [16, 4, 64, 32];
+    let inputs = [input(shape), input(shape), input(shape)];
+    let ours = inputs.clone();
+    let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
+    let hidden = Tensor::<2, Bool>::tril_mask([64, 64], 0, &device()).unsqueeze::<4>();
+    let dropout = DropoutConfig::new(DROPOUT).init();
+    Operator {
+        name: "attention with dropout, GPT",
+        ours: Box::new(move || {
+            let [query, key, value] = ours.clone();
+            stoker_kernels::attention_with_dropout(query, key, value, None, options, DROPOUT).sum()
+        }),
+        burns: Box::new(move || {
+            let [query, key, value] = inputs.clone();
+            let scores = query.matmul(key.swap_dims(2, 3)).div_scalar(32_f32.sqrt());
+            let scores = scores.mask_fill(hidden.clone().expand([16, 4, 64, 64]), -1e4);
+            dropout.forward(activation::softmax(scores, 3)).matmul(value).sum()
+        }),
+    }
+}
+
+fn embedding() -> Operator {
+    let (weight, indices) = (input([65, 128]), Tensor::<1, Int>::arange(0..1024, &device()) % 65);
+    let indices = indices.reshape([16, 64]);
+    let inputs = (weight.clone(), indices.clone());
+    Operator {
+        name: "embedding, GPT",
+        ours: Box::new(move || {
+            let (weight, indices) = inputs.clone();
+            stoker_kernels::embedding(weight, indices).sum()
+        }),
+        burns: Box::new(move || module::embedding(weight.clone(), indices.clone()).sum()),
+    }
+}
+
+fn batch_norm() -> Operator {
+    let (x, gamma, beta) = (input([64, 16, 28, 28]), input([16]), input([16]));
+    let inputs = (x.clone(), gamma.clone(), beta.clone());
+    Operator {
+        name: "batch norm, 16 channels of 28 x 28",
+        ours: Box::new(move || {
+            let (x, gamma, beta) = inputs.clone();
+            stoker_kernels::batch_norm_train(x, gamma, beta, 1e-5).output.sum()
+        }),
+        burns: Box::new(move || {
+            let (x, gamma, beta) = (x.clone(), gamma.clone(), beta.clone());
+            module::batch_norm_train(x, gamma, beta, 1e-5).output.sum()
         }),
     }
 }

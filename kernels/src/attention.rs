@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Bool, Tensor, module};
+use burn::tensor::{Bool, Distribution, Tensor, activation, module};
 
 use crate::array::{Array, Strided};
 use crate::chunks::{chunk_rows, map_chunks};
+use crate::dropout::Dropout;
 use crate::machine::{Matrix, Output, Threads, multiply, vectorize};
 use crate::softmax::{softmax_row, softmax_row_gradient};
 use crate::tape::{Gradient, Operand, booleans, record, share_tape};
@@ -33,10 +34,76 @@ pub fn attention(
     options: AttentionModuleOptions,
 ) -> Tensor<4> {
     let fused = match &attn_bias {
-        None => fused(&query, &key, &value, mask.as_ref(), &options),
+        None => fused(&query, &key, &value, mask.as_ref(), &options, None),
         Some(_) => None,
     };
     fused.unwrap_or_else(|| module::attention(query, key, value, mask, attn_bias, options))
+}
+
+/// Returns [`attention`](attention()) with dropout, for training: each probability becomes 0 with
+/// probability `dropout`, and is divided by `1 - dropout` otherwise.
+///
+/// The random numbers of the device give one seed for each call. With equal seeds, outputs are
+/// bit-identical with any number of threads. burn's operators sample other numbers. Without
+/// fusion, burn's operators compute the same distribution.
+///
+/// # Panics
+///
+/// `dropout` is not in [0, 1).
+pub fn attention_with_dropout(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: Option<Tensor<4, Bool>>,
+    options: AttentionModuleOptions,
+    dropout: f64,
+) -> Tensor<4> {
+    if dropout == 0.0 {
+        return attention(query, key, value, mask, None, options);
+    }
+    let factors = Dropout::new(dropout, &query.device());
+    fused(&query, &key, &value, mask.as_ref(), &options, Some(factors))
+        .unwrap_or_else(|| composed(query, key, value, mask, options, dropout))
+}
+
+/// Attention with dropout from burn's operators, whose attention has no dropout.
+fn composed(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: Option<Tensor<4, Bool>>,
+    options: AttentionModuleOptions,
+    dropout: f64,
+) -> Tensor<4> {
+    let [batch, heads, len_query, d_head] = query.dims();
+    let len_key = key.dims()[2];
+    let device = query.device();
+    let scale = options.scale.unwrap_or_else(|| 1.0 / (d_head as f64).sqrt());
+    let mut scores = query.matmul(key.swap_dims(2, 3)) * scale;
+    if let Some(softcap) = options.softcap {
+        scores = (scores / softcap).tanh() * softcap;
+    }
+    let shape = [batch, heads, len_query, len_key];
+    let future = options.is_causal.then(|| {
+        let offset = len_key as i64 - len_query as i64;
+        let future = Tensor::<2, Bool>::tril_mask([len_query, len_key], offset, &device);
+        future.unsqueeze::<4>().expand(shape)
+    });
+    let mask = mask.map(|mask| mask.expand(shape));
+    let hidden = match (mask, future) {
+        (Some(mask), Some(future)) => Some(mask.bool_or(future)),
+        (mask, future) => mask.or(future),
+    };
+    if let Some(hidden) = &hidden {
+        scores = scores.mask_fill(hidden.clone(), f32::MIN);
+    }
+    let mut probabilities = activation::softmax(scores, 3);
+    // A query without visible keys gives zeros.
+    if let Some(hidden) = hidden {
+        probabilities = probabilities.mask_fill(hidden, 0.0);
+    }
+    let kept = probabilities.random_like(Distribution::Bernoulli(1.0 - dropout));
+    (probabilities * kept / (1.0 - dropout)).matmul(value)
 }
 
 fn fused(
@@ -45,6 +112,7 @@ fn fused(
     value: &Tensor<4>,
     mask: Option<&Tensor<4, Bool>>,
     options: &AttentionModuleOptions,
+    dropout: Option<Dropout>,
 ) -> Option<Tensor<4>> {
     let [batch, heads, len_query, d_head] = query.dims();
     let [_, _, len_key, d_value] = value.dims();
@@ -72,6 +140,7 @@ fn fused(
         len: [len_query, len_key],
         depth: [d_head, d_value],
         scale: scale as f32,
+        dropout,
     };
     let visible = Visible { is_causal: options.is_causal, mask };
     let is_tracked = operands.iter().any(Operand::is_tracked);
@@ -135,6 +204,8 @@ struct Heads {
     /// Sizes of a query or key, and of a value.
     depth: [usize; 2],
     scale: f32,
+    /// Applied to the probabilities.
+    dropout: Option<Dropout>,
 }
 
 impl Heads {
@@ -169,18 +240,42 @@ impl Heads {
         map_chunks(self.num_products(), parts.collect(), |(first, output, kept)| {
             let (output, kept): (&mut [f32], &mut [f32]) = (output, kept);
             let mut scratch = vec![0.0; if is_tracked { 0 } else { num_scores }];
+            let mut dropped = vec![];
             for (index, output) in output.chunks_exact_mut(num_out).enumerate() {
                 let scores = match is_tracked {
                     true => &mut kept[index * num_scores..][..num_scores],
                     false => &mut scratch[..],
                 };
                 self.head_probabilities(self.index(first + index), visible, scores);
+                let scores = self.drop_some(first + index, scores, &mut dropped);
                 let scores = Matrix::row_major(scores, len_query, len_key);
                 let value = self.value.matrix(&self.index(first + index));
                 multiply(output, Output::Replace, 1.0, scores, value, Threads::One);
             }
         });
         (output, kept)
+    }
+
+    /// Returns the probabilities of a head after the dropout. `dropped` is scratch space.
+    fn drop_some<'a>(&self, head: usize, p: &'a [f32], dropped: &'a mut Vec<f32>) -> &'a [f32] {
+        let Some(dropout) = self.dropout else { return p };
+        dropped.clear();
+        dropped.extend_from_slice(p);
+        self.apply_dropout(dropout, head, dropped);
+        dropped
+    }
+
+    /// Multiplies values of the shape of a head's probabilities by the factors of the dropout.
+    fn apply_dropout(&self, dropout: Dropout, head: usize, values: &mut [f32]) {
+        let [len_query, len_key] = self.len;
+        vectorize(
+            #[inline(always)]
+            || {
+                for (query, row) in values.chunks_exact_mut(len_key).enumerate() {
+                    dropout.apply(head * len_query + query, row);
+                }
+            },
+        );
     }
 
     /// Writes the probabilities of one head.
@@ -213,8 +308,9 @@ struct AttentionGradient {
 }
 
 impl Gradient for AttentionGradient {
-    /// With the probabilities `p`: `dvalue = p^T * dy`, `dp = dy * value^T`, `ds` the gradient of
-    /// the softmax, `dquery = scale * ds * key`, `dkey = scale * ds^T * query`.
+    /// With the probabilities `p` and the factors `f` of the dropout: `dvalue = (p f)^T * dy`,
+    /// `dp = (dy * value^T) f`, `ds` the gradient of the softmax, `dquery = scale * ds * key`,
+    /// `dkey = scale * ds^T * query`.
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
         let Heads { num: [batch, num_heads], len: [len_query, len_key], .. } = self.heads;
         let [d_head, d_value] = self.heads.depth;
@@ -254,6 +350,7 @@ impl AttentionGradient {
         let (num_scores, num_out) = (len_query * len_key, len_query * d_value);
         let num_heads = chunk_rows(self.heads.num_heads()).min(self.heads.num_heads() - first);
         let mut scores = vec![0.0; num_scores];
+        let mut dropped = vec![];
         for head in 0..num_heads {
             let index = self.heads.index(first + head);
             let [dquery, dkey, dvalue] = [
@@ -264,10 +361,14 @@ impl AttentionGradient {
             let dy = &dy[(first + head) * num_out..][..num_out];
             let dy = Matrix::row_major(dy, len_query, d_value);
             let values = &self.probabilities[(first + head) * num_scores..][..num_scores];
-            let p = Matrix::row_major(values, len_query, len_key);
+            let p = self.heads.drop_some(first + head, values, &mut dropped);
+            let p = Matrix::row_major(p, len_query, len_key);
             multiply(dvalue, Output::Replace, 1.0, p.transposed(), dy, Threads::One);
             let value = self.heads.value.matrix(&index).transposed();
             multiply(&mut scores, Output::Replace, 1.0, dy, value, Threads::One);
+            if let Some(dropout) = self.heads.dropout {
+                self.heads.apply_dropout(dropout, first + head, &mut scores);
+            }
             vectorize(
                 #[inline(always)]
                 || {
@@ -361,10 +462,19 @@ mod tests {
     }
 
     fn ours(sizes: Sizes, masking: Masking) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+        ours_with(sizes, masking, None)
+    }
+
+    fn ours_with(
+        sizes: Sizes,
+        masking: Masking,
+        dropout: Option<Dropout>,
+    ) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
         move |inputs: &[Tensor<1>]| {
             let [query, key, value] = shaped(sizes, inputs);
             let mask = mask(masking, sizes);
-            flat(fused(&query, &key, &value, mask.as_ref(), &options(masking)).unwrap())
+            let options = options(masking);
+            flat(fused(&query, &key, &value, mask.as_ref(), &options, dropout).unwrap())
         }
     }
 
@@ -385,17 +495,26 @@ mod tests {
 
     #[test]
     fn gradients_match_finite_differences() {
-        for masking in MASKINGS {
-            for sizes in [[1, 2, 3, 3, 2, 2], [1, 1, 2, 4, 3, 2]] {
-                let reference = |inputs: &[Vec<f64>]| reference(sizes, masking, inputs);
-                let name = format!("{masking:?}, {sizes:?}");
-                assert_gradients(&name, &case(sizes), &ours(sizes, masking), &reference);
+        for dropout in [None, Some(Dropout::with_seed(0.4, 3))] {
+            for masking in MASKINGS {
+                for sizes in [[1, 2, 3, 3, 2, 2], [1, 1, 2, 4, 3, 2]] {
+                    let reference =
+                        |inputs: &[Vec<f64>]| reference(sizes, masking, dropout, inputs);
+                    let name = format!("{masking:?}, {sizes:?}, {dropout:?}");
+                    let ours = ours_with(sizes, masking, dropout);
+                    assert_gradients(&name, &case(sizes), &ours, &reference);
+                }
             }
         }
     }
 
     /// Attention by its definition.
-    fn reference(sizes: Sizes, masking: Masking, inputs: &[Vec<f64>]) -> Vec<f64> {
+    fn reference(
+        sizes: Sizes,
+        masking: Masking,
+        dropout: Option<Dropout>,
+        inputs: &[Vec<f64>],
+    ) -> Vec<f64> {
         let [batch, heads, len_query, len_key, d_head, d_value] = sizes;
         let mut out = vec![];
         for index in 0..batch * heads * len_query {
@@ -411,9 +530,14 @@ mod tests {
             };
             let weights: Vec<f64> = (0..len_key).map(exponential).collect();
             let sum = weights.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+            let mut factors = vec![1.0_f32; len_key];
+            if let Some(dropout) = dropout {
+                dropout.apply(index, &mut factors);
+            }
+            let weight = |key: usize| weights[key] / sum * f64::from(factors[key]);
             for column in 0..d_value {
                 let value = |key| inputs[2][(head * len_key + key) * d_value + column];
-                out.push((0..len_key).map(|key| weights[key] / sum * value(key)).sum());
+                out.push((0..len_key).map(|key| weight(key) * value(key)).sum());
             }
         }
         out
@@ -422,7 +546,10 @@ mod tests {
     #[test]
     fn threads_do_not_change_bits() {
         let sizes = [3, 7, 33, 33, 16, 16];
-        assert_same_on_threads(&case(sizes), &ours(sizes, Masking::Causal));
+        for dropout in [None, Some(Dropout::with_seed(0.1, 3))] {
+            let ours = ours_with(sizes, Masking::Causal, dropout);
+            assert_same_on_threads(&case(sizes), &ours);
+        }
     }
 
     #[test]
@@ -438,16 +565,59 @@ mod tests {
     fn untracked_inputs_give_equal_bits() {
         let sizes = [2, 3, 5, 5, 4, 4];
         let case = case(sizes);
-        let tracked = run(&case, &ours(sizes, Masking::Causal)).output;
-        let plain = ours(sizes, Masking::Causal)(&case.tensors(&device()));
-        assert_eq!(plain.into_data().try_to_vec::<f32>().unwrap(), tracked);
+        for dropout in [None, Some(Dropout::with_seed(0.1, 3))] {
+            let ours = ours_with(sizes, Masking::Causal, dropout);
+            let tracked = run(&case, &ours).output;
+            let plain = ours(&case.tensors(&device()));
+            assert_eq!(plain.into_data().try_to_vec::<f32>().unwrap(), tracked);
+        }
+    }
+
+    /// Values of 1 give the sum of the kept probabilities, whose mean is 1.
+    #[test]
+    fn composed_and_fused_dropout_have_equal_means() {
+        let device = device().autodiff();
+        let (query, key) =
+            (Tensor::zeros([20, 5, 10, 2], &device), Tensor::zeros([20, 5, 10, 2], &device));
+        let value = Tensor::<4>::ones([20, 5, 10, 1], &device);
+        let options = options(Masking::Causal);
+        let fused =
+            attention_with_dropout(query.clone(), key.clone(), value.clone(), None, options, 0.2);
+        let composed = composed(query, key, value, None, options, 0.2);
+        for (name, y) in [("fused", fused), ("composed", composed)] {
+            let y: Vec<f32> = y.into_data().try_to_vec().unwrap();
+            let mean = y.iter().sum::<f32>() / y.len() as f32;
+            assert!((mean - 1.0).abs() < 0.05, "{name}: {mean}");
+            // The first query sees one key, which is dropped or kept.
+            let is_first = |y: &f32| *y == 0.0 || (y - 1.25).abs() < 1e-6;
+            assert!(y.iter().step_by(10).all(is_first), "{name}");
+        }
+    }
+
+    /// `f32::MIN` hides positions, and the dropout of the smallest probability keeps all.
+    #[test]
+    fn composed_attention_matches_burn() {
+        let sizes = [2, 3, 5, 7, 4, 4];
+        for masking in MASKINGS {
+            let composed = |inputs: &[Tensor<1>]| {
+                let [query, key, value] = shaped(sizes, inputs);
+                let mask = mask(masking, sizes);
+                flat(composed(query, key, value, mask, options(masking), f64::MIN_POSITIVE))
+            };
+            let burns = |inputs: &[Tensor<1>]| {
+                let [query, key, value] = shaped(sizes, inputs);
+                let mask = mask(masking, sizes);
+                flat(module::attention(query, key, value, mask, None, options(masking)))
+            };
+            assert_matches_burn(&format!("{masking:?}"), &case(sizes), &composed, &burns);
+        }
     }
 
     #[test]
     fn softcap_and_bias_use_operator_of_burn() {
         let tensor = || Tensor::<4>::ones([1, 1, 2, 2], &device());
         let options = AttentionModuleOptions { softcap: Some(1.0), ..options(Masking::None) };
-        assert!(fused(&tensor(), &tensor(), &tensor(), None, &options).is_none());
+        assert!(fused(&tensor(), &tensor(), &tensor(), None, &options, None).is_none());
         let bias = Some(tensor());
         let y = attention(tensor(), tensor(), tensor(), None, bias, options);
         assert_eq!(y.dims(), [1, 1, 2, 2]);

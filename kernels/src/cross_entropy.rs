@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::nn::loss::CrossEntropyLoss;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Bool, Int, Tensor, activation};
 
 use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
@@ -25,13 +25,96 @@ pub fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
 ) -> Tensor<1> {
-    fused(loss, &logits, &targets).unwrap_or_else(|| loss.forward(logits, targets))
+    fused(loss, &logits, &targets, Reduction::Mean).unwrap_or_else(|| loss.forward(logits, targets))
+}
+
+/// Returns the cross-entropy of each sample, with the options of `loss`.
+///
+/// Class weights multiply the losses. Samples of a padding class have loss 0. The same options
+/// are fused as in [`cross_entropy`](cross_entropy()).
+///
+/// # Shapes
+///
+/// `logits` `[batch, classes]`, `targets` and result `[batch]`.
+pub fn cross_entropy_of_samples(
+    loss: &CrossEntropyLoss,
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+) -> Tensor<1> {
+    fused(loss, &logits, &targets, Reduction::None)
+        .unwrap_or_else(|| composed(loss, logits, targets))
+}
+
+/// Returns the mean cross-entropy, weighted by `sample_weights`.
+///
+/// This is `sum(s * l) / sum(s * w)` with the weights `s` of the samples, the weights `w` of
+/// their targets, and the losses `l` of [`cross_entropy_of_samples`]. Samples of a padding class
+/// do not count. The weights of samples may have a gradient.
+///
+/// # Shapes
+///
+/// `logits` `[batch, classes]`, `targets` and `sample_weights` `[batch]`, result `[1]`.
+pub fn weighted_cross_entropy(
+    loss: &CrossEntropyLoss,
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    sample_weights: Tensor<1>,
+) -> Tensor<1> {
+    let mut normalizer = sample_weights.clone();
+    if let Some(weights) = &loss.weights {
+        normalizer = normalizer * weights.clone().gather(0, targets.clone());
+    }
+    if let Some(is_padding) = is_padding(loss, &targets) {
+        normalizer = normalizer.mask_fill(is_padding, 0.0);
+    }
+    let losses = cross_entropy_of_samples(loss, logits, targets);
+    (losses * sample_weights).sum() / normalizer.sum()
+}
+
+/// Cross-entropy of each sample from burn's operators, whose loss returns only the mean.
+fn composed(loss: &CrossEntropyLoss, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    let log_probabilities = match loss.logits {
+        true => activation::log_softmax(logits, 1),
+        // The same limit as in burn's loss.
+        false => logits.clamp_min(f64::from(f32::MIN_POSITIVE).sqrt()).log(),
+    };
+    let [_, classes] = log_probabilities.dims();
+    let weighted = match &loss.weights {
+        Some(weights) => log_probabilities * weights.clone().unsqueeze(),
+        None => log_probabilities,
+    };
+    let smoothing = f64::from(loss.smoothing.unwrap_or(0.0));
+    let on_target = weighted.clone().gather(1, targets.clone().unsqueeze_dim(1));
+    let mut losses = on_target.squeeze_dim::<1>(1) * (smoothing - 1.0);
+    if smoothing > 0.0 {
+        losses = losses - weighted.sum_dim(1).squeeze_dim::<1>(1) * (smoothing / classes as f64);
+    }
+    match is_padding(loss, &targets) {
+        Some(is_padding) => losses.mask_fill(is_padding, 0.0),
+        None => losses,
+    }
+}
+
+/// Returns the samples whose target is a padding class. `None` without such classes.
+fn is_padding(loss: &CrossEntropyLoss, targets: &Tensor<1, Int>) -> Option<Tensor<1, Bool>> {
+    let classes = loss.pad_tokens.iter().flatten();
+    let masks = classes.map(|class| targets.clone().equal_scalar(*class as i64));
+    masks.reduce(Tensor::bool_or)
+}
+
+/// Form of the result.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reduction {
+    /// One loss per sample.
+    None,
+    Mean,
 }
 
 fn fused(
     loss: &CrossEntropyLoss,
     logits: &Tensor<2>,
     targets: &Tensor<1, Int>,
+    reduction: Reduction,
 ) -> Option<Tensor<1>> {
     let [batch, classes] = logits.dims();
     if !loss.logits || classes == 0 || targets.dims() != [batch] {
@@ -59,13 +142,17 @@ fn fused(
     let is_padding = targets.iter().map(|target| padding.contains(target)).collect();
     let smoothing = loss.smoothing.unwrap_or(0.0);
     let rows = Rows { targets, is_padding, weights, smoothing, classes };
-    let (total, probabilities) = rows.forward(logits.array().values());
-    let normalizer = rows.normalizer();
-    let output = Array::from_vec(vec![(total / normalizer) as f32], &[1]);
+    let (losses, probabilities) = rows.forward(logits.array().values());
+    let normalizer = (reduction == Reduction::Mean).then(|| rows.normalizer());
+    let output = match normalizer {
+        Some(normalizer) => vec![(losses.iter().sum::<f64>() / normalizer) as f32],
+        None => losses.into_iter().map(|loss| loss as f32).collect(),
+    };
+    let shape = [output.len()];
     let gradient = || -> Arc<dyn Gradient> {
         Arc::new(CrossEntropyGradient { rows, probabilities, normalizer })
     };
-    Some(record([logits], output, gradient))
+    Some(record([logits], Array::from_vec(output, &shape), gradient))
 }
 
 /// Targets of a batch, and the options of the loss.
@@ -92,20 +179,20 @@ impl Rows {
             .sum()
     }
 
-    /// Returns the sum of the losses of all rows, and the probabilities of all classes.
-    fn forward(&self, logits: &[f32]) -> (f64, Vec<f32>) {
+    /// Returns the losses of all rows, and the probabilities of all classes.
+    fn forward(&self, logits: &[f32]) -> (Vec<f64>, Vec<f32>) {
         let mut probabilities = logits.to_vec();
         let size = chunk_rows(self.targets.len());
         let parts = probabilities.chunks_mut(size * self.classes).enumerate().collect();
         let losses = map_chunks(logits.len(), parts, |(chunk, rows): (usize, &mut [f32])| {
-            let mut total = 0.0;
-            for (index, row) in rows.chunks_exact_mut(self.classes).enumerate() {
-                let loss = self.row_loss(chunk * size + index, row);
-                total += if self.is_padding[chunk * size + index] { 0.0 } else { loss };
-            }
-            total
+            let rows = rows.chunks_exact_mut(self.classes).zip(chunk * size..);
+            let loss = |(row, index): (&mut [f32], usize)| {
+                let loss = self.row_loss(index, row);
+                if self.is_padding[index] { 0.0 } else { loss }
+            };
+            rows.map(loss).collect::<Vec<f64>>()
         });
-        (losses.into_iter().sum(), probabilities)
+        (losses.concat(), probabilities)
     }
 
     /// Returns the loss of a row, and replaces its logits by probabilities.
@@ -166,19 +253,29 @@ impl Rows {
 struct CrossEntropyGradient {
     rows: Rows,
     probabilities: Vec<f32>,
-    normalizer: f64,
+    /// Divisor of the mean. `None` if each row has an output.
+    normalizer: Option<f64>,
+}
+
+impl CrossEntropyGradient {
+    /// Returns the factor of the gradient of a row's loss.
+    fn factor(&self, row: usize, output: &[f32]) -> f32 {
+        match self.normalizer {
+            Some(normalizer) => (f64::from(output[0]) / normalizer) as f32,
+            None => output[row],
+        }
+    }
 }
 
 impl Gradient for CrossEntropyGradient {
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
-        let factor = (f64::from(output.values()[0]) / self.normalizer) as f32;
         let mut gradient = self.probabilities.clone();
         let (num, classes) = (gradient.len(), self.rows.classes);
         let size = chunk_rows(self.rows.targets.len());
         let parts = gradient.chunks_mut(size * classes).enumerate().collect();
         map_chunks(num, parts, |(chunk, rows): (usize, &mut [f32])| {
-            for (index, row) in rows.chunks_exact_mut(classes).enumerate() {
-                self.rows.row_gradient(chunk * size + index, row, factor);
+            for (row, index) in rows.chunks_exact_mut(classes).zip(chunk * size..) {
+                self.rows.row_gradient(index, row, self.factor(index, output.values()));
             }
         });
         vec![Some(Array::from_vec(gradient, &[self.rows.targets.len(), classes]))]
@@ -227,7 +324,7 @@ mod tests {
         let loss = config.init(&device());
         move |inputs: &[Tensor<1>]| {
             let logits = inputs[0].clone().reshape([batch, classes]);
-            fused(&loss, &logits, &target_tensor(batch, classes)).unwrap()
+            fused(&loss, &logits, &target_tensor(batch, classes), Reduction::Mean).unwrap()
         }
     }
 
@@ -282,7 +379,95 @@ mod tests {
     #[test]
     fn threads_do_not_change_bits() {
         for config in configs(65) {
-            assert_same_on_threads(&Case::new(&[1001 * 65]), &ours(1001, 65, &config));
+            let case = Case::new(&[1001 * 65]);
+            assert_same_on_threads(&case, &ours(1001, 65, &config));
+            let loss = config.init(&device());
+            assert_same_on_threads(&case, &|inputs: &[Tensor<1>]| {
+                let logits = inputs[0].clone().reshape([1001, 65]);
+                fused(&loss, &logits, &target_tensor(1001, 65), Reduction::None).unwrap()
+            });
+        }
+    }
+
+    #[test]
+    fn losses_of_samples_match_operators_of_burn() {
+        for [batch, classes] in [[1, 3], [5, 4], [17, 10], [0, 3]] {
+            for config in configs(classes) {
+                let loss = config.init(&device());
+                let logits = |inputs: &[Tensor<1>]| inputs[0].clone().reshape([batch, classes]);
+                let targets = || target_tensor(batch, classes);
+                let ours = |inputs: &[Tensor<1>]| {
+                    fused(&loss, &logits(inputs), &targets(), Reduction::None).unwrap()
+                };
+                let burns = |inputs: &[Tensor<1>]| composed(&loss, logits(inputs), targets());
+                let name = format!("{batch} x {classes}, {config}");
+                let case = Case::new(&[batch * classes]);
+                assert_matches_burn(&name, &case, &ours, &burns);
+            }
+        }
+    }
+
+    /// A sample of weight 2 counts as two samples, and one of weight 0 not at all.
+    #[test]
+    fn sample_weights_count_samples() {
+        let (batch, classes) = (6, 4);
+        let weights = [2.0, 0.0, 1.0, 1.0, 0.0, 2.0];
+        let repeated: [i64; 6] = [0, 0, 2, 3, 5, 5];
+        for config in configs(classes) {
+            let loss = config.init(&device());
+            let logits = |inputs: &[Tensor<1>]| inputs[0].clone().reshape([batch, classes]);
+            let ours = |inputs: &[Tensor<1>]| {
+                let weights = Tensor::<1>::from_floats(weights, &inputs[0].device());
+                let targets = target_tensor(batch, classes);
+                weighted_cross_entropy(&loss, logits(inputs), targets, weights)
+            };
+            let burns = |inputs: &[Tensor<1>]| {
+                let rows = Tensor::<1, Int>::from_data(repeated, &inputs[0].device());
+                let targets = target_tensor(batch, classes).select(0, rows.clone());
+                loss.forward(logits(inputs).select(0, rows), targets)
+            };
+            let case = Case::new(&[batch * classes]);
+            assert_matches_burn(&config.to_string(), &case, &ours, &burns);
+        }
+    }
+
+    #[test]
+    fn sample_weights_have_a_gradient() {
+        let loss = CrossEntropyLossConfig::new().init(&device());
+        let ours = |inputs: &[Tensor<1>]| {
+            let (logits, weights) = (inputs[0].clone().reshape([3, 4]), inputs[1].clone());
+            weighted_cross_entropy(&loss, logits, target_tensor(3, 4), weights + 2.0)
+        };
+        let reference = |inputs: &[Vec<f64>]| {
+            let rows = inputs[0].chunks(4).zip(targets(3, 4)).zip(&inputs[1]);
+            let terms = rows.map(|((row, target), weight)| {
+                let logarithm = row.iter().map(|x| x.exp()).sum::<f64>().ln();
+                ((weight + 2.0) * (logarithm - row[target as usize]), weight + 2.0)
+            });
+            let (losses, weights): (Vec<f64>, Vec<f64>) = terms.unzip();
+            vec![losses.iter().sum::<f64>() / weights.iter().sum::<f64>()]
+        };
+        assert_gradients("weights", &Case::new(&[12, 3]), &ours, &reference);
+    }
+
+    /// The mean of burn's loss and of the composed losses agree, also for probabilities.
+    #[test]
+    fn composed_losses_match_loss_of_burn() {
+        for config in configs(4) {
+            for has_logits in [true, false] {
+                let loss = config.clone().with_logits(has_logits).init(&device());
+                let input = |inputs: &[Tensor<1>]| match has_logits {
+                    true => inputs[0].clone().reshape([5, 4]),
+                    false => activation::softmax(inputs[0].clone().reshape([5, 4]), 1),
+                };
+                let ours = |inputs: &[Tensor<1>]| {
+                    let weights = Tensor::<1>::ones([5], &inputs[0].device());
+                    weighted_cross_entropy(&loss, input(inputs), target_tensor(5, 4), weights)
+                };
+                let burns = |inputs: &[Tensor<1>]| loss.forward(input(inputs), target_tensor(5, 4));
+                let name = format!("{config}, logits {has_logits}");
+                assert_matches_burn(&name, &Case::new(&[20]), &ours, &burns);
+            }
         }
     }
 
@@ -311,7 +496,7 @@ mod tests {
         let logits = Tensor::<2>::ones([2, 3], &device());
         let is_fused = |config: CrossEntropyLossConfig, targets: [i64; 2]| {
             let targets = Tensor::<1, Int>::from_data(targets, &device());
-            fused(&config.init(&device()), &logits, &targets).is_some()
+            fused(&config.init(&device()), &logits, &targets, Reduction::Mean).is_some()
         };
         assert!(is_fused(CrossEntropyLossConfig::new(), [0, 2]));
         assert!(!is_fused(CrossEntropyLossConfig::new(), [0, 3]));

@@ -37,9 +37,12 @@
 
 mod array;
 mod attention;
+mod batch_norm;
 mod chunks;
 mod conv;
 mod cross_entropy;
+mod dropout;
+mod embedding;
 mod layer_norm;
 mod linear;
 mod machine;
@@ -49,6 +52,7 @@ mod pool;
 mod softmax;
 mod switch;
 mod tape;
+mod transformer;
 mod vector;
 mod window;
 
@@ -57,15 +61,22 @@ mod testing;
 #[cfg(test)]
 mod training;
 
-pub use crate::attention::attention;
+pub use crate::attention::{attention, attention_with_dropout};
+pub use crate::batch_norm::{batch_norm, batch_norm_train};
 pub use crate::conv::conv2d;
-pub use crate::cross_entropy::cross_entropy;
+pub use crate::cross_entropy::{cross_entropy, cross_entropy_of_samples, weighted_cross_entropy};
+pub use crate::embedding::embedding;
 pub use crate::layer_norm::layer_norm;
 pub use crate::linear::{Activation, linear};
 pub use crate::modules::{
-    AvgPool2dExt, Conv2dExt, CrossEntropyLossExt, LayerNormExt, LinearExt, MaxPool2dExt,
+    AvgPool2dExt, BatchNormExt, Conv2dExt, CrossEntropyLossExt, EmbeddingExt, LayerNormExt,
+    LinearExt, MaxPool2dExt,
 };
 pub use crate::optim::{FusedAdam, FusedAdamW, FusedSgd, OptimizerConfigExt};
 pub use crate::pool::{avg_pool2d, max_pool2d};
 pub use crate::softmax::{log_softmax, softmax};
 pub use crate::switch::is_enabled;
+pub use crate::transformer::{
+    AttentionMask, MultiHeadAttentionExt, PositionWiseFeedForwardExt, TransformerEncoderExt,
+    TransformerEncoderLayerExt,
+};

@@ -1,9 +1,10 @@
 //! Fused forward passes of burn's modules, which keep their parameters and records.
 
+use burn::module::RunningState;
 use burn::nn::conv::Conv2d;
 use burn::nn::loss::CrossEntropyLoss;
 use burn::nn::pool::{AvgPool2d, MaxPool2d};
-use burn::nn::{LayerNorm, Linear, PaddingConfig2d};
+use burn::nn::{BatchNorm, Embedding, LayerNorm, Linear, PaddingConfig2d};
 use burn::tensor::ops::{AvgPoolOptions, ConvOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor};
 
@@ -35,6 +36,58 @@ impl LayerNormExt for LayerNorm {
     fn forward_fused<const D: usize>(&self, x: Tensor<D>, epsilon: f64) -> Tensor<D> {
         let beta = self.beta.as_ref().map(|beta| beta.val());
         crate::layer_norm(x, self.gamma.val(), beta, epsilon)
+    }
+}
+
+/// Fused forward pass of [`BatchNorm`].
+pub trait BatchNormExt {
+    /// Returns the batch normalization of `x`, and updates the running statistics in training.
+    ///
+    /// As in burn's module, training needs a device with autodiff and a module that is not
+    /// frozen. See [`batch_norm`](crate::batch_norm()) and
+    /// [`batch_norm_train`](crate::batch_norm_train).
+    fn forward_fused<const D: usize>(&self, x: Tensor<D>) -> Tensor<D>;
+}
+
+impl BatchNormExt for BatchNorm {
+    fn forward_fused<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let (gamma, beta, device) = (self.gamma.val(), self.beta.val(), x.device());
+        let has_channels = D >= 2 && x.dims()[1] == gamma.dims()[0];
+        if !has_channels {
+            // Reports the error.
+            return self.forward(x);
+        }
+        if !(device.is_autodiff() && self.training.is_enabled()) {
+            let mean = self.running_mean.value().to_device(&device);
+            let variance = self.running_var.value().to_device(&device);
+            return crate::batch_norm(x, gamma, beta, mean, variance, self.epsilon);
+        }
+        let result = crate::batch_norm_train(x, gamma, beta, self.epsilon);
+        let update = |running: &RunningState<Tensor<1>>, of_batch: Tensor<1>| {
+            let old = running.value_sync().to_device(&device);
+            let new =
+                old.mul_scalar(1.0 - self.momentum) + of_batch.detach().mul_scalar(self.momentum);
+            running.update(new.detach());
+        };
+        update(&self.running_mean, result.mean);
+        update(&self.running_var, result.variance);
+        result.output
+    }
+}
+
+/// Fused forward pass of [`Embedding`].
+pub trait EmbeddingExt {
+    /// Returns the vector of each index. See [`embedding`](crate::embedding()).
+    ///
+    /// # Shapes
+    ///
+    /// `indices` `[batch, len]`, result `[batch, len, d_model]`.
+    fn forward_fused(&self, indices: Tensor<2, Int>) -> Tensor<3>;
+}
+
+impl EmbeddingExt for Embedding {
+    fn forward_fused(&self, indices: Tensor<2, Int>) -> Tensor<3> {
+        crate::embedding(self.weight.val(), indices)
     }
 }
 
@@ -94,11 +147,29 @@ impl AvgPool2dExt for AvgPool2d {
 pub trait CrossEntropyLossExt {
     /// Returns the mean cross-entropy. See [`cross_entropy`](crate::cross_entropy()).
     fn forward_fused(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1>;
+
+    /// Returns the mean cross-entropy of samples with weights. See
+    /// [`weighted_cross_entropy`](crate::weighted_cross_entropy).
+    fn forward_weighted(
+        &self,
+        logits: Tensor<2>,
+        targets: Tensor<1, Int>,
+        sample_weights: Tensor<1>,
+    ) -> Tensor<1>;
 }
 
 impl CrossEntropyLossExt for CrossEntropyLoss {
     fn forward_fused(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         crate::cross_entropy(self, logits, targets)
+    }
+
+    fn forward_weighted(
+        &self,
+        logits: Tensor<2>,
+        targets: Tensor<1, Int>,
+        sample_weights: Tensor<1>,
+    ) -> Tensor<1> {
+        crate::weighted_cross_entropy(self, logits, targets, sample_weights)
     }
 }
 
@@ -126,23 +197,17 @@ fn padding_pairs(
 
 #[cfg(test)]
 mod tests {
+    use burn::module::Module;
     use burn::nn::conv::Conv2dConfig;
     use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};
-    use burn::nn::{LayerNormConfig, LinearConfig};
-    use burn::tensor::Distribution;
+    use burn::nn::{BatchNormConfig, EmbeddingConfig, LayerNormConfig, LinearConfig};
+    use burn::tensor::{Distribution, TensorData};
 
     use super::*;
-    use crate::testing::device;
+    use crate::testing::{assert_close_tensors as assert_close, device, random};
 
     const PADDINGS: [PaddingConfig2d; 3] =
         [PaddingConfig2d::Valid, PaddingConfig2d::Same, PaddingConfig2d::Explicit(1, 0, 1, 1)];
-
-    #[track_caller]
-    fn assert_close<const D: usize>(name: &str, ours: Tensor<D>, burns: Tensor<D>) {
-        assert_eq!(ours.dims(), burns.dims(), "{name}");
-        let difference: f32 = (ours - burns).abs().max().into_scalar();
-        assert!(difference < 1e-5, "{name}: the values differ by {difference}");
-    }
 
     #[test]
     fn windows_of_modules_match_burn() {
@@ -180,5 +245,52 @@ mod tests {
         let targets = Tensor::<1, Int>::from_data([0_i64, 3, 1], &device());
         let ours = loss.forward_fused(logits.clone(), targets.clone());
         assert_close("loss", ours, loss.forward(logits, targets));
+    }
+
+    /// Values of the running mean and variance.
+    fn statistics(norm: &BatchNorm) -> [Vec<f32>; 2] {
+        [&norm.running_mean, &norm.running_var]
+            .map(|state| state.value_sync().into_data().try_to_vec().unwrap())
+    }
+
+    #[test]
+    fn running_statistics_match_burn() {
+        let device = device().autodiff();
+        let config = BatchNormConfig::new(3).with_momentum(0.3).with_epsilon(1e-3);
+        let (ours, burns) = (config.init(&device), config.init(&device));
+        for seed in 0..4 {
+            let x: Tensor<4> = random([5, 3, 2, 7], seed).into_tensor(&device);
+            let x = x * (seed as f32 + 0.5) + 1.0;
+            assert_close("training", ours.forward_fused(x.clone()), burns.forward(x));
+        }
+        for (ours, burns) in
+            statistics(&ours).iter().flatten().zip(statistics(&burns).iter().flatten())
+        {
+            assert!((ours - burns).abs() < 1e-6, "{ours} instead of {burns}");
+        }
+        let x: Tensor<3> = random([2, 3, 5], 9).into_tensor(&device.without_autodiff());
+        let (ours, burns) = (ours.valid(), burns.valid());
+        let before = statistics(&ours);
+        assert_close("evaluation", ours.forward_fused(x.clone()), burns.forward(x));
+        assert_eq!(statistics(&ours), before);
+    }
+
+    #[test]
+    fn frozen_batch_norm_keeps_its_statistics() {
+        let device = device().autodiff();
+        let norm = BatchNormConfig::new(3).init(&device).freeze();
+        let x: Tensor<2> = random([5, 3], 1).into_tensor(&device);
+        let before = statistics(&norm);
+        assert_close("frozen", norm.forward_fused(x.clone()), norm.forward(x));
+        assert_eq!(statistics(&norm), before);
+    }
+
+    #[test]
+    fn embedding_matches_burn() {
+        let embedding = EmbeddingConfig::new(5, 3).init(&device());
+        let indices = TensorData::new(vec![4_i64, 0, 0, 2, 4, 1], [2, 3]);
+        let indices = Tensor::<2, Int>::from_data(indices, &device());
+        let ours = embedding.forward_fused(indices.clone());
+        assert_close("embedding", ours, embedding.forward(indices));
     }
 }

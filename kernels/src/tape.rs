@@ -96,7 +96,7 @@ pub(crate) fn record<const N: usize, const D: usize>(
 }
 
 /// Returns the contiguous values of an integer tensor on Flex.
-pub(crate) fn integers(tensor: &Tensor<1, Int>) -> Option<Vec<i64>> {
+pub(crate) fn integers<const D: usize>(tensor: &Tensor<D, Int>) -> Option<Vec<i64>> {
     let plain = tensor.clone().try_into_primitive::<Flex>();
     let value = plain.or_else(|_| tensor.clone().try_into_primitive::<Autodiff<Flex>>()).ok()?;
     let value = value.to_contiguous();

@@ -20,6 +20,21 @@ pub(crate) fn device() -> Device {
     Device::flex()
 }
 
+/// Runs the test `name` in a child process, where no other test samples from the random numbers of
+/// the device. Returns `true` in the child.
+#[track_caller]
+pub(crate) fn is_alone(name: &str) -> bool {
+    const ENV_CHILD: &str = "TEST_ALONE";
+    if std::env::var_os(ENV_CHILD).is_some() {
+        return true;
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", name]).env(ENV_CHILD, "").output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
+    false
+}
+
 /// Values and shape of a tensor.
 pub(crate) struct Values<const D: usize> {
     values: Vec<f32>,
@@ -103,6 +118,19 @@ fn assert_close(name: &str, part: &str, ours: &[f32], expected: &[f32]) {
         let is_close = (ours - expected).abs() <= TOLERANCE * (1.0 + expected.abs());
         assert!(is_close, "{name}: {part} {index} is {ours} instead of {expected}");
     }
+}
+
+/// Compares the values of two tensors of the same shape.
+#[track_caller]
+pub(crate) fn assert_close_tensors<const D: usize>(
+    name: &str,
+    ours: Tensor<D>,
+    expected: Tensor<D>,
+) {
+    assert_eq!(ours.dims(), expected.dims(), "{name}");
+    let [ours, expected] =
+        [ours, expected].map(|tensor| tensor.into_data().try_to_vec::<f32>().unwrap());
+    assert_close(name, "value", &ours, &expected);
 }
 
 /// Compares output and gradients with those of burn's operator.

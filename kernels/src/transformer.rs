@@ -1,0 +1,318 @@
+//! Fused forward passes of burn's attention and transformer modules.
+
+use burn::nn::activation::Activation as BurnActivation;
+use burn::nn::attention::{MhaInput, MultiHeadAttention};
+use burn::nn::transformer::{PositionWiseFeedForward, TransformerEncoder, TransformerEncoderLayer};
+use burn::nn::{Dropout, Gelu, Linear};
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{Bool, Tensor};
+
+use crate::linear::Activation;
+use crate::modules::{LayerNormExt, LinearExt};
+use crate::tape::Operand;
+
+/// Positions that attention hides. By default, each query sees all keys.
+#[derive(Clone, Debug, Default)]
+pub struct AttentionMask {
+    is_causal: bool,
+    padding: Option<Tensor<2, Bool>>,
+    positions: Option<Tensor<3, Bool>>,
+}
+
+impl AttentionMask {
+    /// Hides all keys after the position of the query. The last query sees all keys.
+    ///
+    /// This is faster than a tensor of `generate_autoregressive_mask`.
+    pub fn causal() -> Self {
+        Self { is_causal: true, ..Self::default() }
+    }
+
+    /// Also hides the keys where `padding` `[batch, keys]` is `true`.
+    pub fn with_padding(self, padding: Tensor<2, Bool>) -> Self {
+        Self { padding: Some(padding), ..self }
+    }
+
+    /// Also hides the keys where `positions` `[batch, queries, keys]` is `true`.
+    pub fn with_positions(self, positions: Tensor<3, Bool>) -> Self {
+        Self { positions: Some(positions), ..self }
+    }
+
+    /// Returns the mask for attention over several heads, without the causal part.
+    fn of_heads(&self, [batch, queries, keys]: [usize; 3]) -> Option<Tensor<4, Bool>> {
+        let padding = self.padding.clone().map(|mask| mask.reshape([batch, 1, 1, keys]));
+        let positions = self.positions.clone().map(|mask| mask.reshape([batch, 1, queries, keys]));
+        match (padding, positions) {
+            (Some(padding), Some(positions)) => {
+                Some(padding.expand([batch, 1, queries, keys]).bool_or(positions))
+            }
+            (padding, positions) => padding.or(positions),
+        }
+    }
+
+    /// Returns the input of burn's module with the same mask.
+    fn apply_burn(&self, query: Tensor<3>, key: Tensor<3>, value: Tensor<3>) -> MhaInput {
+        let ([batch, queries, _], keys) = (query.dims(), key.dims()[1]);
+        let future = self.is_causal.then(|| {
+            let offset = keys as i64 - queries as i64;
+            let future = Tensor::<2, Bool>::tril_mask([queries, keys], offset, &query.device());
+            future.unsqueeze::<3>().expand([batch, queries, keys])
+        });
+        let hidden = match (future, self.positions.clone()) {
+            (Some(future), Some(positions)) => Some(future.bool_or(positions)),
+            (future, positions) => future.or(positions),
+        };
+        let mut input = MhaInput::new(query, key, value);
+        if let Some(padding) = &self.padding {
+            input = input.mask_pad(padding.clone());
+        }
+        match hidden {
+            Some(hidden) => input.mask_attn(hidden),
+            None => input,
+        }
+    }
+}
+
+/// Fused forward pass of [`MultiHeadAttention`].
+pub trait MultiHeadAttentionExt {
+    /// Returns the context. burn's module returns the probabilities as well.
+    ///
+    /// Uses [`attention`](crate::attention()), during training with the module's dropout; see
+    /// [`attention_with_dropout`](crate::attention_with_dropout). A module with `quiet_softmax`
+    /// is left to burn. A query without visible keys has zeros as the weighted mean of the
+    /// values, where burn's module gives the mean of all values.
+    ///
+    /// # Shapes
+    ///
+    /// `query` `[batch, queries, d_model]`, `key` and `value` `[batch, keys, d_model]`, result as
+    /// `query`.
+    fn forward_fused(
+        &self,
+        query: Tensor<3>,
+        key: Tensor<3>,
+        value: Tensor<3>,
+        mask: &AttentionMask,
+    ) -> Tensor<3>;
+}
+
+impl MultiHeadAttentionExt for MultiHeadAttention {
+    fn forward_fused(
+        &self,
+        query: Tensor<3>,
+        key: Tensor<3>,
+        value: Tensor<3>,
+        mask: &AttentionMask,
+    ) -> Tensor<3> {
+        let ([batch, queries, d_model], [_, keys, _]) = (query.dims(), key.dims());
+        let has_other_shapes = key.dims() != value.dims()
+            || key.dims() != [batch, keys, d_model]
+            || d_model != self.d_model;
+        if self.quiet_softmax || has_other_shapes || Operand::new(&query).is_none() {
+            return self.forward(mask.apply_burn(query, key, value)).context;
+        }
+        let heads = |x: Tensor<3>, linear: &Linear| {
+            let [batch, len, _] = x.dims();
+            let x = linear.forward_fused(x, Activation::Identity);
+            x.reshape([batch, len, self.n_heads, self.d_k]).swap_dims(1, 2)
+        };
+        let query = heads(query, &self.query);
+        let (key, value) = (heads(key, &self.key), heads(value, &self.value));
+        let hidden = mask.of_heads([batch, queries, keys]);
+        let options =
+            AttentionModuleOptions { scale: None, softcap: None, is_causal: mask.is_causal };
+        let dropout = probability(&self.dropout, &query);
+        let context = crate::attention_with_dropout(query, key, value, hidden, options, dropout);
+        let context = context.swap_dims(1, 2).reshape([batch, queries, d_model]);
+        self.output.forward_fused(context, Activation::Identity)
+    }
+}
+
+/// Returns the probability with which the module drops values of `x`: 0 except in training.
+fn probability<const D: usize>(dropout: &Dropout, x: &Tensor<D>) -> f64 {
+    if dropout.training.is_enabled() && x.device().is_autodiff() { dropout.prob } else { 0.0 }
+}
+
+/// Fused forward pass of [`PositionWiseFeedForward`].
+pub trait PositionWiseFeedForwardExt {
+    /// Returns both linear layers with activation and dropout between them. Activations other
+    /// than ReLU and GELU are computed by burn.
+    ///
+    /// # Shapes
+    ///
+    /// `x` and result `[.., d_model]`.
+    fn forward_fused<const D: usize>(&self, x: Tensor<D>) -> Tensor<D>;
+}
+
+impl PositionWiseFeedForwardExt for PositionWiseFeedForward {
+    fn forward_fused<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let x = match &self.activation {
+            BurnActivation::Gelu(Gelu { approximate: false }) => {
+                self.linear_inner.forward_fused(x, Activation::Gelu)
+            }
+            BurnActivation::Relu(_) => self.linear_inner.forward_fused(x, Activation::Relu),
+            other => other.forward(self.linear_inner.forward_fused(x, Activation::Identity)),
+        };
+        self.linear_outer.forward_fused(self.dropout.forward(x), Activation::Identity)
+    }
+}
+
+/// Fused forward pass of [`TransformerEncoderLayer`].
+pub trait TransformerEncoderLayerExt {
+    /// Returns the layer's output. `epsilon` repeats the value of the configuration
+    /// (`layer_norm_eps`, by default `1e-5`). See [`MultiHeadAttentionExt`] for the mask.
+    ///
+    /// # Shapes
+    ///
+    /// `x` and result `[batch, len, d_model]`.
+    fn forward_fused(&self, x: Tensor<3>, mask: &AttentionMask, epsilon: f64) -> Tensor<3>;
+}
+
+impl TransformerEncoderLayerExt for TransformerEncoderLayer {
+    fn forward_fused(&self, x: Tensor<3>, mask: &AttentionMask, epsilon: f64) -> Tensor<3> {
+        let attend = |x: Tensor<3>| {
+            let context = self.mha.forward_fused(x.clone(), x.clone(), x, mask);
+            self.dropout.forward(context)
+        };
+        let feed = |x: Tensor<3>| self.dropout.forward(self.pwff.forward_fused(x));
+        // burn's names: `norm_2` belongs to the attention, and `norm_1` to the feed-forward part.
+        if self.norm_first {
+            let x = x.clone() + attend(self.norm_2.forward_fused(x, epsilon));
+            x.clone() + feed(self.norm_1.forward_fused(x, epsilon))
+        } else {
+            let x = self.norm_1.forward_fused(x.clone() + attend(x), epsilon);
+            self.norm_2.forward_fused(x.clone() + feed(x), epsilon)
+        }
+    }
+}
+
+/// Fused forward pass of [`TransformerEncoder`].
+pub trait TransformerEncoderExt {
+    /// Returns the output of all layers. See [`TransformerEncoderLayerExt`].
+    ///
+    /// # Shapes
+    ///
+    /// `x` and result `[batch, len, d_model]`.
+    fn forward_fused(&self, x: Tensor<3>, mask: &AttentionMask, epsilon: f64) -> Tensor<3>;
+}
+
+impl TransformerEncoderExt for TransformerEncoder {
+    fn forward_fused(&self, x: Tensor<3>, mask: &AttentionMask, epsilon: f64) -> Tensor<3> {
+        self.layers.iter().fold(x, |x, layer| layer.forward_fused(x, mask, epsilon))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::Module;
+    use burn::nn::activation::ActivationConfig;
+    use burn::nn::attention::{MultiHeadAttentionConfig, generate_autoregressive_mask};
+    use burn::nn::transformer::{
+        PositionWiseFeedForwardConfig, TransformerEncoderConfig, TransformerEncoderInput,
+    };
+    use burn::tensor::TensorData;
+
+    use super::*;
+    use crate::testing::{assert_close_tensors, device, random};
+
+    const EPSILON: f64 = 1e-5;
+
+    fn booleans<const D: usize>(shape: [usize; D]) -> Tensor<D, Bool> {
+        let num = shape.iter().product();
+        // Never the first key, so that each query sees a key.
+        let len = shape[D - 1];
+        let hidden = (0..num).map(|index| index % len > 0 && index % 3 == 1).collect::<Vec<_>>();
+        Tensor::from_data(TensorData::new(hidden, shape), &device())
+    }
+
+    fn masks([batch, queries, keys]: [usize; 3]) -> Vec<AttentionMask> {
+        let (padding, positions) = (booleans([batch, keys]), booleans([batch, queries, keys]));
+        vec![
+            AttentionMask::default(),
+            AttentionMask::causal(),
+            AttentionMask::default().with_padding(padding.clone()),
+            AttentionMask::default().with_positions(positions.clone()),
+            AttentionMask::causal().with_padding(padding).with_positions(positions),
+        ]
+    }
+
+    #[test]
+    fn attention_with_masks_matches_burn() {
+        let (batch, queries, keys) = (2, 3, 5);
+        for is_quiet in [false, true] {
+            let config = MultiHeadAttentionConfig::new(8, 2).with_quiet_softmax(is_quiet);
+            let module = config.init(&device());
+            let query: Tensor<3> = random([batch, queries, 8], 1).into_tensor(&device());
+            let key: Tensor<3> = random([batch, keys, 8], 2).into_tensor(&device());
+            let value: Tensor<3> = random([batch, keys, 8], 3).into_tensor(&device());
+            for mask in masks([batch, queries, keys]) {
+                let ours = module.forward_fused(query.clone(), key.clone(), value.clone(), &mask);
+                let input = mask.apply_burn(query.clone(), key.clone(), value.clone());
+                let burns = module.forward(input).context;
+                assert_close_tensors(&format!("quiet {is_quiet}, {mask:?}"), ours, burns);
+            }
+        }
+    }
+
+    #[test]
+    fn causal_mask_is_that_of_burn() {
+        let x: Tensor<3> = random([2, 4, 8], 1).into_tensor(&device());
+        let module = MultiHeadAttentionConfig::new(8, 2).init(&device());
+        let mask = generate_autoregressive_mask(2, 4, &device());
+        let burns = module.forward(MhaInput::self_attn(x.clone()).mask_attn(mask)).context;
+        let ours = module.forward_fused(x.clone(), x.clone(), x, &AttentionMask::causal());
+        assert_close_tensors("causal", ours, burns);
+    }
+
+    #[test]
+    fn feed_forward_with_activations_matches_burn() {
+        for activation in [
+            ActivationConfig::Gelu,
+            ActivationConfig::GeluApproximate,
+            ActivationConfig::Relu,
+            ActivationConfig::Tanh,
+        ] {
+            let name = format!("{activation:?}");
+            let config = PositionWiseFeedForwardConfig::new(6, 9).with_activation(activation);
+            let module = config.init(&device());
+            let x: Tensor<3> = random([2, 3, 6], 1).into_tensor(&device());
+            assert_close_tensors(&name, module.forward_fused(x.clone()), module.forward(x));
+        }
+    }
+
+    /// Outputs and gradients of an encoder without dropout.
+    #[test]
+    fn encoder_matches_burn() {
+        let device = device().autodiff();
+        for norm_first in [false, true] {
+            let config = TransformerEncoderConfig::new(8, 16, 2, 2).with_dropout(0.0);
+            let module = config.with_norm_first(norm_first).init(&device);
+            let x: Tensor<3> = random([2, 5, 8], 1).into_tensor(&device);
+            let x = x.require_grad();
+            let mask = generate_autoregressive_mask(2, 5, &device);
+            let input = TransformerEncoderInput::new(x.clone()).mask_attn(mask);
+            let burns = module.forward(input);
+            let ours = module.forward_fused(x.clone(), &AttentionMask::causal(), EPSILON);
+            let weights: Tensor<3> = random([2, 5, 8], 2).into_tensor(&device);
+            let gradient = |y: Tensor<3>| {
+                x.grad(&(y * weights.clone()).sum().backward()).expect("the input has a gradient")
+            };
+            let name = format!("norm first: {norm_first}");
+            assert_close_tensors(&name, ours.clone().inner(), burns.clone().inner());
+            assert_close_tensors(&name, gradient(ours), gradient(burns));
+        }
+    }
+
+    #[test]
+    fn dropout_is_active_only_in_training() {
+        let module =
+            MultiHeadAttentionConfig::new(8, 2).with_dropout(0.5).init(&device().autodiff());
+        let x: Tensor<3> = random([2, 5, 8], 1).into_tensor(&device().autodiff());
+        let y = |module: &MultiHeadAttention, x: &Tensor<3>| {
+            let mask = AttentionMask::default();
+            let y = module.forward_fused(x.clone(), x.clone(), x.clone(), &mask);
+            y.into_data().try_to_vec::<f32>().unwrap()
+        };
+        assert_ne!(y(&module, &x), y(&module, &x));
+        let (module, x) = (module.valid(), x.inner());
+        assert_eq!(y(&module, &x), y(&module, &x));
+    }
+}

@@ -57,6 +57,8 @@ mod vector;
 mod window;
 
 #[cfg(test)]
+mod pytorch;
+#[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod training;

@@ -67,6 +67,7 @@ mod tensorboard;
 pub mod testing;
 
 pub use burn;
+pub use stoker_kernels as kernels;
 
 pub use cache::{Cached, DataCache, Split};
 pub use callback::{

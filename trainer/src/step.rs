@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use burn::module::Module;
+use burn::nn::loss::CrossEntropyLoss;
 use burn::optim::GradientsParams;
-use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
+use stoker_kernels::cross_entropy_of_samples;
 
 use crate::Result;
 use crate::collective::{Collective, all_gather_json};
@@ -143,10 +144,10 @@ impl StepOutput {
     /// - labels: `[samples]`
     pub fn classification(logits: Tensor<2>, labels: Tensor<1, Int>) -> Self {
         let (logits, samples) = (to_single(logits), labels.dims()[0]);
-        let chosen = log_softmax(logits.clone(), 1).gather(1, labels.clone().unsqueeze_dim(1));
+        let losses = cross_entropy(logits.clone(), labels.clone());
         let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
         let num_correct = to_single(best.equal(labels).float()).sum();
-        Self::sum(chosen.sum().neg(), samples).metric("accuracy", num_correct, samples)
+        Self::sum(losses.sum(), samples).metric("accuracy", num_correct, samples)
     }
 
     /// Cross-entropy loss with sample weights, and the metric `accuracy` without weights.
@@ -164,8 +165,7 @@ impl StepOutput {
         weights: Tensor<1>,
     ) -> Self {
         let (logits, samples) = (to_single(logits), labels.dims()[0]);
-        let chosen = log_softmax(logits.clone(), 1).gather(1, labels.clone().unsqueeze_dim(1));
-        let losses = chosen.squeeze_dim::<1>(1).neg() * to_single(weights);
+        let losses = cross_entropy(logits.clone(), labels.clone()) * to_single(weights);
         let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
         let num_correct = to_single(best.equal(labels).float()).sum();
         Self::sum(losses.sum(), samples).metric("accuracy", num_correct, samples)
@@ -229,6 +229,12 @@ impl StepOutput {
     pub fn into_metrics(self) -> Metrics {
         Metrics::read(self.metrics)
     }
+}
+
+/// Returns the cross-entropy of each sample.
+fn cross_entropy(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+    let loss = CrossEntropyLoss { pad_tokens: None, weights: None, smoothing: None, logits: true };
+    cross_entropy_of_samples(&loss, logits, labels)
 }
 
 /// Result of the backward pass.

@@ -502,6 +502,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn avx2_does_not_change_bits() {
+        #[inline(always)]
+        fn compute(values: &[f32]) -> Vec<u64> {
+            let term = |x: f32, y: f32| [x * 1.1 + 0.3, y * (x - 0.7)];
+            let rows = row_sums((values, &values[1..]), term);
+            let pairs = values.chunks_exact(2).map(|row| (row, row));
+            let columns = column_sums(pairs, &[[0.1], [0.2]], |x, y, [z]| [x * y + z]);
+            rows.into_iter().chain(columns.concat()).map(f64::to_bits).collect()
+        }
+        let values: Vec<f32> = (0..1001).map(|index| (index as f32 - 500.0) / 61.0).collect();
+        let vectorized = vectorize(
+            #[inline(always)]
+            || compute(&values),
+        );
+        assert_eq!(vectorized, compute(&values));
+    }
+
     /// The mean of large values is exact enough for their small differences.
     #[test]
     fn large_means_do_not_cancel() {

@@ -138,6 +138,18 @@ mod tests {
     }
 
     #[test]
+    fn avx2_does_not_change_bits() {
+        let dropout = Dropout::with_seed(0.3, 1);
+        let (mut plain, mut vectorized) = (vec![1.5_f32; 1001], vec![1.5_f32; 1001]);
+        dropout.apply(3, &mut plain);
+        crate::machine::vectorize(
+            #[inline(always)]
+            || dropout.apply(3, &mut vectorized),
+        );
+        assert_eq!(vectorized, plain);
+    }
+
+    #[test]
     fn nan_is_not_dropped() {
         let mut values = vec![f32::NAN; 100];
         Dropout::with_seed(0.5, 1).apply(0, &mut values);

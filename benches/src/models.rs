@@ -1,12 +1,9 @@
 //! The models to benchmark; `torch_steps.py` contains the same models.
 
 use burn::module::Module;
-use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::transformer::{
-    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
-};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{
     Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
     Relu,
@@ -14,6 +11,10 @@ use burn::nn::{
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Distribution, Int, Tensor};
+use stoker_kernels::{
+    Activation, AttentionMask, Conv2dExt, EmbeddingExt, LayerNormExt, LinearExt, MaxPool2dExt,
+    TransformerEncoderExt,
+};
 use stoker_trainer::Rows;
 
 /// Learning rate of all models on both sides.
@@ -56,7 +57,6 @@ pub(crate) struct Mlp {
     first: Linear,
     second: Linear,
     output: Linear,
-    relu: Relu,
 }
 
 impl Subject for Mlp {
@@ -69,7 +69,6 @@ impl Subject for Mlp {
             first: LinearConfig::new(784, 512).init(device),
             second: LinearConfig::new(512, 256).init(device),
             output: LinearConfig::new(256, 10).init(device),
-            relu: Relu::new(),
         }
     }
 
@@ -78,8 +77,9 @@ impl Subject for Mlp {
     }
 
     fn logits(&self, inputs: Tensor<2>) -> Tensor<2> {
-        let hidden = self.relu.forward(self.first.forward(inputs));
-        self.output.forward(self.relu.forward(self.second.forward(hidden)))
+        let hidden = self.first.forward_fused(inputs, Activation::Relu);
+        let hidden = self.second.forward_fused(hidden, Activation::Relu);
+        self.output.forward_fused(hidden, Activation::Identity)
     }
 }
 
@@ -119,10 +119,12 @@ impl Subject for Cnn {
     }
 
     fn logits(&self, inputs: Tensor<4>) -> Tensor<2> {
-        let half = self.pool.forward(self.relu.forward(self.first.forward(inputs)));
-        let quarter = self.pool.forward(self.relu.forward(self.second.forward(half)));
-        let hidden = self.relu.forward(self.hidden.forward(quarter.flatten(1, 3)));
-        self.output.forward(hidden)
+        let half = self.relu.forward(self.first.forward_fused(inputs));
+        let half = self.pool.forward_fused(half);
+        let quarter = self.relu.forward(self.second.forward_fused(half));
+        let quarter = self.pool.forward_fused(quarter);
+        let hidden = self.hidden.forward_fused(quarter.flatten(1, 3), Activation::Relu);
+        self.output.forward_fused(hidden, Activation::Identity)
     }
 }
 
@@ -132,6 +134,8 @@ const VOCABULARY: usize = 65;
 const SEQUENCE: usize = 64;
 /// Embedding size of a token.
 const WIDTH: usize = 128;
+/// Constant of layer normalizations, the default of burn and PyTorch.
+const EPSILON: f64 = 1e-5;
 
 /// Causal language model on sequences of 64 tokens, in batches of 16. It has two pre-norm layers of
 /// burn's transformer, with 4 heads and width 128.
@@ -170,11 +174,12 @@ impl Subject for Gpt {
     fn logits(&self, inputs: Tensor<2, Int>) -> Tensor<2> {
         let ([samples, length], device) = (inputs.dims(), inputs.device());
         let positions = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze();
-        let embedded = self.tokens.forward(inputs) + self.positions.forward(positions);
-        let mask = generate_autoregressive_mask(samples, length, &device);
-        let layers = TransformerEncoderInput::new(embedded).mask_attn(mask);
-        let encoded = self.norm.forward(self.layers.forward(layers));
-        self.output.forward(encoded).reshape([samples * length, VOCABULARY])
+        let positions = self.positions.forward_fused(positions);
+        let embedded = self.tokens.forward_fused(inputs) + positions;
+        let encoded = self.layers.forward_fused(embedded, &AttentionMask::causal(), EPSILON);
+        let encoded = self.norm.forward_fused(encoded, EPSILON);
+        let logits = self.output.forward_fused(encoded, Activation::Identity);
+        logits.reshape([samples * length, VOCABULARY])
     }
 }
 

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::time::Instant;
 
-use burn::tensor::activation::log_softmax;
+use burn::nn::loss::CrossEntropyLoss;
 use burn::tensor::{Device, Int, Tensor};
 use clap::ValueEnum;
 use stoker_api::experiment::{Length, Unit};
+use stoker_kernels::cross_entropy;
 use stoker_trainer::{
     BatchContext, Callback, Control, Data, Fit, Logs, Optimizers, Permutation, Result, Rows,
     Source, Standalone, StepOutput,
@@ -113,8 +114,12 @@ fn fit<S: Subject>(
 fn loss<S: Subject>(model: &S, (inputs, labels): Batch<S>) -> StepOutput {
     let labels: Tensor<1, Int> = labels.flatten(0, 1);
     let samples = labels.dims()[0];
-    let chosen = log_softmax(model.logits(inputs), 1).gather(1, labels.unsqueeze_dim(1));
-    StepOutput::sum(chosen.sum().neg(), samples)
+    StepOutput::mean(cross_entropy(&plain_loss(), model.logits(inputs), labels), samples)
+}
+
+/// Cross-entropy without options.
+fn plain_loss() -> CrossEntropyLoss {
+    CrossEntropyLoss { pad_tokens: None, weights: None, smoothing: None, logits: true }
 }
 
 fn loss_and_accuracy<S: Subject>(model: &S, (inputs, labels): Batch<S>) -> StepOutput {
@@ -202,8 +207,8 @@ impl StepTimer {
     }
 }
 
-/// Trains with a custom loop that uses only burn. It shuffles, gathers batches, steps, and reads
-/// the loss and accuracy of each batch, as our loop does for callbacks.
+/// Trains with a custom loop that uses burn and the same fused operators. It shuffles, gathers
+/// batches, steps, and reads the loss and accuracy of each batch, as our loop does for callbacks.
 fn bare<S: Subject>() -> Result<()> {
     let device = Device::default().autodiff();
     let arrays = S::data(S::BATCH * EPOCH_BATCHES, &Device::default());
@@ -222,8 +227,7 @@ fn bare<S: Subject>() -> Result<()> {
             let labels: Tensor<1, Int> = labels.flatten(0, 1);
             let samples = labels.dims()[0];
             let logits = model.logits(inputs);
-            let chosen = log_softmax(logits.clone(), 1).gather(1, labels.clone().unsqueeze_dim(1));
-            let loss = chosen.mean().neg();
+            let loss = cross_entropy(&plain_loss(), logits.clone(), labels.clone());
             let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
             let num_correct = best.equal(labels).float().sum().into_scalar::<f64>();
             let gradients = burn::optim::GradientsParams::from_grads(loss.backward(), &model);

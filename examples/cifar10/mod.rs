@@ -10,6 +10,7 @@ use burn::optim::AdamConfig;
 use burn::tensor::{Device, Int, Tensor};
 use serde::Deserialize;
 use stoker_trainer::datasets::{Augment, Images, cifar};
+use stoker_trainer::kernels::{Activation, BatchNormExt, Conv2dExt, LinearExt, MaxPool2dExt};
 use stoker_trainer::{
     Context, Data, InvalidHyperparameters, Optimizers, Result, StepOutput, Trial,
 };
@@ -117,7 +118,7 @@ impl Layer {
     }
 
     fn forward(&self, images: Tensor<4>) -> Tensor<4> {
-        Relu.forward(self.norm.forward(self.conv.forward(images)))
+        Relu.forward(self.norm.forward_fused(self.conv.forward_fused(images)))
     }
 }
 
@@ -138,9 +139,10 @@ impl Cnn {
     /// - images: `[samples, 3, 32, 32]`
     /// - result: `[samples, 10]`, logits
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let first = self.pool.forward(self.first.forward(images));
-        let second = self.pool.forward(self.second.forward(first));
-        let third = self.pool.forward(self.third.forward(second));
-        self.output.forward(self.dropout.forward(third.flatten(1, 3)))
+        let first = self.pool.forward_fused(self.first.forward(images));
+        let second = self.pool.forward_fused(self.second.forward(first));
+        let third = self.pool.forward_fused(self.third.forward(second));
+        let dropped = self.dropout.forward(third.flatten(1, 3));
+        self.output.forward_fused(dropped, Activation::Identity)
     }
 }

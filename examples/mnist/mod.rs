@@ -8,6 +8,7 @@ use burn::optim::AdamConfig;
 use burn::tensor::{Device, Int, Tensor};
 use serde::Deserialize;
 use stoker_trainer::datasets::Images;
+use stoker_trainer::kernels::{Activation, Conv2dExt, LinearExt, MaxPool2dExt};
 use stoker_trainer::{
     Context, Data, InvalidHyperparameters, Optimizers, Result, StepOutput, Trial,
 };
@@ -135,8 +136,8 @@ impl Mlp {
     }
 
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let hidden = Relu.forward(self.hidden.forward(images.flatten(1, 3)));
-        self.output.forward(self.dropout.forward(hidden))
+        let hidden = self.hidden.forward_fused(images.flatten(1, 3), Activation::Relu);
+        self.output.forward_fused(self.dropout.forward(hidden), Activation::Identity)
     }
 }
 
@@ -166,9 +167,12 @@ impl Cnn {
     }
 
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let first = self.pool.forward(Relu.forward(self.first.forward(images)));
-        let second = self.pool.forward(Relu.forward(self.second.forward(first)));
-        self.output.forward(self.dropout.forward(second.flatten(1, 3)))
+        let layer = |conv: &Conv2d, images| {
+            self.pool.forward_fused(Relu.forward(conv.forward_fused(images)))
+        };
+        let second = layer(&self.second, layer(&self.first, images));
+        let dropped = self.dropout.forward(second.flatten(1, 3));
+        self.output.forward_fused(dropped, Activation::Identity)
     }
 }
 

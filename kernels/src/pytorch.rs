@@ -1,4 +1,4 @@
-//! Comparison of all operators with outputs and gradients of PyTorch, from `scripts/record-kernels`.
+//! Comparison of operators with outputs and gradients of PyTorch, from `scripts/record-kernels`.
 
 use std::collections::BTreeMap;
 

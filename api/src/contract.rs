@@ -20,6 +20,12 @@ pub use records::{ReportResponse, StartRecords, StoredRecord};
 /// Version of the [`TrialConfig`] and [`Report`] that this crate writes.
 pub const CONTRACT_VERSION: u32 = 1;
 
+/// [`Manifest::format`] of a checkpoint whose files are hashed as a whole.
+pub const MANIFEST_FORMAT: u32 = 1;
+
+/// [`Manifest::format`] of a checkpoint with a file that is hashed in chunks. The newest format.
+pub const MANIFEST_FORMAT_CHUNKS: u32 = 2;
+
 /// Configuration of one attempt: a JSON file whose path is in
 /// [`ENV_TRIAL_CONFIG`](crate::names::ENV_TRIAL_CONFIG).
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -331,7 +337,7 @@ impl ExitCode {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
-    /// Format version of the checkpoint.
+    /// Format version of the checkpoint: [`MANIFEST_FORMAT`] or [`MANIFEST_FORMAT_CHUNKS`].
     pub format: u32,
     /// Unique ID of the experiment.
     pub experiment_id: String,
@@ -360,6 +366,10 @@ pub struct Manifest {
 pub struct FileEntry {
     /// Size of the file in bytes.
     pub bytes: u64,
-    /// SHA-256 of the file, in hex.
+    /// SHA-256 of the file, in hex. With `chunkBytes`, SHA-256 of the concatenated SHA-256 of its
+    /// chunks.
     pub sha256: String,
+    /// Size of a chunk in bytes, if the file is hashed in chunks. The last chunk may be shorter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk_bytes: Option<u64>,
 }

@@ -1,5 +1,6 @@
 //! A storage root and the operations on it.
 
+mod hashed;
 mod list;
 mod multipart;
 mod retry;
@@ -143,13 +144,25 @@ impl Storage {
     ///
     /// The storage failed. The object may be written or not.
     pub async fn put(&self, path: &str, bytes: Bytes) -> Result<(), StorageError> {
+        self.put_concat(path, &[bytes]).await
+    }
+
+    /// Same as [`put`](Self::put), for an object that consists of the concatenated `parts`. Does
+    /// not copy them into one buffer.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`put`](Self::put).
+    pub async fn put_concat(&self, path: &str, parts: &[Bytes]) -> Result<(), StorageError> {
         let location = self.location(path)?;
+        let len: usize = parts.iter().map(Bytes::len).sum();
         match &self.parts {
-            Some(parts) if bytes.len() >= LARGE_BYTES => {
-                self.put_parts(parts.as_ref(), path, &location, &bytes).await
+            Some(store) if len >= LARGE_BYTES => {
+                self.put_parts(store.as_ref(), path, &location, parts).await
             }
             _ => {
-                let put = || self.store.put(&location, PutPayload::from(bytes.clone()));
+                let payload: PutPayload = parts.iter().cloned().collect();
+                let put = || self.store.put(&location, payload.clone());
                 self.retry(path, put).await.map(|_| ())
             }
         }

@@ -9,14 +9,18 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use bytes::Bytes;
 use serde_json::Value;
-use stoker_api::contract::{CheckpointRef, FileEntry, Manifest, Report, TrialConfig};
+use stoker_api::contract::{
+    CheckpointRef, FileEntry, MANIFEST_FORMAT, MANIFEST_FORMAT_CHUNKS, Manifest, Report,
+    TrialConfig,
+};
 use stoker_api::names::MANIFEST;
 use stoker_storage::segments::PendingFlush;
-use stoker_storage::{Storage, hash, layout};
+use stoker_storage::{Storage, layout};
 use tokio::runtime::Handle;
 
 mod deletion;
 mod error;
+mod file_parts;
 mod folder;
 mod pinned;
 mod retention;
@@ -26,19 +30,20 @@ mod store;
 pub(crate) use deletion::{delete, delete_each};
 pub use error::CheckpointError;
 pub(crate) use error::check_source;
+pub use file_parts::FileParts;
 pub use folder::load_folder;
 pub(crate) use retention::{Retention, RetentionLimits, RetentionTask};
 pub use source::CheckpointSource;
 pub(crate) use store::CheckpointStore;
 
-/// Version of the manifest format; does not cover the contents of the other files.
-const FORMAT: u32 = 1;
-
-/// The files of a checkpoint, by name.
+/// The files of a restored checkpoint, by name.
 pub type CheckpointContents = BTreeMap<String, Bytes>;
 
+/// The files of a checkpoint to save, by name.
+pub type NewContents = BTreeMap<String, FileParts>;
+
 /// Closure that produces the files of a checkpoint. Runs on a separate thread.
-pub type ContentsFn = Box<dyn FnOnce() -> Result<CheckpointContents, String> + Send>;
+pub type ContentsFn = Box<dyn FnOnce() -> Result<NewContents, String> + Send>;
 
 /// Contents of a new checkpoint, except its files.
 #[derive(Debug, Default)]
@@ -216,10 +221,7 @@ impl Checkpointer {
     }
 }
 
-async fn produce_contents(
-    name: &str,
-    produce: ContentsFn,
-) -> Result<CheckpointContents, CheckpointError> {
+async fn produce_contents(name: &str, produce: ContentsFn) -> Result<NewContents, CheckpointError> {
     let failed = |reason| CheckpointError::Contents { name: name.to_owned(), reason };
     let produced = tokio::task::spawn_blocking(produce).await;
     let contents = produced.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
@@ -233,22 +235,21 @@ fn parse(text: &[u8]) -> Result<Manifest, String> {
     let manifest: Manifest =
         serde_json::from_slice(text).map_err(|error| format!("cannot read {MANIFEST}: {error}"))?;
     match manifest.format {
-        FORMAT => Ok(manifest),
+        MANIFEST_FORMAT | MANIFEST_FORMAT_CHUNKS => Ok(manifest),
         format => Err(format!(
-            "{MANIFEST} has format {format}, but this version reads format {FORMAT}; use the \
-             version that wrote it"
+            "{MANIFEST} has format {format}, but this version reads formats {MANIFEST_FORMAT} and \
+             {MANIFEST_FORMAT_CHUNKS}; use the version that wrote it"
         )),
     }
 }
 
-fn verify(file: &str, entry: &FileEntry, bytes: &[u8]) -> Result<(), String> {
-    if bytes.len() as u64 != entry.bytes {
-        let actual = bytes.len();
-        return Err(format!("{file} has {actual} bytes, but {MANIFEST} lists {}", entry.bytes));
+/// Compares the size and the hash of a file with its entry in the manifest.
+fn verify(file: &str, entry: &FileEntry, bytes: usize, sha256: &str) -> Result<(), String> {
+    if bytes as u64 != entry.bytes {
+        return Err(format!("{file} has {bytes} bytes, but {MANIFEST} lists {}", entry.bytes));
     }
-    let actual = hash::sha256_hex(bytes);
-    if actual != entry.sha256 {
-        return Err(format!("{file} has SHA-256 {actual}, but {MANIFEST} lists {}", entry.sha256));
+    if sha256 != entry.sha256 {
+        return Err(format!("{file} has SHA-256 {sha256}, but {MANIFEST} lists {}", entry.sha256));
     }
     Ok(())
 }

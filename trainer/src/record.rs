@@ -6,19 +6,24 @@ use std::fmt::Debug;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::ModuleRecord;
 use burn::tensor::{
-    AllocationProperty, Bool, Bytes as BurnBytes, DType, Element, Int, Shape, Tensor, TensorData,
+    AllocationProperty, Bool, Bytes as BurnBytes, Element, Int, Tensor, TensorData,
 };
 use bytes::Bytes;
 
 use crate::callback::Weights;
-use crate::checkpoint::CheckpointContents;
+use crate::checkpoint::{CheckpointContents, FileParts};
 use crate::collective::Collective;
-use crate::rng::mix_seed;
 use crate::{Error, Result};
 
+mod host;
+mod pack;
 mod weights_file;
 mod weights_reader;
 
+use host::HostTensor;
+pub(crate) use host::to_bytes;
+pub(crate) use pack::to_canonical;
+use pack::{Entry, pack};
 pub use weights_file::WeightsFile;
 
 /// File of a model's weights and buffers.
@@ -153,8 +158,7 @@ impl ModuleMapper for Renumber {
     renumber!(map_bool, Bool);
 }
 
-/// Takes a snapshot of the model. Tensors are shared, not copied: [`Snapshot::into_bytes`] copies
-/// them.
+/// Takes a snapshot of the model. Tensors are shared, not copied.
 pub(crate) fn snapshot<M: Module>(model: &M) -> Snapshot {
     // Apply BatchNorm's pending update, in place; otherwise the record is one update behind.
     let _ = model.valid();
@@ -171,27 +175,29 @@ pub(crate) struct Snapshot {
     tensors: Vec<(String, ParamId, DeferredRead)>,
 }
 
-/// Copies a tensor to the host.
-type DeferredRead = Box<dyn FnOnce() -> Result<TensorData> + Send>;
+/// Reads a tensor's values on the host.
+type DeferredRead = Box<dyn FnOnce() -> Result<HostTensor> + Send>;
 
 impl Snapshot {
-    /// Encodes in burn's format, sorted by name.
-    pub(crate) fn into_bytes(self) -> Result<Bytes> {
+    /// Encodes in burn's format, sorted by name. The file shares the memory of tensors on the CPU.
+    pub(crate) fn into_file(self) -> Result<FileParts> {
         let entry = |(name, id, read): (String, ParamId, DeferredRead)| {
-            let (bytes, shape, dtype) = read()?.into_parts();
-            Ok((name, dtype, shape, Some(id.val()), bytes))
+            let HostTensor { bytes, shape, dtype } = read()?;
+            Ok(Entry { name, dtype, shape, id: Some(id.val()), bytes })
         };
         let tensors: Result<_> = self.tensors.into_iter().map(entry).collect();
         pack(tensors?, &BTreeMap::new(), BTreeMap::new())
     }
 
-    fn add(&mut self, id: ParamId, read: impl FnOnce() -> Result<TensorData> + Send + 'static) {
+    /// Same as [`into_file`](Self::into_file), copied into one buffer.
+    pub(crate) fn into_bytes(self) -> Result<Bytes> {
+        Ok(self.into_file()?.into_bytes())
+    }
+
+    fn add(&mut self, id: ParamId, read: impl FnOnce() -> Result<HostTensor> + Send + 'static) {
         self.tensors.push((self.path.join("."), id, Box::new(read)));
     }
 }
-
-/// Name, type, shape, ID and bytes of a tensor.
-type Entry = (String, DType, Shape, Option<u64>, BurnBytes);
 
 impl ModuleVisitor for Snapshot {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
@@ -204,17 +210,17 @@ impl ModuleVisitor for Snapshot {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.transform_for_save().val();
-        self.add(param.id, || tensor.try_into_data().map_err(tensor_read_error));
+        self.add(param.id, || HostTensor::from_float(tensor));
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
         let tensor = param.transform_for_save().val();
-        self.add(param.id, || tensor.try_into_data().map_err(tensor_read_error));
+        self.add(param.id, || HostTensor::from_int(tensor));
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
         let tensor = param.transform_for_save().val();
-        self.add(param.id, || tensor.try_into_data().map_err(tensor_read_error));
+        self.add(param.id, || HostTensor::from_bool(tensor));
     }
 }
 
@@ -292,44 +298,6 @@ fn is_buffer(id: ParamId) -> bool {
     id.val() > u64::from(u32::MAX)
 }
 
-/// Rewrites burn's bytes with the tensors sorted by name, because burn's optimizers write them in
-/// random order. Running statistics keep the random IDs of their construction, which [`initialize`]
-/// cannot change and nothing reads. They are replaced by a hash of the name.
-pub(crate) fn to_canonical(bytes: BurnBytes) -> Result<Bytes> {
-    let reader = burn_pack::Reader::from_bytes(bytes)?;
-    let (metadata, scalars) = (reader.metadata().clone(), reader.scalars().clone());
-    let mut tensors = vec![];
-    for tensor in reader.into_tensors()? {
-        tensors.push(tensor.into_parts()?);
-    }
-    pack(tensors, &metadata, scalars)
-}
-
-/// Encodes in burn's format, sorted by name.
-fn pack(
-    mut tensors: Vec<Entry>,
-    metadata: &BTreeMap<String, String>,
-    scalars: BTreeMap<String, burn_pack::Scalar>,
-) -> Result<Bytes> {
-    tensors.sort_by(|a, b| a.0.cmp(&b.0));
-    let num_tensors = tensors.len() as u64;
-    let tensors = tensors.into_iter().map(|(name, dtype, shape, id, bytes)| {
-        let id = id.map(|id| if id > num_tensors { name_id(&name) } else { id });
-        burn_pack::Tensor::new(name, dtype, shape, id, bytes)
-    });
-    let mut writer = burn_pack::Writer::new(tensors.collect());
-    for (key, value) in metadata {
-        writer = writer.with_metadata(key, value);
-    }
-    for (key, value) in scalars {
-        writer = writer.with_scalar(&key, value);
-    }
-    // `into_bytes` would copy once more.
-    let mut bytes = vec![0; writer.size()?];
-    writer.write_into(&mut bytes)?;
-    Ok(bytes.into())
-}
-
 /// Converts to burn's byte type. Copies only if the alignment is not sufficient for burn.
 pub(crate) fn to_burn_bytes(bytes: &Bytes) -> BurnBytes {
     match bytes.as_ptr().addr().is_multiple_of(16) {
@@ -338,19 +306,10 @@ pub(crate) fn to_burn_bytes(bytes: &Bytes) -> BurnBytes {
     }
 }
 
-/// Returns an ID derived from the name, above all parameter IDs.
-fn name_id(name: &str) -> u64 {
-    let bytes: Vec<u64> = name.bytes().map(u64::from).collect();
-    mix_seed(&bytes) | 1 << 63
-}
-
-/// Converts from burn's byte type.
-pub(crate) fn to_bytes(bytes: &BurnBytes) -> Bytes {
-    Bytes::copy_from_slice(bytes)
-}
-
 #[cfg(test)]
 mod tests {
+    use burn::tensor::DType;
+
     use super::*;
 
     #[test]

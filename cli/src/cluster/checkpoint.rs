@@ -3,12 +3,11 @@
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::json;
-use stoker_api::contract::Manifest;
+use stoker_api::contract::{MANIFEST_FORMAT_CHUNKS, Manifest};
 use stoker_api::experiment::Experiment;
 use stoker_api::names::MANIFEST;
 use stoker_api::number;
 use stoker_api::trial::{CheckpointRecord, Trial};
-use stoker_storage::hash::sha256_hex;
 use stoker_storage::{Storage, StorageError, layout};
 
 use super::connect::Cluster;
@@ -221,15 +220,30 @@ impl Download<'_> {
             )));
         }
         std::fs::create_dir_all(folder).map_err(|error| Failure::file("create", folder, error))?;
-        let bytes = self.get(MANIFEST).await?;
-        check(MANIFEST, &bytes, None, &self.record.manifest_sha256)?;
+        let (bytes, sha256) = self.get(MANIFEST, None).await?;
+        check(MANIFEST, &sha256, &self.record.manifest_sha256)?;
         let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|error| {
             Failure::System(format!("cannot parse the manifest of checkpoint {name}: {error}"))
         })?;
+        if manifest.format > MANIFEST_FORMAT_CHUNKS {
+            return Err(Failure::System(format!(
+                "cannot read checkpoint {name}: its manifest has format {}, but this version \
+                 reads formats up to {MANIFEST_FORMAT_CHUNKS}; use a newer `stoker`",
+                manifest.format
+            )));
+        }
         for (file, entry) in &manifest.files {
             let target = target(folder, file)?;
-            let bytes = self.get(file).await?;
-            check(file, &bytes, Some(entry.bytes), &entry.sha256)?;
+            let (bytes, sha256) = self.get(file, entry.chunk_bytes).await?;
+            if bytes.len() as u64 != entry.bytes {
+                return Err(Failure::System(format!(
+                    "{file} of the checkpoint is corrupt: it has {} bytes, not {}; choose another \
+                     checkpoint",
+                    bytes.len(),
+                    entry.bytes
+                )));
+            }
+            check(file, &sha256, &entry.sha256)?;
             write(&target, &bytes)?;
         }
         write(&folder.join(MANIFEST), &bytes)?;
@@ -249,12 +263,14 @@ impl Download<'_> {
         Ok(())
     }
 
+    /// Returns a file and its hash.
     async fn get(
         &self,
         file: &str,
-    ) -> Result<impl std::ops::Deref<Target = [u8]> + use<>, Failure> {
+        chunk_bytes: Option<u64>,
+    ) -> Result<(impl std::ops::Deref<Target = [u8]> + use<>, String), Failure> {
         let path = layout::checkpoint_file(self.path, &self.record.name, file);
-        match self.storage.get(&path).await {
+        match self.storage.get_hashed(&path, chunk_bytes).await {
             Err(StorageError::NotFound { .. }) => Err(Failure::System(format!(
                 "cannot read checkpoint {} of trial {}: {path} is missing in {}; choose another \
                  checkpoint",
@@ -285,13 +301,12 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     std::fs::write(path, bytes).map_err(|error| Failure::file("write", path, error))
 }
 
-fn check(file: &str, bytes: &[u8], len: Option<u64>, sha256: &str) -> Result<(), Failure> {
-    let actual = sha256_hex(bytes);
-    if actual == sha256 && len.is_none_or(|len| len == bytes.len() as u64) {
+fn check(file: &str, actual: &str, expected: &str) -> Result<(), Failure> {
+    if actual == expected {
         return Ok(());
     }
     Err(Failure::System(format!(
-        "{file} of the checkpoint is corrupt: its SHA-256 is {actual}, not {sha256}; choose \
+        "{file} of the checkpoint is corrupt: its SHA-256 is {actual}, not {expected}; choose \
          another checkpoint"
     )))
 }
@@ -299,6 +314,8 @@ fn check(file: &str, bytes: &[u8], len: Option<u64>, sha256: &str) -> Result<(),
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use stoker_storage::hash::sha256_hex;
 
     use super::*;
 

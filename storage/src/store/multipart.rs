@@ -23,20 +23,20 @@ impl Storage {
         store: &dyn MultipartStore,
         path: &str,
         location: &Path,
-        bytes: &Bytes,
+        bytes: &[Bytes],
     ) -> Result<(), StorageError> {
         let id = self.retry(path, || store.create_multipart(location)).await?;
-        let part_bytes = PART_BYTES.max(bytes.len().div_ceil(PARTS_MAX));
-        let starts = (0..bytes.len()).step_by(part_bytes).enumerate();
-        let put = |(idx, start): (usize, usize)| {
-            let part = bytes.slice(start..bytes.len().min(start + part_bytes));
+        let len: usize = bytes.iter().map(Bytes::len).sum();
+        let payloads = payloads(bytes, PART_BYTES.max(len.div_ceil(PARTS_MAX)));
+        let put = |(idx, payload): (usize, PutPayload)| {
             let id = &id;
             async move {
-                let put = || store.put_part(location, id, idx, PutPayload::from(part.clone()));
+                let put = || store.put_part(location, id, idx, payload.clone());
                 self.retry(path, put).await
             }
         };
-        let stored = stream::iter(starts.map(put)).buffered(PARTS_IN_FLIGHT).try_collect().await;
+        let payloads = stream::iter(payloads.into_iter().enumerate().map(put));
+        let stored = payloads.buffered(PARTS_IN_FLIGHT).try_collect().await;
         let done = match stored {
             Ok(parts) => {
                 let parts: Vec<_> = parts;
@@ -70,5 +70,46 @@ impl Storage {
             joined.extend_from_slice(&part);
         }
         Ok(joined.freeze())
+    }
+}
+
+/// Splits the concatenated `bytes` into payloads of `len` bytes, without copying. The last one may
+/// be shorter.
+fn payloads(bytes: &[Bytes], len: usize) -> Vec<PutPayload> {
+    let (mut payloads, mut payload, mut free) = (vec![], vec![], len);
+    for piece in bytes {
+        let mut rest = piece.clone();
+        while !rest.is_empty() {
+            let slice = rest.split_to(rest.len().min(free));
+            free -= slice.len();
+            payload.push(slice);
+            if free == 0 {
+                payloads.push(payload.drain(..).collect());
+                free = len;
+            }
+        }
+    }
+    if !payload.is_empty() {
+        payloads.push(payload.into_iter().collect());
+    }
+    payloads
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_cover_all_pieces_in_order() {
+        let check = |pieces: &[&'static str], len: usize, expected: &[&str]| {
+            let pieces: Vec<Bytes> = pieces.iter().map(|piece| Bytes::from(*piece)).collect();
+            let payloads: Vec<Bytes> =
+                payloads(&pieces, len).into_iter().map(Bytes::from).collect();
+            assert_eq!(payloads, expected);
+        };
+        check(&[], 3, &[]);
+        check(&["abcdefg"], 3, &["abc", "def", "g"]);
+        check(&["a", "", "bcdef", "g"], 3, &["abc", "def", "g"]);
+        check(&["ab", "cdef"], 3, &["abc", "def"]);
     }
 }

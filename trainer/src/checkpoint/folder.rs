@@ -1,10 +1,11 @@
 //! Checkpoints as local directories.
 
+use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
 use stoker_api::contract::{Manifest, StorageConfig};
 use stoker_api::names::MANIFEST;
-
+use stoker_storage::hash;
 use tokio::runtime::Builder;
 
 use super::source::Location;
@@ -20,15 +21,18 @@ use crate::Result as AnyResult;
 /// Fails if the directory does not contain a complete and intact checkpoint.
 pub fn load_folder(path: &Path) -> Result<(Manifest, CheckpointContents), CheckpointError> {
     let corrupt = |reason| CheckpointError::Corrupt { name: path.display().to_string(), reason };
-    let read = |file: &str| {
+    let read = |file: &str, chunk_bytes: Option<u64>| {
         let file_path = path_in(path, file).map_err(&corrupt)?;
-        std::fs::read(file_path).map_err(|error| corrupt(format!("cannot read {file}: {error}")))
+        File::open(file_path)
+            .and_then(|opened| hash::read_file(&opened, chunk_bytes))
+            .map_err(|error| corrupt(format!("cannot read {file}: {error}")))
     };
-    let manifest = parse(&read(MANIFEST)?).map_err(corrupt)?;
+    let (text, _) = read(MANIFEST, None)?;
+    let manifest = parse(&text).map_err(corrupt)?;
     let mut contents = CheckpointContents::new();
     for (file, entry) in &manifest.files {
-        let bytes = read(file)?;
-        verify(file, entry, &bytes).map_err(corrupt)?;
+        let (bytes, sha256) = read(file, entry.chunk_bytes)?;
+        verify(file, entry, bytes.len(), &sha256).map_err(corrupt)?;
         contents.insert(file.clone(), bytes.into());
     }
     Ok((manifest, contents))
@@ -55,25 +59,16 @@ impl CheckpointStore {
         let corrupt = |reason| CheckpointError::Corrupt { name: name.to_owned(), reason };
         for (file, entry) in manifest.files.iter().filter(|(file, _)| wanted(file)) {
             let path = path_in(folder, file).map_err(&corrupt)?;
-            let bytes = self.fetch(name, file).await?;
-            let (file, entry) = (file.clone(), entry.clone());
-            let write = move || -> Result<Result<(), String>, String> {
-                if let Err(why) = verify(&file, &entry, &bytes) {
-                    return Ok(Err(why));
-                }
-                let written = path
-                    .parent()
-                    .map_or(Ok(()), std::fs::create_dir_all)
-                    .and_then(|()| std::fs::write(&path, &bytes));
-                written.map(Ok).map_err(|error| format!("cannot write {}: {error}", path.display()))
+            let bytes = self.fetch_verified(name, file, entry).await?;
+            let write = move || -> Result<(), String> {
+                let parent = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+                let written = parent.and_then(|()| std::fs::write(&path, &bytes));
+                written.map_err(|error| format!("cannot write {}: {error}", path.display()))
             };
             let shut_down = |_| CheckpointError::ShutDown { name: name.to_owned() };
-            match tokio::task::spawn_blocking(write).await.map_err(shut_down)? {
-                Ok(checked) => checked.map_err(&corrupt)?,
-                Err(reason) => {
-                    return Err(CheckpointError::Local { name: name.to_owned(), reason });
-                }
-            }
+            let written = tokio::task::spawn_blocking(write).await.map_err(shut_down)?;
+            let failed = |reason| CheckpointError::Local { name: name.to_owned(), reason };
+            written.map_err(failed)?;
         }
         Ok(())
     }

@@ -269,10 +269,7 @@ mod tests {
             let folder = root.join(trial).join("checkpoints").join(name);
             std::fs::create_dir_all(&folder).unwrap();
             std::fs::write(folder.join("x"), name).unwrap();
-            let entry = stoker_api::contract::FileEntry {
-                bytes: name.len() as u64,
-                sha256: stoker_storage::hash::sha256_hex(name.as_bytes()),
-            };
+            let entry = hash::file_entry(&[name]);
             let manifest = Manifest {
                 format: 1,
                 experiment_id: "e".into(),

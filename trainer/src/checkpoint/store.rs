@@ -1,16 +1,19 @@
 //! Files and manifests of one trial's checkpoints in the storage.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use stoker_api::contract::{CheckpointRef, FileEntry, Manifest};
+use stoker_api::contract::{
+    CheckpointRef, FileEntry, MANIFEST_FORMAT, MANIFEST_FORMAT_CHUNKS, Manifest,
+};
 use stoker_api::names::MANIFEST;
 use stoker_storage::{Storage, StorageError, hash, layout};
 use tokio::task::JoinSet;
 
 use super::{
-    CheckpointContents, CheckpointError, FORMAT, SaveOutcome, SaveRequest, SavedCheckpoint, parse,
-    verify,
+    CheckpointContents, CheckpointError, NewContents, SaveOutcome, SaveRequest, SavedCheckpoint,
+    parse, verify,
 };
 
 /// Storage, path and identity of a trial's checkpoints.
@@ -30,7 +33,7 @@ impl CheckpointStore {
         &self,
         name: &str,
         request: SaveRequest,
-        contents: CheckpointContents,
+        contents: NewContents,
     ) -> SaveOutcome {
         let files: Vec<String> = contents.keys().cloned().collect();
         let outcome = self.save(name, request, contents).await;
@@ -50,12 +53,7 @@ impl CheckpointStore {
         outcome
     }
 
-    async fn save(
-        &self,
-        name: &str,
-        request: SaveRequest,
-        contents: CheckpointContents,
-    ) -> SaveOutcome {
+    async fn save(&self, name: &str, request: SaveRequest, contents: NewContents) -> SaveOutcome {
         let files = self.upload(name, contents).await?;
         self.commit(name, request, files).await
     }
@@ -72,8 +70,9 @@ impl CheckpointStore {
             stored.wait().await.map_err(failed)?;
         }
         let bytes = files.values().map(|entry| entry.bytes).sum();
+        let has_chunks = files.values().any(|entry| entry.chunk_bytes.is_some());
         let manifest = Manifest {
-            format: FORMAT,
+            format: if has_chunks { MANIFEST_FORMAT_CHUNKS } else { MANIFEST_FORMAT },
             experiment_id: self.experiment_id.clone(),
             trial: self.trial,
             attempt: self.attempt,
@@ -97,27 +96,26 @@ impl CheckpointStore {
     pub(crate) async fn upload(
         &self,
         name: &str,
-        contents: CheckpointContents,
+        contents: NewContents,
     ) -> Result<BTreeMap<String, FileEntry>, CheckpointError> {
         let mut uploads = JoinSet::new();
-        for (file, bytes) in contents {
+        for (file, parts) in contents {
             let storage = self.storage.clone();
             let path = layout::checkpoint_file(&self.trial_path, name, &file);
             uploads.spawn(async move {
-                let hashed = bytes.clone();
-                let sha256 = tokio::task::spawn_blocking(move || hash::sha256_hex(&hashed));
-                let size = bytes.len() as u64;
-                let stored = storage.put(&path, bytes).await;
-                (file, size, sha256.await, stored)
+                let parts: Arc<[Bytes]> = parts.into_parts().into();
+                let hashed = parts.clone();
+                let entry = tokio::task::spawn_blocking(move || hash::file_entry(&hashed));
+                let stored = storage.put_concat(&path, &parts).await;
+                (file, entry.await, stored)
             });
         }
         let shut_down = || CheckpointError::ShutDown { name: name.to_owned() };
         let mut files = BTreeMap::new();
         while let Some(upload) = uploads.join_next().await {
-            let (file, bytes, sha256, stored) = upload.map_err(|_| shut_down())?;
+            let (file, entry, stored) = upload.map_err(|_| shut_down())?;
             stored.map_err(|source| CheckpointError::Storage { name: name.to_owned(), source })?;
-            let sha256 = sha256.map_err(|_| shut_down())?;
-            files.insert(file, FileEntry { bytes, sha256 });
+            files.insert(file, entry.map_err(|_| shut_down())?);
         }
         Ok(files)
     }
@@ -176,14 +174,8 @@ impl CheckpointStore {
         for (file, entry) in manifest.files.clone() {
             let (store, name) = (self.clone(), name.to_owned());
             fetches.spawn(async move {
-                let bytes = store.fetch(&name, &file).await?;
-                let check = move || verify(&file, &entry, &bytes).map(|()| (file, bytes));
-                match tokio::task::spawn_blocking(check).await {
-                    Ok(checked) => {
-                        checked.map_err(|reason| CheckpointError::Corrupt { name, reason })
-                    }
-                    Err(_) => Err(CheckpointError::ShutDown { name }),
-                }
+                let bytes = store.fetch_verified(&name, &file, &entry).await?;
+                Ok::<_, CheckpointError>((file, bytes))
             });
         }
         let mut contents = CheckpointContents::new();
@@ -195,14 +187,34 @@ impl CheckpointStore {
         Ok(contents)
     }
 
+    /// Reads a file and verifies it against its entry in the manifest.
+    pub(super) async fn fetch_verified(
+        &self,
+        name: &str,
+        file: &str,
+        entry: &FileEntry,
+    ) -> Result<Bytes, CheckpointError> {
+        let path = layout::checkpoint_file(&self.trial_path, name, file);
+        let read = self.storage.get_hashed(&path, entry.chunk_bytes).await;
+        let (bytes, sha256) = read.map_err(|source| unreadable(name, file, source))?;
+        let corrupt = |reason| CheckpointError::Corrupt { name: name.to_owned(), reason };
+        verify(file, entry, bytes.len(), &sha256).map_err(corrupt)?;
+        Ok(bytes)
+    }
+
     pub(crate) async fn fetch(&self, name: &str, file: &str) -> Result<Bytes, CheckpointError> {
         let path = layout::checkpoint_file(&self.trial_path, name, file);
-        let name = name.to_owned();
-        self.storage.get(&path).await.map_err(|source| match source {
-            StorageError::NotFound { .. } => {
-                CheckpointError::Corrupt { name, reason: format!("{file} is missing") }
-            }
-            source => CheckpointError::Storage { name, source },
-        })
+        self.storage.get(&path).await.map_err(|source| unreadable(name, file, source))
+    }
+}
+
+/// Returns the error for a file that cannot be read.
+fn unreadable(name: &str, file: &str, source: StorageError) -> CheckpointError {
+    let name = name.to_owned();
+    match source {
+        StorageError::NotFound { .. } => {
+            CheckpointError::Corrupt { name, reason: format!("{file} is missing") }
+        }
+        source => CheckpointError::Storage { name, source },
     }
 }

@@ -1,5 +1,7 @@
 //! Tests with corrupt and interrupted checkpoints, and those of other trials.
 
+mod formats;
+
 use std::sync::mpsc::channel;
 
 use stoker_storage::segments::{SegmentWriter, Segments};
@@ -28,7 +30,7 @@ impl Fixture {
 
     fn save(&self, batches: u64) -> CheckpointRef {
         let mut checkpoints = self.checkpoints();
-        checkpoints.begin(save(batches), Box::new(|| Ok(contents()))).unwrap();
+        checkpoints.begin(save(batches), Box::new(|| Ok(new_contents()))).unwrap();
         let saved = checkpoints.finish().unwrap().unwrap();
         CheckpointRef { name: saved.name, manifest_sha256: saved.manifest_sha256, trial_path: None }
     }
@@ -61,13 +63,17 @@ fn contents() -> CheckpointContents {
     ])
 }
 
+fn new_contents() -> NewContents {
+    contents().into_iter().map(|(name, bytes)| (name, bytes.into())).collect()
+}
+
 #[test]
 fn saved_checkpoint_is_restored_with_its_metadata() {
     let fixture = Fixture::new();
     let mut checkpoints = fixture.checkpoints();
     let metadata = BTreeMap::from([("note".to_owned(), Value::from("x"))]);
     let request = SaveRequest { metric: Some(0.5), metadata: metadata.clone(), ..save(100) };
-    checkpoints.begin(request, Box::new(|| Ok(contents()))).unwrap();
+    checkpoints.begin(request, Box::new(|| Ok(new_contents()))).unwrap();
     let saved = checkpoints.finish().unwrap().unwrap();
     assert_eq!((saved.name.as_str(), saved.bytes, saved.metric), ("000000000100-2", 14, Some(0.5)));
     assert_eq!(checkpoints.finish().unwrap(), None);
@@ -147,11 +153,11 @@ fn next_save_waits_for_the_previous() {
     let fixture = Fixture::new();
     let mut checkpoints = fixture.checkpoints();
     let (go, wait) = channel();
-    let slow = move || wait.recv().map_err(|error| error.to_string()).map(|()| contents());
+    let slow = move || wait.recv().map_err(|error| error.to_string()).map(|()| new_contents());
     checkpoints.begin(save(1), Box::new(slow)).unwrap();
     assert_eq!(checkpoints.poll().unwrap(), None);
     go.send(()).unwrap();
-    checkpoints.begin(save(2), Box::new(|| Ok(contents()))).unwrap();
+    checkpoints.begin(save(2), Box::new(|| Ok(new_contents()))).unwrap();
     assert_eq!(checkpoints.poll().unwrap().map(|saved| saved.batches), Some(1));
     assert_eq!(checkpoints.finish().unwrap().map(|saved| saved.batches), Some(2));
     assert_eq!(checkpoints.finish().unwrap(), None);
@@ -167,14 +173,14 @@ fn manifest_is_written_after_the_metrics() {
     metrics.append("row\n");
     let mut checkpoints = fixture.checkpoints();
     let request = SaveRequest { after: vec![metrics.request_flush()], ..save(1) };
-    checkpoints.begin(request, Box::new(|| Ok(contents()))).unwrap();
+    checkpoints.begin(request, Box::new(|| Ok(new_contents()))).unwrap();
     let error = checkpoints.finish().unwrap_err();
     assert!(matches!(error, CheckpointError::Storage { .. }), "{error}");
     let left = fixture.rt.block_on(fixture.storage.list("t/checkpoints")).unwrap();
     assert!(left.is_empty(), "files of the failed save remain: {left:?}");
     std::fs::remove_file(fixture.folder.path().join("m")).unwrap();
     let request = SaveRequest { after: vec![metrics.request_flush()], ..save(1) };
-    checkpoints.begin(request, Box::new(|| Ok(contents()))).unwrap();
+    checkpoints.begin(request, Box::new(|| Ok(new_contents()))).unwrap();
     assert!(checkpoints.finish().unwrap().is_some());
     assert!(fixture.path("000000000001-2/manifest.json").exists());
     assert!(fixture.folder.path().join("m/0-00000000.jsonl").exists());

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Optimizers, Schedule};
 use crate::Result;
-use crate::checkpoint::CheckpointContents;
+use crate::checkpoint::{CheckpointContents, NewContents};
 use crate::record;
 
 /// File of the optimizers' tensors.
@@ -75,7 +75,7 @@ impl Optimizers {
 
 impl OptimizersSnapshot {
     /// Adds the files of this snapshot to `contents`.
-    pub(crate) fn write(self, contents: &mut CheckpointContents) -> Result<()> {
+    pub(crate) fn write(self, contents: &mut NewContents) -> Result<()> {
         let (optimizer, schedules) = match self {
             Self::Own { optimizer, schedules } => (optimizer.to_record(), schedules),
             #[cfg(feature = "learner")]
@@ -86,7 +86,7 @@ impl OptimizersSnapshot {
         };
         contents.insert(OPTIMIZERS.into(), record::to_canonical(optimizer.into_bytes()?)?);
         for (index, schedule) in schedules {
-            contents.insert(schedule_file(index), record::to_bytes(&schedule.into_bytes()?));
+            contents.insert(schedule_file(index), record::to_bytes(schedule.into_bytes()?).into());
         }
         Ok(())
     }

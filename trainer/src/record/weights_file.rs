@@ -12,7 +12,7 @@ use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
 use safetensors::{Dtype, View};
 
 use super::weights_reader::{self, StoredTensor};
-use super::{pack, to_burn_bytes};
+use super::{Entry, HostTensor, pack, to_burn_bytes};
 use crate::Result;
 
 /// A file of weights in the safetensors format.
@@ -138,8 +138,9 @@ impl WeightsFile {
             };
             let data =
                 TensorData::from_bytes_vec(bytes, tensor.shape, dtype).convert_dtype(tensor.dtype);
-            let (bytes, shape, dtype) = data.into_parts();
-            entries.push((tensor.path.join("."), dtype, shape, Some(tensor.id.val()), bytes));
+            let HostTensor { bytes, shape, dtype } = data.into();
+            let (name, id) = (tensor.path.join("."), Some(tensor.id.val()));
+            entries.push(Entry { name, dtype, shape, id, bytes });
         }
         let unexpected: Vec<String> = file.into_keys().collect();
         if !missing.is_empty() || !unexpected.is_empty() {
@@ -154,7 +155,7 @@ impl WeightsFile {
             )
             .into());
         }
-        let packed = pack(entries, &BTreeMap::new(), BTreeMap::new())?;
+        let packed = pack(entries, &BTreeMap::new(), BTreeMap::new())?.into_bytes();
         let record = ModuleRecord::from_bytes(to_burn_bytes(&packed))?;
         // Apply BatchNorm's pending update first; otherwise it would be added to the loaded
         // statistics.

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     fn shard(files: &[(&str, &str)], metadata: &Value) -> Shard {
-        let entry = |sha256: &str| FileEntry { bytes: 3, sha256: sha256.into() };
+        let entry = |sha256: &str| FileEntry { bytes: 3, sha256: sha256.into(), chunk_bytes: None };
         Shard {
             files: files.iter().map(|(file, sum)| ((*file).to_owned(), entry(sum))).collect(),
             metadata: serde_json::from_value(metadata.clone()).unwrap(),

@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 
 use super::options::Select;
 use crate::Result;
-use crate::checkpoint::{CheckpointContents, CheckpointError, CheckpointStore};
+use crate::checkpoint::{CheckpointError, CheckpointStore, NewContents};
 use crate::collective::{Distributed, RankActivity, all_gather_json};
 use crate::error::PeerFailed;
 
@@ -75,11 +75,11 @@ impl CheckpointUpload<'_> {
         files: impl IntoIterator<Item = (&'f String, &'f PathBuf)>,
     ) -> Result<BTreeMap<String, FileEntry>> {
         let mut stored = BTreeMap::new();
-        let (mut group, mut bytes) = (CheckpointContents::new(), 0);
+        let (mut group, mut bytes) = (NewContents::new(), 0);
         for (name, path) in files {
             let content = read(path)?;
             bytes += content.len() as u64;
-            group.insert(name.clone(), content);
+            group.insert(name.clone(), content.into());
             if bytes >= GROUP_BYTES_MAX || group.len() >= GROUP_FILES_MAX {
                 stored.extend(self.upload_group(std::mem::take(&mut group))?);
                 bytes = 0;
@@ -89,7 +89,7 @@ impl CheckpointUpload<'_> {
         Ok(stored)
     }
 
-    fn upload_group(&self, contents: CheckpointContents) -> Result<BTreeMap<String, FileEntry>> {
+    fn upload_group(&self, contents: NewContents) -> Result<BTreeMap<String, FileEntry>> {
         let (store, name) = (self.store.clone(), self.name.to_owned());
         Ok(run_blocking(self.rt, self.name, async move { store.upload(&name, contents).await })?)
     }
@@ -176,7 +176,7 @@ fn read(path: &Path) -> Result<Bytes> {
 
 pub(super) fn file_entry(path: &Path) -> Result<FileEntry> {
     let content = read(path)?;
-    Ok(FileEntry { bytes: content.len() as u64, sha256: hash::sha256_hex(&content) })
+    Ok(hash::file_entry(&[content]))
 }
 
 /// Temporary directory, deleted on drop.

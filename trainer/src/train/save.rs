@@ -9,7 +9,7 @@ use super::run::Run;
 use super::state::{PendingTensors, RunState};
 use super::{CallbackError, call_hook, call_hook_with_index, catch_panic, unique_names};
 use crate::callback::CheckpointFiles;
-use crate::checkpoint::{CheckpointContents, Restored};
+use crate::checkpoint::{CheckpointContents, NewContents, Restored};
 use crate::collective::all_gather_json;
 use crate::error::{Infrastructure, with_sources};
 use crate::{Error, InvalidHyperparameters, Result, precision, record};
@@ -24,7 +24,7 @@ pub(super) struct RestoreError {
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Starts a save of the current state. The save shares tensors with the loop until a step
-    /// replaces them. Copying to the host, writing, hashing and storing run on other threads.
+    /// replaces them. Copying from a device, hashing and storing run on other threads.
     pub(super) fn save(&mut self) -> Result<()> {
         if !self.io().has_storage() || self.saved == Some(self.state.batches) {
             return Ok(());
@@ -59,10 +59,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let others = self.gather_pending(&gradients)?;
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
         let best_weights = self.best_weights.clone();
-        let make = move || -> Result<CheckpointContents> {
-            let mut contents: CheckpointContents = files;
-            contents.extend(best_weights.map(|model| (BEST_WEIGHTS.into(), model)));
-            contents.insert(record::MODEL.into(), model.into_bytes()?);
+        let make = move || -> Result<NewContents> {
+            let files = files.into_iter().map(|(name, bytes)| (name, bytes.into()));
+            let mut contents: NewContents = files.collect();
+            contents.extend(best_weights.map(|model| (BEST_WEIGHTS.into(), model.into())));
+            contents.insert(record::MODEL.into(), model.into_file()?);
             tensors.write(&mut contents)?;
             state.write(gradients, others, &mut contents)?;
             Ok(contents)

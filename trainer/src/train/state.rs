@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::Result;
 use crate::callback::Logs;
-use crate::checkpoint::CheckpointContents;
+use crate::checkpoint::{CheckpointContents, NewContents};
 use crate::optim::{GradientSum, OptimizersState, PendingGradients};
 use crate::record;
 use crate::step::Metrics;
@@ -141,15 +141,15 @@ impl RunState {
         &self,
         gradients: PendingTensors,
         others: Vec<Bytes>,
-        contents: &mut CheckpointContents,
+        contents: &mut NewContents,
     ) -> Result<()> {
         contents.insert(STATE.into(), serde_json::to_vec(self)?.into());
         if !gradients.is_empty() {
-            contents.insert(GRADIENTS.into(), Self::pack(gradients)?);
+            contents.insert(GRADIENTS.into(), Self::pack(gradients)?.into());
         }
         for (idx, packed) in others.into_iter().enumerate() {
             if !packed.is_empty() {
-                contents.insert(gradients_file(idx + 1), packed);
+                contents.insert(gradients_file(idx + 1), packed.into());
             }
         }
         Ok(())
@@ -165,7 +165,7 @@ impl RunState {
             burn_pack::Tensor::new(index.to_string(), dtype, shape, None, bytes)
         });
         let bytes = burn_pack::Writer::new(tensors.collect()).into_bytes()?;
-        Ok(record::to_bytes(&bytes))
+        Ok(record::to_bytes(bytes))
     }
 
     /// Reads the state that [`RunState::write`] wrote.

@@ -37,8 +37,7 @@ fn write(folder: &Path, name: &str, metric: Option<f64>) {
 /// Saves a checkpoint as a training loop does.
 fn save(context: &Context, batches: u64, metric: Option<f64>) {
     let mut io = context.io();
-    io.save(batches, metric, Box::new(|| Ok(crate::checkpoint::CheckpointContents::new())))
-        .unwrap();
+    io.save(batches, metric, Box::new(|| Ok(crate::checkpoint::NewContents::new()))).unwrap();
     io.report_saved(true).unwrap();
     io.flush().unwrap();
 }

@@ -423,6 +423,49 @@ mod tests {
         assert!(!folder.path().join(MANIFEST).exists());
     }
 
+    /// Stores a manifest as that of the only checkpoint.
+    async fn replace_manifest(
+        storage: &Storage,
+        record: &CheckpointRecord,
+        manifest: &serde_json::Value,
+    ) -> CheckpointRecord {
+        let manifest = manifest.to_string();
+        let manifest_sha256 = sha256_hex(manifest.as_bytes());
+        storage.put(&layout::manifest_path("t", "c"), manifest.into()).await.unwrap();
+        CheckpointRecord { manifest_sha256, ..record.clone() }
+    }
+
+    #[tokio::test]
+    async fn files_with_chunks_are_verified() {
+        let text = "0123456789".repeat(1000);
+        let (storage, record) = stored(&[("model.bpk", &text)]).await;
+        let manifest = |format: u32, bytes: usize| {
+            let sha256 = stoker_storage::hash::file_hash(&[&text], Some(4096));
+            json!({
+                "format": format, "experimentId": "x", "trial": 0, "attempt": 0, "batches": 1,
+                "files": {"model.bpk": {"bytes": bytes, "sha256": sha256, "chunkBytes": 4096}},
+            })
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let check = async |manifest: serde_json::Value, expected: &str| {
+            let record = replace_manifest(&storage, &record, &manifest).await;
+            let error = fetch(&storage, &record, folder.path()).await.unwrap_err();
+            assert!(error.contains(expected), "{error}");
+            assert!(!folder.path().join(MANIFEST).exists());
+        };
+        check(manifest(3, text.len()), "has format 3, but this version reads formats up to 2")
+            .await;
+        check(manifest(2, 9), "it has 10000 bytes, not 9").await;
+        let good = replace_manifest(&storage, &record, &manifest(2, text.len())).await;
+        fetch(&storage, &good, folder.path()).await.unwrap();
+        assert_eq!(std::fs::read_to_string(folder.path().join("model.bpk")).unwrap(), text);
+        let path = layout::checkpoint_file("t", "c", "model.bpk");
+        storage.put(&path, text.replace("0123", "0124").into()).await.unwrap();
+        let other = tempfile::tempdir().unwrap();
+        let error = fetch(&storage, &good, other.path()).await.unwrap_err();
+        assert!(error.contains("model.bpk of the checkpoint is corrupt"), "{error}");
+    }
+
     #[test]
     fn manifest_paths_outside_the_directory_are_refused() {
         let of = |file: &str| target(Path::new("/x"), file).is_ok();

@@ -5,7 +5,7 @@ use burn::optim::LearningRate;
 use burn::optim::{Adam, AdamState, AdamW, AdamWState, AdaptiveMomentumState, Optimizer};
 use burn::tensor::{Device, Tensor};
 
-use super::pass::{Array, Clip, are_supported, clip, decayed, update};
+use super::pass::{Array, Clip, are_supported, clip, decayed, update_three};
 use super::{AdamValues, AdamWValues};
 
 /// Fused [`Adam`]. See [`OptimizerConfigExt`](super::OptimizerConfigExt).
@@ -77,12 +77,14 @@ impl Optimizer for FusedAdam {
         let epsilon = epsilon * root;
         let (tensor, state) = moments.step(
             tensor,
-            &grad,
+            grad,
             clip,
             #[inline(always)]
-            |weight, gradient| decayed(penalty, weight, gradient),
+            move |weight, gradient| decayed(penalty, weight, gradient),
             #[inline(always)]
-            |weight, [first, second]| weight - first * factor / (second.sqrt() + epsilon) * rate,
+            move |weight, [first, second]| {
+                weight - first * factor / (second.sqrt() + epsilon) * rate
+            },
         );
         (tensor, Some(AdamState::new(state)))
     }
@@ -121,12 +123,12 @@ impl Optimizer for FusedAdamW {
             (decay == 0.0, decay as f32, (1.0 - decay) as f32, lr as f32);
         let (tensor, state) = moments.step(
             tensor,
-            &grad,
+            grad,
             clip,
             #[inline(always)]
-            |_, gradient| gradient,
+            move |_, gradient| gradient,
             #[inline(always)]
-            |weight, [first, second]| {
+            move |weight, [first, second]| {
                 let decayed = if keeps {
                     weight
                 } else if is_cautious {
@@ -193,21 +195,21 @@ impl<const D: usize> Moments<D> {
     fn step(
         mut self,
         tensor: Tensor<D>,
-        gradient: &Array,
+        mut gradient: Array,
         clip: Clip,
         decayed: impl Fn(f32, f32) -> f32 + Sync,
         updated: impl Fn(f32, [f32; 2]) -> f32 + Sync,
     ) -> (Tensor<D>, AdaptiveMomentumState<D>) {
-        let mut tensor = Array::new(tensor);
+        let tensor = Array::new(tensor);
         let [beta_1, beta_2] = self.betas;
         let (share_1, share_2) = (1.0 - beta_1, 1.0 - beta_2);
         let is_first = self.time == 1;
-        update(
-            [&mut tensor, &mut self.first, &mut self.second],
-            gradient,
+        update_three(
+            [&mut gradient, &mut self.first, &mut self.second],
+            &tensor,
             clip,
             #[inline(always)]
-            |[weight, first, second], gradient| {
+            move |[gradient, first, second], weight| {
                 let gradient = decayed(weight, gradient);
                 let added = [gradient * share_1, gradient * gradient * share_2];
                 let [first, second] = if is_first {
@@ -222,6 +224,6 @@ impl<const D: usize> Moments<D> {
         let [moment_1, moment_2] = moments;
         let state =
             AdaptiveMomentumState { time: self.time, moment_1, moment_2, max_moment_2: self.max };
-        (tensor.into_tensor(), state)
+        (gradient.into_tensor(), state)
     }
 }

@@ -18,7 +18,7 @@ pub(super) fn are_supported<const D: usize>(tensors: &[&Tensor<D>]) -> bool {
     is_enabled() && tensors.iter().all(is_supported) && tensors.iter().all(has_shape)
 }
 
-/// Values of an `f32` tensor on Flex in row-major order, updated in place if the tensor is not
+/// Values of an `f32` tensor on Flex in row-major order. Changes are in place if the tensor is not
 /// shared.
 pub(super) struct Array(FlexTensor);
 
@@ -52,14 +52,11 @@ impl Array {
     }
 }
 
-/// Clipping of one parameter's gradient, as burn does it.
+/// Clipping of one parameter's gradient, as burn does it: a limit of each value, then a factor.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Clip {
-    Nothing,
-    /// Limits each value.
-    Value(f32),
-    /// Multiplies all values.
-    Factor(f32),
+pub(super) struct Clip {
+    limit: f32,
+    factor: f32,
 }
 
 impl Clip {
@@ -68,26 +65,24 @@ impl Clip {
         config: Option<&GradientClippingConfig>,
         gradient: &Tensor<D>,
     ) -> Self {
+        // Both values leave the gradient as it is.
+        let nothing = Self { limit: f32::INFINITY, factor: 1.0 };
         match config {
-            None => Self::Nothing,
-            Some(GradientClippingConfig::Value(limit)) => Self::Value(*limit),
+            None => nothing,
+            Some(GradientClippingConfig::Value(limit)) => Self { limit: *limit, ..nothing },
             Some(GradientClippingConfig::Norm(limit)) => {
                 let norm = gradient.clone().square().sum().sqrt();
                 let factor = *limit / norm.add_scalar(FloatDType::F32.finfo().min_positive);
-                Self::Factor(factor.clamp_max(1.0).into_scalar())
+                Self { factor: factor.clamp_max(1.0).into_scalar(), ..nothing }
             }
         }
     }
 
     #[inline(always)]
     fn apply(self, gradient: f32) -> f32 {
-        match self {
-            Self::Nothing => gradient,
-            Self::Value(limit) if gradient > limit => limit,
-            Self::Value(limit) if gradient < -limit => -limit,
-            Self::Value(_) => gradient,
-            Self::Factor(factor) => gradient * factor,
-        }
+        let limited = if gradient > self.limit { self.limit } else { gradient };
+        let limited = if gradient < -self.limit { -self.limit } else { limited };
+        limited * self.factor
     }
 }
 
@@ -112,62 +107,54 @@ pub(super) fn decayed(penalty: Option<f32>, weight: f32, gradient: f32) -> f32 {
     }
 }
 
-/// Number of values that a pass keeps in registers or the nearest cache.
-const BLOCK: usize = 64;
-
-/// Replaces the values of `arrays` at each index by `function(values, gradient)`.
-pub(super) fn update<const N: usize>(
-    arrays: [&mut Array; N],
-    gradient: &Array,
-    clip: Clip,
-    function: impl Fn([f32; N], f32) -> [f32; N] + Sync,
-) {
-    let gradient = gradient.values();
-    let size = chunk_rows(gradient.len());
-    let mut chunks = arrays.map(|array| array.values_mut().chunks_mut(size));
-    let parts = gradient.chunks(size).map(|gradient| {
-        (chunks.each_mut().map(|chunks| chunks.next().unwrap_or_default()), gradient)
-    });
-    let parts: Vec<([&mut [f32]; N], &[f32])> = parts.collect();
-    map_chunks(gradient.len(), parts, |(mut arrays, gradient)| {
-        vectorize(
-            #[inline(always)]
-            || {
-                for (index, gradient) in gradient.chunks(BLOCK).enumerate() {
-                    let start = index * BLOCK;
-                    update_block(&mut arrays, start, gradient, clip, &function);
-                }
-            },
-        );
-    });
-}
-
-/// Updates the values from `start` on. Copies let the compiler use vectors: it does not know that
-/// the arrays do not overlap.
-#[inline(always)]
-fn update_block<const N: usize>(
-    arrays: &mut [&mut [f32]; N],
-    start: usize,
-    gradient: &[f32],
-    clip: Clip,
-    function: &impl Fn([f32; N], f32) -> [f32; N],
-) {
-    let num = gradient.len();
-    let (mut values, mut gradients) = ([[0.0; BLOCK]; N], [0.0; BLOCK]);
-    gradients[..num].copy_from_slice(gradient);
-    for (values, array) in values.iter_mut().zip(arrays.iter()) {
-        values[..num].copy_from_slice(&array[start..start + num]);
-    }
-    for gradient in &mut gradients {
-        *gradient = clip.apply(*gradient);
-    }
-    for index in 0..BLOCK {
-        let updated = function(values.map(|values| values[index]), gradients[index]);
-        for (values, updated) in values.iter_mut().zip(updated) {
-            values[index] = updated;
+/// Defines a function that replaces the values of some arrays at each index by
+/// `function(values, weight)`. The first array has the gradients, and gets the new weights: it is
+/// hardly ever shared, while the tensor of a parameter is.
+macro_rules! update {
+    ($name:ident, $loop:ident, $num:literal, $gradient:ident $($array:ident)*) => {
+        pub(super) fn $name(
+            arrays: [&mut Array; $num],
+            weights: &Array,
+            clip: Clip,
+            function: impl Fn([f32; $num], f32) -> [f32; $num] + Sync,
+        ) {
+            let weights = weights.values();
+            let size = chunk_rows(weights.len());
+            let mut chunks = arrays.map(|array| array.values_mut().chunks_mut(size));
+            let parts = weights.chunks(size).map(|weights| {
+                (chunks.each_mut().map(|chunks| chunks.next().unwrap_or_default()), weights)
+            });
+            let parts: Vec<([&mut [f32]; $num], &[f32])> = parts.collect();
+            map_chunks(weights.len(), parts, |([$gradient, $($array),*], weights)| {
+                vectorize(
+                    #[inline(always)]
+                    || $loop($gradient, $($array,)* weights, clip, &function),
+                );
+            });
         }
-    }
-    for (values, array) in values.iter().zip(arrays.iter_mut()) {
-        array[start..start + num].copy_from_slice(&values[..num]);
-    }
+
+        /// Arguments instead of an array tell the compiler that the slices do not overlap.
+        /// Functions must own their values (`move`), which otherwise might overlap the slices.
+        #[inline(always)]
+        fn $loop(
+            $gradient: &mut [f32],
+            $($array: &mut [f32],)*
+            weights: &[f32],
+            clip: Clip,
+            function: &impl Fn([f32; $num], f32) -> [f32; $num],
+        ) {
+            let num = weights.len();
+            let $gradient = &mut $gradient[..num];
+            $(let $array = &mut $array[..num];)*
+            for index in 0..num {
+                let gradient = clip.apply($gradient[index]);
+                [$gradient[index], $($array[index]),*] =
+                    function([gradient, $($array[index]),*], weights[index]);
+            }
+        }
+    };
 }
+
+update!(update_one, loop_one, 1, gradient);
+update!(update_two, loop_two, 2, gradient second);
+update!(update_three, loop_three, 3, gradient second third);

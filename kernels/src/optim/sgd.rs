@@ -7,7 +7,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{Optimizer, RecordState, StateSink, StateSource, join_path};
 use burn::tensor::{Device, Tensor};
 
-use super::pass::{Array, Clip, are_supported, clip, decayed, update};
+use super::pass::{Array, Clip, are_supported, clip, decayed, update_one, update_two};
 
 /// Fused [`Sgd`](burn::optim::Sgd). See [`OptimizerConfigExt`](super::OptimizerConfigExt).
 #[derive(Clone, Debug)]
@@ -75,27 +75,27 @@ impl FusedSgd {
         velocity: Option<Tensor<D>>,
     ) -> (Tensor<D>, Option<Tensor<D>>) {
         let clip = Clip::new(self.clipping.as_ref(), &gradient);
-        let (mut tensor, gradient) = (Array::new(tensor), Array::new(gradient));
+        let (tensor, mut gradient) = (Array::new(tensor), Array::new(gradient));
         let (rate, penalty) = (rate as f32, self.penalty);
         let Some(Momentum { momentum, share, nesterov }) = self.momentum else {
-            update(
-                [&mut tensor],
-                &gradient,
+            update_one(
+                [&mut gradient],
+                &tensor,
                 clip,
                 #[inline(always)]
-                |[weight], gradient| [weight - decayed(penalty, weight, gradient) * rate],
+                move |[gradient], weight| [weight - decayed(penalty, weight, gradient) * rate],
             );
-            return (tensor.into_tensor(), velocity);
+            return (gradient.into_tensor(), velocity);
         };
         let is_first = velocity.is_none();
         // The first step replaces the copied values.
         let mut velocity = velocity.map_or_else(|| gradient.copied(), Array::new);
-        update(
-            [&mut tensor, &mut velocity],
-            &gradient,
+        update_two(
+            [&mut gradient, &mut velocity],
+            &tensor,
             clip,
             #[inline(always)]
-            |[weight, velocity], gradient| {
+            move |[gradient, velocity], weight| {
                 let gradient = decayed(penalty, weight, gradient);
                 let velocity =
                     if is_first { gradient } else { gradient * share + velocity * momentum };
@@ -103,7 +103,7 @@ impl FusedSgd {
                 [weight - delta * rate, velocity]
             },
         );
-        (tensor.into_tensor(), Some(velocity.into_tensor()))
+        (gradient.into_tensor(), Some(velocity.into_tensor()))
     }
 }
 

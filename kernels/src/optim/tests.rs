@@ -1,3 +1,5 @@
+//! Tests of the optimizers against those of burn.
+
 use burn::backend::Flex;
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};

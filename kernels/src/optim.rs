@@ -1,4 +1,4 @@
-//! Optimizers that update each parameter in one pass, with the bits and records of burn's.
+//! Optimizers that update each parameter in one pass, bit-identical to burn's.
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::decay::WeightDecayConfig;
@@ -24,7 +24,7 @@ pub use sgd::FusedSgd;
 /// assert!(optimizer.to_record().is_empty());
 /// ```
 ///
-/// Weights and states have the same bits as with burn's optimizer, also after any number of steps.
+/// Weights and states are bit-identical to those of burn's optimizer after any number of steps.
 /// Records have the same layout, so either optimizer continues from the record of the other.
 ///
 /// Parameters on another backend than Flex or of another type than `f32`, and all parameters with

@@ -178,13 +178,13 @@ fn train<M: Trained>() -> u64 {
     hash.0
 }
 
-/// Marks the child processes of `trainings_have_equal_bits_on_all_processors`.
+/// Marks the child processes of `trainings_are_bit_identical_with_avx512`.
 const ENV_CHILD: &str = "TEST_TRAINING_CHILD";
 
 /// Returns the instruction set and the hashes for each number of threads.
 fn train_in_child(switch: &str) -> (String, Vec<String>) {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "training::trainings_have_equal_bits_on_all_processors"]);
+    child.args(["--exact", "training::trainings_are_bit_identical_with_avx512"]);
     child.arg("--nocapture").env(ENV_CHILD, "").env("STOKER_KERNELS", switch);
     let output = child.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -201,7 +201,7 @@ fn train_in_child(switch: &str) -> (String, Vec<String>) {
 
 /// Compares AVX2 and AVX-512 on one processor, for several numbers of threads.
 #[test]
-fn trainings_have_equal_bits_on_all_processors() {
+fn trainings_are_bit_identical_with_avx512() {
     if std::env::var_os(ENV_CHILD).is_some() {
         println!("\ninstructions: {:?}", Instructions::current());
         for num_threads in [1, 2, 4, 8] {

@@ -226,7 +226,12 @@ impl CollectiveOp {
         match self {
             Self::AllGather => "all_gather",
             Self::Gather => "gather",
-            _ => "all_reduce",
+            Self::SumF32
+            | Self::SumF64
+            | Self::SumF16
+            | Self::SumBf16
+            | Self::SumTensor
+            | Self::SumSegments => "all_reduce",
         }
     }
 }

@@ -29,7 +29,7 @@ impl Model {
         model
     }
 
-    /// Returns the bits of all weights.
+    /// Returns all weights as bits.
     fn weights(&self) -> Vec<Vec<u32>> {
         struct Bits(Vec<Vec<u32>>);
         impl ModuleVisitor for Bits {
@@ -119,7 +119,7 @@ fn pairs() -> Vec<(String, ModuleOptimizer, ModuleOptimizer)> {
 }
 
 #[test]
-fn weights_have_the_bits_of_burn() {
+fn weights_are_bit_identical_to_burn() {
     let model = Model::new();
     for (name, mut burns, mut ours) in pairs() {
         let (mut expected, mut actual) = (model.clone(), model.clone());
@@ -205,7 +205,7 @@ fn groups_take_fused_optimizers() {
     assert!(actual.weights() == expected.weights());
 }
 
-/// Returns bits of weights and number of steps of an optimizer for `f16`.
+/// Returns `f16` weights after four steps, as bits.
 fn half_steps<O: Optimizer>(optimizer: &O) -> Vec<u16> {
     let half = |seed| {
         let tensor: Tensor<2> = random([7, 9], seed).into_tensor(&Device::flex());

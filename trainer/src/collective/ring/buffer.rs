@@ -52,7 +52,7 @@ impl<'a, T: Summable> Buffer<'a, T> {
         parts.take_while(|(bounds, _)| bounds[0] < range.end).map(piece).collect()
     }
 
-    /// Returns the bytes of a range, or of its begin if it has many pieces.
+    /// Returns the pieces of a range, at most [`SLICES_MAX`].
     pub(super) fn slices(&self, range: Range<usize>) -> Vec<IoSlice<'_>> {
         let slice = |(part, bytes): (usize, Range<usize>)| match part.checked_sub(1) {
             None => IoSlice::new(&bytemuck::cast_slice::<f64, u8>(self.head)[bytes]),

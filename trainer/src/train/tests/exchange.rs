@@ -85,7 +85,7 @@ fn on_ranks<T: Send>(
     })
 }
 
-/// Result of eight batches: the bits of the weights, and the metrics and calls of each batch.
+/// Outcome of eight batches: the weights as bits, and metrics and calls by batch.
 struct Trained {
     bits: Vec<u32>,
     metrics: Vec<Metrics>,

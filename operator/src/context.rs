@@ -14,6 +14,7 @@ use stoker_api::trial::Trial;
 use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
 use crate::cache::{Cache, Cached as _, Change, Key};
+use crate::experiment::kept::KeptSearches;
 use crate::metrics::Metrics;
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::options::Options;
@@ -58,6 +59,8 @@ pub struct Context {
     pub job_reports: tokio::sync::Mutex<()>,
     /// Questions to external searchers.
     pub searchers: Searchers,
+    /// Searches in step with their records.
+    pub kept_searches: KeptSearches,
     /// Metrics of this replica.
     pub metrics: Metrics,
     /// Restarts all watches.
@@ -132,6 +135,7 @@ impl Context {
             job_queue: Queue::default(),
             job_reports: tokio::sync::Mutex::default(),
             searchers: Searchers::default(),
+            kept_searches: KeptSearches::default(),
             metrics: Metrics::default(),
             refresh: watch::Sender::new(0),
             trial_changes: tokio::sync::broadcast::Sender::new(4096),
@@ -227,8 +231,10 @@ impl Context {
             && self.nodes.is_ready()
     }
 
-    /// Restarts all watches and waits until each has received a complete list.
+    /// Restarts all watches and waits until each has received a complete list. Drops all searches:
+    /// another operator may have continued them.
     pub async fn refresh(&self) {
+        self.kept_searches.clear();
         self.refresh.send_modify(|generation| *generation += 1);
         let generation = *self.refresh.borrow() + 1;
         self.experiments.wait_listed(generation).await;

@@ -91,6 +91,8 @@ pub struct Metrics {
     pub reports_slowed: Counter,
     /// Seconds from a report to its response. Responses with the directive `Wait` are excluded.
     pub report_seconds: Histogram,
+    /// Searches rebuilt from their records.
+    pub searches_rebuilt: Counter,
     /// 1 on the leader, otherwise 0.
     pub leader: Gauge,
     /// Objects in the caches.
@@ -119,6 +121,7 @@ impl Default for Metrics {
             reports: Family::default(),
             reports_slowed: Counter::default(),
             report_seconds: seconds(),
+            searches_rebuilt: Counter::default(),
             leader: Gauge::default(),
             cached: Family::default(),
             queued: Family::default(),
@@ -152,6 +155,8 @@ impl Default for Metrics {
         let help =
             "Time from a report to its response, excluding responses with the directive wait";
         registry.register_with_unit("report", help, Unit::Seconds, metrics.report_seconds.clone());
+        let help = "Searches rebuilt from their records, instead of continued in memory";
+        registry.register("searches_rebuilt", help, metrics.searches_rebuilt.clone());
         registry.register("leader", "1 on the leader, otherwise 0", metrics.leader.clone());
         registry.register(
             "cached_objects",

@@ -16,9 +16,7 @@ use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::explain::Decision;
-use stoker_engine::experiment::{
-    Ledger, Record, Refusal, Request, Summary, Unreadable, Write, append, desired_states,
-};
+use stoker_engine::experiment::{Ledger, Refusal, Request, Summary, Write, append, desired_states};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::{TrialRecord, is_reopening};
 
@@ -53,7 +51,7 @@ pub(super) struct Writer<'a> {
     pub(super) experiment: Experiment,
     /// Trials as this pass read or wrote them, by index. A newer version may have another spec,
     /// which a write would undo.
-    trials: BTreeMap<u32, Arc<CachedTrial>>,
+    pub(super) trials: BTreeMap<u32, Arc<CachedTrial>>,
     pub(super) errors: Vec<Error>,
     /// Decisions that were recorded in this pass.
     pub(super) decisions: Vec<Decision>,
@@ -100,18 +98,6 @@ impl<'a> Writer<'a> {
     /// Returns the experiment's status.
     pub(super) fn status(&self) -> ExperimentStatus {
         self.experiment.status.clone().unwrap_or_default()
-    }
-
-    /// Rebuilds the search from the objects of this pass. Also returns the missing effects.
-    pub(super) fn rebuild(
-        &self,
-        config: &SearchConfig,
-    ) -> Result<(Ledger, Vec<Write>), Unreadable> {
-        let status = self.status();
-        let trials = self.trials.iter().map(|(index, trial)| (*index, &trial.record)).collect();
-        let record =
-            Record { log: &status.log, trials: &trials, trials_created: status.trials_created };
-        Ledger::rebuild(config, record)
     }
 
     /// Returns the trials that the search knows and that do not exist. The cache may lag behind,

@@ -1,5 +1,6 @@
 //! Lets the search of an experiment decide, and writes its decisions.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use stoker_api::decisions::PriorTrial;
@@ -12,11 +13,12 @@ use stoker_engine::search::SearchConfig;
 
 use super::answers::{Waiting, take_answers};
 use super::apply::Writer;
+use super::kept::Kept;
 use crate::error::Error;
 
 /// Outcome of the decisions of a pass.
 pub(super) struct Decided {
-    pub(super) ledger: Ledger,
+    pub(super) ledger: Arc<Ledger>,
     /// Delay until a trial releases its GPUs, the search reaches a limit, or a question is asked
     /// again.
     pub(super) wake: Option<Duration>,
@@ -27,15 +29,16 @@ pub(super) struct Decided {
 }
 
 /// Lets the search take in what is recorded, and writes what follows from it: turns, new trials and
-/// desired states. After an error, the rest follows in the next pass.
+/// desired states. After an error, the rest follows in the next pass. Keeps the search for the next
+/// pass if it is in step with the record.
 pub(super) async fn decide(
     writer: &mut Writer<'_>,
-    valid: &ValidExperiment,
-    config: &SearchConfig,
+    kept: Option<Kept>,
+    (valid, config): (&ValidExperiment, &SearchConfig),
     request: Request,
     is_failed: bool,
 ) -> Result<Decided, Unreadable> {
-    let (mut ledger, missing) = writer.rebuild(config)?;
+    let (mut ledger, missing) = writer.search(kept, config)?;
     let is_over = matches!(request.state, DesiredState::Cancelled | DesiredState::Killed);
     let mut creation = None;
     let mut is_recorded = true;
@@ -90,6 +93,11 @@ pub(super) async fn decide(
     };
     let wake = desired.wake_seconds.into_iter().chain(limit).map(Duration::from_secs);
     let wake = wake.chain(ask_wait).min();
+    let ledger = Arc::new(ledger);
+    let is_decided = !is_over && !is_failed;
+    if is_decided && is_recorded && creation.is_none() && writer.errors.is_empty() {
+        writer.keep(&ledger);
+    }
     Ok(Decided { ledger, wake, creation, refusal })
 }
 

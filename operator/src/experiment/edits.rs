@@ -27,7 +27,9 @@ pub(super) async fn reconcile_ended(
     let refused = refused_edit(&valid.spec.searcher, &status.log, status.trials_created);
     if refused.is_none() && is_continued(experiment, valid, status) {
         match clean_up::stop(context, key, experiment, status).await? {
-            CleanUpState::Idle => return run(context, key, experiment, valid, status).await,
+            CleanUpState::Idle => {
+                return run(context, key, (experiment, valid), status, None).await;
+            }
             CleanUpState::Stopping(wait) => return Ok(Some(wait)),
             CleanUpState::Finished => {}
         }

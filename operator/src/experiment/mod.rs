@@ -12,6 +12,7 @@ mod clean_up;
 mod decide;
 mod edits;
 mod events;
+pub(crate) mod kept;
 mod prior;
 
 use std::time::Duration;
@@ -31,6 +32,7 @@ use stoker_engine::trial::config::experiment_seed;
 
 use self::apply::Writer;
 use self::decide::{Decided, decide};
+use self::kept::Kept;
 use crate::cache::Key;
 use crate::context::{Context, now};
 use crate::error::Error;
@@ -47,6 +49,7 @@ const REFUSAL_RETRY: Duration = Duration::from_secs(10);
 ///
 /// See [`Error`]. Completed writes stay, and the next plan contains the rest.
 pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>, Error> {
+    let kept = context.kept_searches.take(key);
     let Some(cached) = context.experiments.get(key) else {
         context.searchers.forget(key);
         return Ok(None);
@@ -63,7 +66,7 @@ pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>,
         Some(Ok(valid)) if status.phase.is_terminal() => {
             edits::reconcile_ended(context, key, experiment, valid, &status).await
         }
-        Some(Ok(valid)) => run(context, key, experiment, valid, &status).await,
+        Some(Ok(valid)) => run(context, key, (experiment, valid), &status, kept).await,
         _ if status.phase.is_terminal() => Ok(None),
         Some(Err(errors)) => fail_invalid(context, key, experiment, &status, errors).await,
         None => Ok(None),
@@ -73,9 +76,9 @@ pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>,
 async fn run(
     context: &Context,
     key: &Key,
-    experiment: &Experiment,
-    valid: &ValidExperiment,
+    (experiment, valid): (&Experiment, &ValidExperiment),
     status: &ExperimentStatus,
+    kept: Option<Kept>,
 ) -> Result<Option<Duration>, Error> {
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let state = experiment.spec.state;
@@ -102,7 +105,7 @@ async fn run(
     let request = Request { state, release_seconds, now: now() };
     let trial_refusal = refusal(&writer.records());
     let is_final = trial_refusal.as_ref().is_some_and(Refusal::is_final);
-    let decided = match decide(&mut writer, valid, &config, request, is_final).await {
+    let decided = match decide(&mut writer, kept, (valid, &config), request, is_final).await {
         Ok(decided) => decided,
         Err(unreadable) => {
             writer.want(&without_search(&writer.records(), state)).await;

@@ -10,6 +10,7 @@ use stoker_api::decisions::LogEvent;
 use stoker_api::experiment::{Experiment, Phase};
 use stoker_api::trial::{Fact, Trial};
 
+use crate::bench::metric;
 use crate::kubelet::{Kubelet, Script};
 use crate::setup::{TestNamespace, free_ports, runtime};
 
@@ -100,6 +101,26 @@ fn edited_search_continues_after_its_end() {
         let mut indexes: Vec<u32> = indexes.collect();
         indexes.sort_unstable();
         assert_eq!(indexes, [0, 1, 2, 3, 4]);
+    });
+}
+
+/// A pass takes in new facts. It reads the whole record only after an edit or an error.
+#[test]
+fn search_stays_in_memory_between_passes() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("kept").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
+        let method = json!({ "maxTrials": 8, "maxConcurrentTrials": 2 });
+        ns.apply("kept", random(&json!({ "random": method })));
+        wait_for_end(&ns, "kept", 8).await;
+        let passes = metric(&operator, "stoker_reconcile_seconds_count{kind=\"experiment\"}");
+        let rebuilt = metric(&operator, "stoker_searches_rebuilt_total");
+        assert!((1.0..passes / 2.0).contains(&rebuilt), "{rebuilt} of {passes} passes");
     });
 }
 

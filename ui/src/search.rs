@@ -12,7 +12,7 @@ use stoker_api::number;
 use stoker_api::trial::Fact;
 use stoker_api::validate::{ValidExperiment, validate_started};
 use stoker_engine::experiment::explain::{Explanation, TrialExplanation};
-use stoker_engine::experiment::importance::{Importance, importance};
+use stoker_engine::experiment::importance::{self, Importance, importance_at};
 use stoker_engine::experiment::{Ledger, Record};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
@@ -25,6 +25,9 @@ pub(crate) struct Search {
     pub(crate) explanation: Result<Explanation, String>,
     /// Importance of the hyperparameters, or the reason why there is none.
     pub(crate) importance: Result<Importance, String>,
+    /// Lengths with enough results for the importance, ascending.
+    pub(crate) importance_lengths: Vec<u64>,
+    config: Result<SearchConfig, String>,
     /// Hyperparameters that vary, in the order of their names.
     pub(crate) hyperparameters: Vec<Hyperparameter>,
     /// Unit of all lengths.
@@ -69,9 +72,9 @@ impl Search {
         });
         let explanation =
             config.as_ref().map_err(Clone::clone).and_then(|c| explain(experiment, c, &trials));
-        let importance = config.and_then(|config| {
-            importance(&config, trials.values().copied()).map_err(|unknown| unknown.to_string())
-        });
+        let importance = importance_of(&config, trials.values().copied(), None);
+        let lengths_of = |config| importance::lengths(config, trials.values().copied());
+        let importance_lengths = config.as_ref().map(lengths_of).unwrap_or_default();
         let length = experiment.spec.searcher.length();
         let of_rungs = explanation.iter().flat_map(|explanation| &explanation.brackets);
         let of_rungs = of_rungs.flat_map(|bracket| &bracket.rungs).map(|rung| rung.units);
@@ -84,7 +87,18 @@ impl Search {
             length_max: length.map(|(_, units)| units),
             explanation,
             importance,
+            importance_lengths,
+            config,
         }
+    }
+
+    /// Returns the importance of the hyperparameters at a length.
+    pub(crate) fn importance_at<'a>(
+        &self,
+        trials: impl Iterator<Item = &'a TrialRecord>,
+        units: u64,
+    ) -> Result<Importance, String> {
+        importance_of(&self.config, trials, Some(units))
     }
 
     /// Returns the explanation of a trial.
@@ -107,6 +121,15 @@ impl Search {
             Unit::Units => "unit",
         }
     }
+}
+
+fn importance_of<'a>(
+    config: &Result<SearchConfig, String>,
+    trials: impl Iterator<Item = &'a TrialRecord>,
+    units: Option<u64>,
+) -> Result<Importance, String> {
+    let config = config.as_ref().map_err(Clone::clone)?;
+    importance_at(config, trials, units).map_err(|unknown| unknown.to_string())
 }
 
 fn valid(experiment: &Experiment) -> Result<ValidExperiment, String> {

@@ -166,7 +166,10 @@ pub(crate) async fn experiment_tab(
     match tab.as_str() {
         "trials" => html(&experiment::trials(site, &run, &query)),
         "rungs" => html(&rungs::page(site, &run, number("bracket"))),
-        "hyperparameters" => html(&experiment::hyperparameters(site, &run)),
+        "hyperparameters" => {
+            let units = values(raw, "importance").first().and_then(|text| text.parse().ok());
+            html(&experiment::hyperparameters(site, &run, units))
+        }
         "checkpoints" => html(&experiment::checkpoints(site, &run)),
         "configuration" => html(&experiment::configuration(site, &run)),
         "events" => html(&experiment::events(site, &run)),

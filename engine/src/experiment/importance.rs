@@ -45,7 +45,7 @@ const NUM_TREES: usize = 64;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Importance {
-    /// Length of the results: the greatest with enough of them.
+    /// Length of the results.
     pub units: u64,
     /// Unit of the length.
     pub unit: Unit,
@@ -137,11 +137,26 @@ pub fn importance<'a>(
     config: &SearchConfig,
     trials: impl IntoIterator<Item = &'a TrialRecord>,
 ) -> Result<Importance, Unknown> {
+    importance_at(config, trials, None)
+}
+
+/// Same as [`importance`], from the results at the length `units` if it is set.
+///
+/// # Errors
+///
+/// [`Unknown`].
+pub fn importance_at<'a>(
+    config: &SearchConfig,
+    trials: impl IntoIterator<Item = &'a TrialRecord>,
+    units: Option<u64>,
+) -> Result<Importance, Unknown> {
     let axes = Axes::new(&config.space);
     if axes.varying().next().is_none() {
         return Err(Unknown::NothingVaries);
     }
-    let Results { units, points, values, not_finite } = Results::new(config, &axes, trials)?;
+    let mut all = Results::by_length(&axes, trials);
+    all.retain(|results| units.is_none_or(|units| units == results.units));
+    let Results { units, points, values, not_finite } = Results::longest(all, config.unit)?;
     let results = points.len() as u32;
     let values = normalized(values)
         .ok_or(Unknown::EqualResults { results, length: (units, config.unit) })?;
@@ -168,6 +183,16 @@ pub fn importance<'a>(
     Ok(Importance { units, unit, results, not_finite, hyperparameters, interactions })
 }
 
+/// Returns the lengths with at least [`RESULTS_MIN`] finite results, ascending.
+pub fn lengths<'a>(
+    config: &SearchConfig,
+    trials: impl IntoIterator<Item = &'a TrialRecord>,
+) -> Vec<u64> {
+    let all = Results::by_length(&Axes::new(&config.space), trials);
+    let enough = all.iter().rev().filter(|results| results.values.len() >= RESULTS_MIN);
+    enough.map(|results| results.units).collect()
+}
+
 /// Finite results at one length.
 struct Results {
     units: u64,
@@ -177,11 +202,8 @@ struct Results {
 }
 
 impl Results {
-    fn new<'a>(
-        config: &SearchConfig,
-        axes: &Axes,
-        trials: impl IntoIterator<Item = &'a TrialRecord>,
-    ) -> Result<Self, Unknown> {
+    /// Returns the results at each length, the greatest length first.
+    fn by_length<'a>(axes: &Axes, trials: impl IntoIterator<Item = &'a TrialRecord>) -> Vec<Self> {
         let is_valid =
             |trial: &&TrialRecord| closed(trial) != Some(CloseCause::InvalidHyperparameters);
         let trials: BTreeMap<u32, &TrialRecord> =
@@ -194,8 +216,7 @@ impl Results {
                 by_length.entry(result.units).or_default().entry(*index).or_insert(value);
             }
         }
-        let mut most: Option<Self> = None;
-        for (units, results) in by_length.into_iter().rev() {
+        let results = |(units, results): (u64, BTreeMap<u32, f64>)| {
             let num_all = results.len();
             let finite = results.into_iter().filter(|(_, value)| value.is_finite());
             let finite: Vec<(u32, f64)> = finite.collect();
@@ -205,7 +226,15 @@ impl Results {
                 Some((axes.point(hyperparameters)?, value))
             };
             let (points, values) = finite.into_iter().filter_map(point).unzip();
-            let results = Self { units, points, values, not_finite };
+            Self { units, points, values, not_finite }
+        };
+        by_length.into_iter().rev().map(results).collect()
+    }
+
+    /// Returns the first results that are enough, of results with the greatest length first.
+    fn longest(all: Vec<Self>, unit: Unit) -> Result<Self, Unknown> {
+        let mut most: Option<Self> = None;
+        for results in all {
             if results.values.len() >= RESULTS_MIN {
                 return Ok(results);
             }
@@ -213,7 +242,7 @@ impl Results {
                 most = Some(results);
             }
         }
-        let length = most.as_ref().map(|results| (results.units, config.unit));
+        let length = most.as_ref().map(|results| (results.units, unit));
         let results = most.map_or(0, |results| results.values.len() as u32);
         Err(Unknown::TooFewResults { results, length })
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use stoker_api::number;
 use stoker_api::validate::validate_started;
 use stoker_engine::experiment::explain::length;
+use stoker_engine::experiment::importance::Importance;
 use stoker_engine::trial::TrialRecord;
 
 use super::head::{ExperimentTab, badges, head};
@@ -17,7 +18,7 @@ use crate::text;
 use crate::views::{
     CheckpointRow, CheckpointsPage, ConfigurationPage, CurvesCard, ErrorGroup, EventsPage,
     HyperparametersPage, ImportanceCard, ImportanceRow, LogsCard, LogsPage, NextRow, OverviewPage,
-    TrialsPage,
+    SelectOption, TrialsPage,
 };
 
 /// Number of trials and decisions in the overview.
@@ -37,7 +38,7 @@ pub(crate) fn overview(site: &Site, run: &Run, query: &table::TableQuery) -> Ove
         ladder_label: super::rungs::label(run),
         parallel_label: parallel_label(run),
         has_hyperparameters: !run.search().hyperparameters.is_empty(),
-        importance: importance(run),
+        importance: importance_card(&run.search().importance),
         next: next(run),
         trials: table::overview(run, query, TRIALS),
         decisions: latest,
@@ -87,13 +88,33 @@ fn parallel_label(run: &Run) -> String {
     format!("Parallel coordinates of {}: {}", text::num(num, "trial"), names.join(", "))
 }
 
+/// Returns the card with the importance of hyperparameters, and a menu of lengths that links to
+/// this page.
+fn importance_by_length(run: &Run, units: Option<u64>) -> ImportanceCard {
+    let search = run.search();
+    let trials = || run.trials.values().map(AsRef::as_ref);
+    let at = units.map(|units| search.importance_at(trials(), units));
+    let card = importance_card(at.as_ref().unwrap_or(&search.importance));
+    let current = units.or(search.importance.as_ref().ok().map(|importance| importance.units));
+    let option = |units: &u64| SelectOption {
+        value: units.to_string(),
+        text: length(*units, search.unit),
+        href: format!("{}/hyperparameters?importance={units}#importance", run.base()),
+        is_current: current == Some(*units),
+    };
+    let lengths = search.importance_lengths.iter().map(option).collect::<Vec<_>>();
+    let is_choice = lengths.iter().any(|length| !length.is_current);
+    ImportanceCard { lengths: if is_choice { lengths } else { vec![] }, ..card }
+}
+
 /// Returns the card with the importance of hyperparameters.
-pub(crate) fn importance(run: &Run) -> ImportanceCard {
-    let importance = match &run.search().importance {
+fn importance_card(importance: &Result<Importance, String>) -> ImportanceCard {
+    let lengths = vec![];
+    let importance = match importance {
         Ok(importance) => importance,
         Err(reason) => {
             let (title, rows) = (String::new(), Vec::new());
-            return ImportanceCard { title, rows, empty: Some(sentence(reason)) };
+            return ImportanceCard { title, lengths, rows, empty: Some(sentence(reason)) };
         }
     };
     let at = length(importance.units, importance.unit);
@@ -122,7 +143,7 @@ pub(crate) fn importance(run: &Run) -> ImportanceCard {
         high: bar(importance.interactions),
     });
     let title = format!("at {at}, from {}", text::num(importance.results as usize, "result"));
-    ImportanceCard { title, rows, empty: None }
+    ImportanceCard { title, lengths, rows, empty: None }
 }
 
 /// Returns a reason with a capital letter.
@@ -198,8 +219,8 @@ pub(crate) fn trials(site: &Site, run: &Run, query: &table::TableQuery) -> Trial
     TrialsPage { head, trials: table::page(run, query) }
 }
 
-/// Returns the page with large plots.
-pub(crate) fn hyperparameters(site: &Site, run: &Run) -> HyperparametersPage {
+/// Returns the page with large plots. `units` is the length of the importance.
+pub(crate) fn hyperparameters(site: &Site, run: &Run, units: Option<u64>) -> HyperparametersPage {
     let searcher = &run.experiment.spec.searcher;
     let others = searcher.other_objectives();
     let mut objectives = Vec::new();
@@ -211,7 +232,7 @@ pub(crate) fn hyperparameters(site: &Site, run: &Run) -> HyperparametersPage {
         head: head(site, run, ExperimentTab::Hyperparameters),
         names: run.search().hyperparameters.iter().map(|one| one.name.clone()).collect(),
         parallel_label: parallel_label(run),
-        importance: importance(run),
+        importance: importance_by_length(run, units),
         objectives,
     }
 }
@@ -319,7 +340,46 @@ pub(crate) fn logs(site: &Site, run: &Run, index: Option<u32>) -> LogsPage {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::fixture;
+
+    /// Returns the links of the menu, and the title or reason of the card.
+    fn menu(run: &Run, units: Option<u64>) -> (Vec<(String, bool)>, String) {
+        let card = importance_by_length(run, units);
+        let links = card.lengths.into_iter().map(|length| (length.href, length.is_current));
+        (links.collect(), card.empty.unwrap_or(card.title))
+    }
+
+    #[test]
+    fn importance_has_a_menu_of_lengths() {
+        let results = |lengths: &[u64]| -> Value {
+            let result = |units| json!({"result": {"units": units, "metric": "1"}});
+            json!({"facts": lengths.iter().map(result).collect::<Vec<_>>()})
+        };
+        let spec = json!({"hyperparameters": {"x": {"double": {"min": 0.0, "max": 1.0}}}});
+        let run = |lengths, num| {
+            let mut run = fixture::run(spec.clone(), json!({}), &vec![results(lengths); num]);
+            for trial in Arc::make_mut(&mut run.trials).values_mut() {
+                Arc::make_mut(trial).spec.hyperparameters = json!({"x": 0.5});
+            }
+            run
+        };
+        let few = run(&[2], 9);
+        let run = run(&[2, 4], 10);
+        let link = |units| format!("{}/hyperparameters?importance={units}#importance", run.base());
+        let at = |units| format!("All 10 results at {units} batches are equal");
+        let both = |first, last| vec![(link(2), first), (link(4), last)];
+        assert_eq!(menu(&run, None), (both(false, false), at(4)));
+        assert_eq!(menu(&run, Some(2)), (both(true, false), at(2)));
+        assert_eq!(menu(&run, Some(4)), (both(false, true), at(4)));
+        let unknown = "Needs 10 results, has none".to_owned();
+        assert_eq!(menu(&run, Some(3)), (both(false, false), unknown));
+        assert_eq!(menu(&few, None).0, []);
+    }
 
     #[test]
     fn ranges_are_short() {

@@ -228,6 +228,8 @@ pub(crate) struct DecisionRow {
 pub(crate) struct ImportanceCard {
     /// Such as `at 4 epochs, from 36 results`.
     pub(crate) title: String,
+    /// Lengths to choose from; none where there is no choice.
+    pub(crate) lengths: Vec<SelectOption>,
     pub(crate) rows: Vec<ImportanceRow>,
     /// Reason why there is none.
     pub(crate) empty: Option<String>,

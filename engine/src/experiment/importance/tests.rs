@@ -270,6 +270,11 @@ fn greatest_length_with_enough_results_counts() {
         add_result(record, 9, if index == 10 { f64::NAN } else { index as f64 });
     }
     check(&trials, Ok((9, 10, 1)));
+    assert_eq!(lengths(&config, &trials), [3, 9]);
+    let at = |units| importance_at(&config, &trials, Some(units)).map(|of| of.results);
+    assert_eq!((at(3), at(9)), (Ok(20), Ok(10)));
+    assert_eq!(at(4), Err(Unknown::TooFewResults { results: 0, length: None }));
+    assert_eq!(lengths(&config, &trials[1..]), [3]);
     check(&trials[1..], Ok((3, 19, 0)));
     let invalid = ClosedFact { cause: CloseCause::InvalidHyperparameters, at: None };
     trials[0].status.facts.push(Fact::Closed(invalid));

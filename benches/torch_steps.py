@@ -1,7 +1,9 @@
 """A side of `stoker-bench trainer`: training steps in PyTorch with the models of src/models.rs.
 
-    torch_steps.py MODEL THREADS
+    torch_steps.py MODEL THREADS [VARIANT]
 
+The variant is eager (the default), compile or channels-last. The model `product` measures matrix
+products instead: each line of stdin has their sizes, and the response the largest rate.
 If torchrun's variables are set, the process is one of several ranks that use DDP over gloo.
 The program reads a number of steps from each line of stdin, trains them on one fixed batch, and
 responds with their times and losses.
@@ -72,15 +74,40 @@ def gpt():
     return Gpt(), tokens[0], tokens[1].flatten()
 
 
+def product():
+    for line in sys.stdin:
+        best = 0.0
+        for n in map(int, line.split(",")):
+            left, out = torch.randn(n, n), torch.empty(n, n)
+            torch.mm(left, left, out=out)
+            for _ in range(20):
+                begin = time.perf_counter_ns()
+                torch.mm(left, left, out=out)
+                best = max(best, 2 * n**3 / (time.perf_counter_ns() - begin))
+        print(json.dumps({"gflops": best}), flush=True)
+
+
 def main():
     torch.set_num_threads(int(sys.argv[2]))
     torch.manual_seed(0)
+    if sys.argv[1] == "product":
+        return product()
+    variant = (sys.argv[3:] or ["eager"])[0]
     model, inputs, labels = {"mlp": mlp, "cnn": cnn, "gpt": gpt}[sys.argv[1]]()
     follows = False
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group("gloo")
         follows = dist.get_rank() > 0
         model = nn.parallel.DistributedDataParallel(model)
+    if variant == "channels-last":
+        model = model.to(memory_format=torch.channels_last)
+        inputs = inputs.to(memory_format=torch.channels_last)
+
+    def loss_of(inputs, labels):
+        return F.cross_entropy(model(inputs), labels)
+
+    if variant == "compile":
+        loss_of = torch.compile(loss_of)
     # `fused` is PyTorch's fastest SGD on a CPU.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -90,7 +117,7 @@ def main():
         nanoseconds, losses = [], []
         last = time.perf_counter_ns()
         for _ in range(int(line)):
-            loss = F.cross_entropy(model(inputs), labels)
+            loss = loss_of(inputs, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

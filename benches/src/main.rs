@@ -1,12 +1,13 @@
 //! Benchmarks, run by `cargo xtask bench`.
 //!
 //! A benchmark compares processes, called sides, that take turns within one run. Our side runs
-//! Stoker's trainer. The other side usually runs PyTorch.
+//! Stoker's trainer. The other sides usually run PyTorch or JAX.
 
 mod checkpoint;
 mod collective;
 mod data;
 mod kernels;
+mod limit;
 mod loading;
 mod models;
 mod pictures;
@@ -35,7 +36,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Benchmark a training step against PyTorch, and the training loop against a custom one
+    /// Benchmark a training step against PyTorch and JAX, and the loop against a custom one
     Trainer(trainer::Arguments),
     /// Benchmark saving and restoring 256 MiB against safetensors and torch.save
     Checkpoint(checkpoint::Arguments),
@@ -53,6 +54,9 @@ enum Bench {
         #[arg(long)]
         folder: PathBuf,
     },
+    /// Our side of `trainer` that times matrix products
+    #[command(hide = true)]
+    ProductSide,
     /// One rank of our side of `collective`, part `sum`
     #[command(hide = true)]
     SumSide,
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
         Bench::FeedSide { format, feed, workers, folder } => {
             loading::train(&folder, format, feed, workers)
         }
+        Bench::ProductSide => limit::serve(),
         Bench::SumSide => collective::side(),
         Bench::SaveSide { folder } => saving::run(&folder),
         Bench::Side { way, model, folder } => training::run(way, model, &folder),

@@ -13,7 +13,7 @@ use burn::optim::{ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use stoker_kernels::{
     Activation, AttentionMask, Conv2dExt, EmbeddingExt, LayerNormExt, LinearExt, MaxPool2dExt,
-    TransformerEncoderExt,
+    OptimizerConfigExt, TransformerEncoderExt,
 };
 use stoker_trainer::Rows;
 
@@ -23,7 +23,7 @@ pub(crate) const LEARNING_RATE: f64 = 0.01;
 /// Returns SGD with momentum 0.9. The dampening is 0 as in PyTorch, unlike burn's default.
 pub(crate) fn optimizer() -> ModuleOptimizer {
     let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
-    SgdConfig::new().with_momentum(Some(momentum)).init()
+    SgdConfig::new().with_momentum(Some(momentum)).init_fused()
 }
 
 /// Inputs, and labels `[samples, positions]`. A text has one position per token, an image one.
@@ -42,6 +42,14 @@ pub(crate) trait Subject: Module + 'static {
 
     /// Returns `samples` random samples on the device.
     fn data(samples: usize, device: &Device) -> Batch<Self>;
+
+    /// Returns the number of floating-point operations in the matrix products of a training step on
+    /// one batch.
+    ///
+    /// The forward pass of a linear layer or convolution has two for each weight and position. The
+    /// gradients of weights and inputs have as many each. A layer that reads the data needs no
+    /// gradient of inputs.
+    fn flops() -> f64;
 
     /// Returns the logits of a batch.
     ///
@@ -74,6 +82,11 @@ impl Subject for Mlp {
 
     fn data(samples: usize, device: &Device) -> Batch<Self> {
         (normal([samples, 784], device), classes([samples, 1], 10, device))
+    }
+
+    fn flops() -> f64 {
+        let (first, others) = (784 * 512, 512 * 256 + 256 * 10);
+        (2 * Self::BATCH * (2 * first + 3 * others)) as f64
     }
 
     fn logits(&self, inputs: Tensor<2>) -> Tensor<2> {
@@ -116,6 +129,12 @@ impl Subject for Cnn {
 
     fn data(samples: usize, device: &Device) -> Batch<Self> {
         (normal([samples, 1, 28, 28], device), classes([samples, 1], 10, device))
+    }
+
+    fn flops() -> f64 {
+        let first = 28 * 28 * 9 * 16;
+        let others = 14 * 14 * 9 * 16 * 32 + 32 * 7 * 7 * 128 + 128 * 10;
+        (2 * Self::BATCH * (2 * first + 3 * others)) as f64
     }
 
     fn logits(&self, inputs: Tensor<4>) -> Tensor<2> {
@@ -169,6 +188,14 @@ impl Subject for Gpt {
     fn data(samples: usize, device: &Device) -> Batch<Self> {
         let tokens = || classes([samples, SEQUENCE], VOCABULARY, device);
         (tokens(), tokens())
+    }
+
+    fn flops() -> f64 {
+        let linear = 12 * WIDTH * WIDTH;
+        // A token reads the keys and values of itself and of those before it.
+        let attention = 2 * WIDTH * (SEQUENCE + 1) / 2;
+        let num_tokens = Self::BATCH * SEQUENCE;
+        (2 * num_tokens * 3 * (2 * (linear + attention) + WIDTH * VOCABULARY)) as f64
     }
 
     fn logits(&self, inputs: Tensor<2, Int>) -> Tensor<2> {

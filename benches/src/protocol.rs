@@ -77,6 +77,14 @@ impl Side {
         let _ = self.process.kill();
     }
 
+    /// Returns the greatest resident memory of the process so far.
+    pub(crate) fn peak_mib(&self) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = peak.and_then(|peak| peak.trim().trim_end_matches(" kB").parse::<f64>().ok());
+        Ok(kib.ok_or("the status of a process has no VmHWM")? / 1024.0)
+    }
+
     /// Waits for the next message of the process.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();

@@ -1,4 +1,5 @@
-//! `stoker-bench trainer`: a training step against PyTorch, and our loop against a custom loop.
+//! `stoker-bench trainer`: a training step against PyTorch and JAX, and our loop against a custom
+//! loop.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,6 +7,7 @@ use std::process::Command;
 use clap::{Args, ValueEnum};
 use stoker_trainer::Result;
 
+use crate::limit;
 use crate::protocol::{Ready, Side, Steps};
 use crate::rounds::{Comparison, median};
 use crate::training::{LoopKind, Model};
@@ -26,15 +28,21 @@ pub(crate) struct Arguments {
     /// Models to benchmark
     #[arg(long, value_delimiter = ',', default_value = "mlp,cnn,gpt")]
     models: Vec<Model>,
-    /// Parts to run: a training step against PyTorch, and the whole loop against a custom loop
+    /// Parts to run: a training step against PyTorch and JAX, and the loop against a custom loop
     #[arg(long, value_delimiter = ',', default_value = "step,loop")]
     parts: Vec<Part>,
     /// Steps of each side in one turn of `step`
     #[arg(long, default_value_t = 20)]
     steps: usize,
+    /// Programs to compare a step with. `channels-last` applies to models of images
+    #[arg(long, value_delimiter = ',', default_value = "eager,compile,channels-last,jax")]
+    rivals: Vec<Rival>,
     /// Python with PyTorch, required for `step`
     #[arg(long)]
     python: Option<PathBuf>,
+    /// Python with JAX, required for `step`
+    #[arg(long)]
+    jax: Option<PathBuf>,
     /// Directory for the checkpoints and metrics of `loop` [default: a temporary directory]
     #[arg(long)]
     folder: Option<PathBuf>,
@@ -49,8 +57,29 @@ enum Part {
     Loop,
 }
 
+/// A program to compare a step with.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Rival {
+    /// PyTorch, operator by operator
+    Eager,
+    /// PyTorch with forward pass and loss compiled by `torch.compile`
+    Compile,
+    /// PyTorch, operator by operator, with the channels of images last
+    ChannelsLast,
+    /// JAX with the whole step compiled by `jax.jit`
+    Jax,
+}
+
+impl Rival {
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
 /// Program with PyTorch's models.
 pub(crate) const TORCH_STEPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_steps.py");
+/// Program with JAX's models.
+const JAX_STEPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/jax_steps.py");
 
 /// Runs the benchmark and prints the results.
 ///
@@ -64,9 +93,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             println!("{}", heading(part));
         }
         for &threads in &arguments.threads {
+            let gflops = match part {
+                Part::Step => best_rate(arguments, threads)?,
+                Part::Loop => 0.0,
+            };
             for &model in &arguments.models {
                 let measured = match part {
-                    Part::Step => vec![step(arguments, model, threads)?],
+                    Part::Step => step(arguments, model, threads, gflops)?,
                     Part::Loop => whole_loop(arguments, model, threads)?,
                 };
                 if !arguments.json {
@@ -84,32 +117,81 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn heading(part: Part) -> String {
     let (what, theirs) = match part {
-        Part::Step => ("ms per step", "PyTorch"),
+        Part::Step => ("ms per step", "theirs"),
         Part::Loop => ("ms per batch", "bare"),
     };
     format!("{what:<34} {:>10} {theirs:>10} {:>8}   over rounds", "Stoker", "ratio")
 }
 
-/// Benchmarks forward, loss, backward and optimizer step on a batch in memory.
-fn step(arguments: &Arguments, model: Model, threads: usize) -> Result<Comparison> {
-    let Some(python) = &arguments.python else {
-        return Err("part step requires --python; `cargo xtask bench trainer` sets it".into());
-    };
-    let mut torch = Command::new(python);
-    torch.args([TORCH_STEPS, &name(model), &threads.to_string()]);
-    torch.env("OMP_NUM_THREADS", threads.to_string());
-    let take = |steps: &Steps| {
-        median(steps.nanoseconds.iter().map(|nanoseconds| *nanoseconds as f64).collect())
-    };
-    let mut rounds = vec![];
-    for _ in 0..arguments.lives {
-        let ours = start_side(LoopKind::Step, model, threads, Path::new("unused"))?;
-        let theirs = Side::start("PyTorch", &mut torch)?;
-        let sides = [ours, theirs];
-        rounds.extend(alternate_turns(sides, arguments.steps, arguments.rounds, true, take)?);
+/// Returns the rate of the fastest matrix product of all programs, in 1e9 operations per second.
+fn best_rate(arguments: &Arguments, threads: usize) -> Result<f64> {
+    let own = std::env::current_exe()?;
+    let mut programs = vec![(own.as_path(), vec!["product-side".to_owned()])];
+    for (python, script) in [(&arguments.python, TORCH_STEPS), (&arguments.jax, JAX_STEPS)] {
+        if let Some(python) = python {
+            let words = [script, "product", &threads.to_string()].map(str::to_owned);
+            programs.push((python, words.into()));
+        }
     }
-    let name = format!("step {}, threads {threads}", name(model));
-    Ok(Comparison::new(name, &milliseconds(rounds)))
+    let gflops = limit::best_rate(programs, threads)?;
+    eprintln!("the fastest matrix product on {threads} threads: {gflops:.0} GFLOP/s");
+    Ok(gflops)
+}
+
+fn start_rival(arguments: &Arguments, rival: Rival, model: Model, threads: usize) -> Result<Side> {
+    let (python, script, option) = match rival {
+        Rival::Jax => (&arguments.jax, JAX_STEPS, "--jax"),
+        Rival::Eager | Rival::Compile | Rival::ChannelsLast => {
+            (&arguments.python, TORCH_STEPS, "--python")
+        }
+    };
+    let Some(python) = python else {
+        let message = format!("part step requires {option}; `cargo xtask bench trainer` sets it");
+        return Err(message.into());
+    };
+    let mut command = Command::new(python);
+    command.args([script, &name(model), &threads.to_string(), &rival.name()]);
+    command.env("OMP_NUM_THREADS", threads.to_string());
+    Side::start(&rival.name(), &mut command)
+}
+
+/// Benchmarks forward, loss, backward and optimizer step on a batch in memory, and the peak memory
+/// of the processes. `gflops` is the rate of the fastest matrix product.
+fn step(
+    arguments: &Arguments,
+    model: Model,
+    threads: usize,
+    gflops: f64,
+) -> Result<Vec<Comparison>> {
+    let mut rivals = arguments.rivals.clone();
+    rivals.retain(|rival| *rival != Rival::ChannelsLast || model == Model::Cnn);
+    let take = |steps: &Steps| {
+        median(steps.nanoseconds.iter().map(|nanoseconds| *nanoseconds as f64 / 1e6).collect())
+    };
+    let (mut rounds, mut peaks) = (vec![], vec![]);
+    for _ in 0..arguments.lives {
+        let mut sides = vec![start_side(LoopKind::Step, model, threads, Path::new("unused"))?];
+        for rival in &rivals {
+            sides.push(start_rival(arguments, *rival, model, threads)?);
+        }
+        rounds.extend(take_turns(&mut sides, arguments.steps, arguments.rounds, true, take)?);
+        peaks.push(sides.iter().map(Side::peak_mib).collect::<Result<Vec<_>>>()?);
+    }
+    let title = format!("{}, threads {threads}", name(model));
+    let against = |measured: &[Vec<f64>], side: usize| -> Vec<_> {
+        measured.iter().map(|sides| (sides[0], sides[side])).collect()
+    };
+    let mut comparisons = vec![];
+    for (what, measured) in [("step", &rounds), ("MiB", &peaks)] {
+        for (side, rival) in (1..).zip(&rivals) {
+            let name = format!("{what} {title}, {}", rival.name());
+            comparisons.push(Comparison::new(name, &against(measured, side)));
+        }
+    }
+    let limit = model.flops() / gflops / 1e6;
+    let to_limit: Vec<_> = rounds.iter().map(|sides| (sides[0], limit)).collect();
+    comparisons.insert(rivals.len(), Comparison::new(format!("step {title}, limit"), &to_limit));
+    Ok(comparisons)
 }
 
 /// Benchmarks all of `Context::fit`: the median batch, and the mean batch, which includes the
@@ -128,12 +210,11 @@ fn whole_loop(arguments: &Arguments, model: Model, threads: usize) -> Result<Vec
         };
         let bare = start_side(LoopKind::Bare, model, threads, folder.path())?;
         let fit = start_side(LoopKind::Fit, model, threads, folder.path())?;
-        let sides = [fit, bare];
         let steps = model.checkpoint_batches();
-        rounds.extend(alternate_turns(sides, steps, arguments.rounds, false, take)?);
+        rounds.extend(take_turns(&mut [fit, bare], steps, arguments.rounds, false, take)?);
     }
-    let medians: Vec<_> = rounds.iter().map(|(ours, theirs)| (ours.0, theirs.0)).collect();
-    let means: Vec<_> = rounds.iter().map(|(ours, theirs)| (ours.1, theirs.1)).collect();
+    let medians: Vec<_> = rounds.iter().map(|sides| (sides[0].0, sides[1].0)).collect();
+    let means: Vec<_> = rounds.iter().map(|sides| (sides[0].1, sides[1].1)).collect();
     Ok([("median", medians), ("mean", means)]
         .map(|(what, rounds)| {
             Comparison::new(format!("loop {name}, {what}"), &milliseconds(rounds))
@@ -157,45 +238,46 @@ pub(crate) fn name(model: Model) -> String {
     model.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Runs both sides in turns, and returns the result of `take` for both sides in each round. The
-/// first side of a round alternates. Both sides must train the same number of parameters. With
-/// `learns`, their losses must fall.
-fn alternate_turns<T: Copy + Default>(
-    mut sides: [Side; 2],
+/// Runs all sides in turns, and returns the result of `take` for each side in each round. The first
+/// side of a round alternates. All sides must train the same number of parameters. With `learns`,
+/// their losses must fall.
+fn take_turns<T: Copy + Default>(
+    sides: &mut [Side],
     steps: usize,
     rounds: usize,
     learns: bool,
     take: impl Fn(&Steps) -> T,
-) -> Result<Vec<(T, T)>> {
+) -> Result<Vec<Vec<T>>> {
     let mut parameters = vec![];
-    for side in &mut sides {
+    for side in &mut *sides {
         parameters.push(side.receive::<Ready>()?.parameters);
     }
-    if parameters[0] != parameters[1] {
+    if parameters.iter().any(|number| *number != parameters[0]) {
         return Err(format!("the models differ: {parameters:?} parameters").into());
     }
     let command = steps.to_string();
     let mut first = vec![];
-    for side in &mut sides {
+    for side in &mut *sides {
         first.push(side.request::<Steps>(&command)?.losses.0);
     }
     let mut all = vec![];
-    let mut last = [0.0; 2];
+    let mut last = vec![0.0; sides.len()];
     for round in 0..rounds {
-        let mut taken = [T::default(); 2];
-        for turn in [round % 2, (round + 1) % 2] {
+        let mut taken = vec![T::default(); sides.len()];
+        let num = sides.len();
+        for turn in (0..num).map(|turn| (round + turn) % num) {
             let steps: Steps = sides[turn].request(&command)?;
             taken[turn] = take(&steps);
             last[turn] = steps.losses.1;
         }
-        all.push((taken[0], taken[1]));
+        all.push(taken);
     }
-    let fell = first.iter().zip(last).all(|(first, last)| last < *first);
+    let fell = first.iter().zip(&last).all(|(first, last)| last < first);
     if learns && !fell {
         return Err(format!("a loss did not fall: from {first:?} to {last:?}").into());
     }
     if learns {
-        eprintln!("losses of Stoker and PyTorch fell from {first:.4?} to {last:.4?}");
+        eprintln!("losses of all sides fell from {first:.4?} to {last:.4?}");
     }
     Ok(all)
 }

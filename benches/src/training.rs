@@ -50,6 +50,15 @@ impl Model {
             Self::Gpt => 100,
         }
     }
+
+    /// Returns [`Subject::flops`] of the model.
+    pub(crate) fn flops(self) -> f64 {
+        match self {
+            Self::Mlp => Mlp::flops(),
+            Self::Cnn => Cnn::flops(),
+            Self::Gpt => Gpt::flops(),
+        }
+    }
 }
 
 /// Serves commands from stdin until its end.

@@ -10,7 +10,9 @@ use burn::optim::AdamConfig;
 use burn::tensor::{Device, Int, Tensor};
 use serde::Deserialize;
 use stoker_trainer::datasets::{Augment, Images, cifar};
-use stoker_trainer::kernels::{Activation, BatchNormExt, Conv2dExt, LinearExt, MaxPool2dExt};
+use stoker_trainer::kernels::{
+    Activation, BatchNormExt, Conv2dExt, LinearExt, MaxPool2dExt, OptimizerConfigExt,
+};
 use stoker_trainer::{
     Context, Data, InvalidHyperparameters, Optimizers, Result, StepOutput, Trial,
 };
@@ -63,7 +65,7 @@ impl Trial for Cifar10 {
     }
 
     fn build_optimizers(&self) -> Result<Optimizers> {
-        Ok(Optimizers::one(AdamConfig::new().init(), self.hparams.learning_rate))
+        Ok(Optimizers::one(AdamConfig::new().init_fused(), self.hparams.learning_rate))
     }
 
     fn build_training_data(&self) -> Result<Data<Batch>> {

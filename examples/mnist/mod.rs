@@ -8,7 +8,7 @@ use burn::optim::AdamConfig;
 use burn::tensor::{Device, Int, Tensor};
 use serde::Deserialize;
 use stoker_trainer::datasets::Images;
-use stoker_trainer::kernels::{Activation, Conv2dExt, LinearExt, MaxPool2dExt};
+use stoker_trainer::kernels::{Activation, Conv2dExt, LinearExt, MaxPool2dExt, OptimizerConfigExt};
 use stoker_trainer::{
     Context, Data, InvalidHyperparameters, Optimizers, Result, StepOutput, Trial,
 };
@@ -93,7 +93,7 @@ impl Hparams {
     }
 
     pub(crate) fn optimizers(&self) -> Optimizers {
-        Optimizers::one(AdamConfig::new().init(), self.learning_rate)
+        Optimizers::one(AdamConfig::new().init_fused(), self.learning_rate)
     }
 }
 

@@ -9,7 +9,8 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use serde::Deserialize;
 use stoker_trainer::kernels::{
-    Activation, AttentionMask, EmbeddingExt, LayerNormExt, LinearExt, TransformerEncoderExt,
+    Activation, AttentionMask, EmbeddingExt, LayerNormExt, LinearExt, OptimizerConfigExt,
+    TransformerEncoderExt,
 };
 use stoker_trainer::{
     Context, Data, Optimizers, Result, StepOutput, Trial, burn, datasets, run_trial,
@@ -156,7 +157,7 @@ impl Trial for Writer {
     }
 
     fn build_optimizers(&self) -> Result<Optimizers> {
-        Ok(Optimizers::one(AdamWConfig::new().init(), self.learning_rate))
+        Ok(Optimizers::one(AdamWConfig::new().init_fused(), self.learning_rate))
     }
 
     fn build_training_data(&self) -> Result<Data<Batch>> {

@@ -40,6 +40,25 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
+/// The profile of tests is made for dependencies; our packages are exceptions.
+#[test]
+fn every_package_has_its_test_profile() {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--offline", "--no-deps", "--format-version", "1"])
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", describe_output(&output));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let manifest = std::fs::read_to_string(repository().join("Cargo.toml")).unwrap();
+    let checks = "debug-assertions = true, overflow-checks = true }";
+    for package in metadata["packages"].as_array().unwrap() {
+        let start = format!("{} = {{ opt-level", package["name"].as_str().unwrap());
+        let is_complete = |line: &str| line.starts_with(&start) && line.ends_with(checks);
+        assert!(manifest.lines().any(is_complete), "Cargo.toml: {start} = ..., {checks}");
+    }
+}
+
 #[test]
 fn dependencies_point_one_way() {
     for (package, forbidden, why) in FORBIDDEN {

@@ -3,7 +3,7 @@
     jax_steps.py MODEL THREADS
 
 One compiled function computes loss, gradients and the step of SGD with momentum 0.9. Images have
-their channels last, the faster order on CPUs. The protocol is that of torch_steps.py.
+their channels last. The protocol is that of torch_steps.py.
 """
 
 import os

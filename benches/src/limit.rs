@@ -1,4 +1,4 @@
-//! The machine's limit: the rate of the fastest matrix product.
+//! The rate of the fastest square matrix product, as an estimate of the machine's limit.
 
 use std::hint::black_box;
 use std::path::Path;

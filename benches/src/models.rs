@@ -1,4 +1,4 @@
-//! The models to benchmark; `torch_steps.py` contains the same models.
+//! The models to benchmark; `torch_steps.py` and `jax_steps.py` contain the same models.
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -17,7 +17,7 @@ use stoker_kernels::{
 };
 use stoker_trainer::Rows;
 
-/// Learning rate of all models on both sides.
+/// Learning rate of all models on all sides.
 pub(crate) const LEARNING_RATE: f64 = 0.01;
 
 /// Returns SGD with momentum 0.9. The dampening is 0 as in PyTorch, unlike burn's default.
@@ -47,8 +47,8 @@ pub(crate) trait Subject: Module + 'static {
     /// one batch.
     ///
     /// The forward pass of a linear layer or convolution has two for each weight and position. The
-    /// gradients of weights and inputs have as many each. A layer that reads the data needs no
-    /// gradient of inputs.
+    /// gradient of the weights needs the same number, and so does that of the inputs. A layer that
+    /// reads the data needs no gradient of inputs.
     fn flops() -> f64;
 
     /// Returns the logits of a batch.
@@ -132,8 +132,9 @@ impl Subject for Cnn {
     }
 
     fn flops() -> f64 {
-        let first = 28 * 28 * 9 * 16;
-        let others = 14 * 14 * 9 * 16 * 32 + 32 * 7 * 7 * 128 + 128 * 10;
+        // Weights over the padding do not count: an axis has 3 * 28 - 2 pairs of weight and input.
+        let first = 82 * 82 * 16;
+        let others = 40 * 40 * 16 * 32 + 32 * 7 * 7 * 128 + 128 * 10;
         (2 * Self::BATCH * (2 * first + 3 * others)) as f64
     }
 

@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
     /// Turns of each side per process, after one warm-up turn
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Number of times that both sides are restarted. The memory layout can make one process slower
+    /// Number of times that all sides are restarted. The memory layout can make one process slower
     /// than another for its whole run
     #[arg(long, default_value_t = 4)]
     lives: usize,
@@ -62,7 +62,7 @@ enum Part {
 enum Rival {
     /// PyTorch, operator by operator
     Eager,
-    /// PyTorch with forward pass and loss compiled by `torch.compile`
+    /// PyTorch with forward pass, loss and backward pass compiled by `torch.compile`
     Compile,
     /// PyTorch, operator by operator, with the channels of images last
     ChannelsLast,
@@ -239,8 +239,8 @@ pub(crate) fn name(model: Model) -> String {
 }
 
 /// Runs all sides in turns, and returns the result of `take` for each side in each round. The first
-/// side of a round alternates. All sides must train the same number of parameters. With `learns`,
-/// their losses must fall.
+/// side changes from round to round. All sides must train the same number of parameters. With
+/// `learns`, their losses must fall.
 fn take_turns<T: Copy + Default>(
     sides: &mut [Side],
     steps: usize,

@@ -231,10 +231,8 @@ impl Context {
             && self.nodes.is_ready()
     }
 
-    /// Restarts all watches and waits until each has received a complete list. Drops all searches:
-    /// another operator may have continued them.
+    /// Restarts all watches and waits until each has received a complete list.
     pub async fn refresh(&self) {
-        self.kept_searches.clear();
         self.refresh.send_modify(|generation| *generation += 1);
         let generation = *self.refresh.borrow() + 1;
         self.experiments.wait_listed(generation).await;

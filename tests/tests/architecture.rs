@@ -40,7 +40,7 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
-/// The profile of tests is made for dependencies; our packages are exceptions.
+/// `profile.dev` has the settings of dependencies; each of our packages overrides them.
 #[test]
 fn every_package_has_its_test_profile() {
     let output = Command::new(env!("CARGO"))

@@ -3,6 +3,7 @@
 //! Decisions and their reasons are the engine's. This module only arranges them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 use serde_json::Value;
@@ -27,6 +28,8 @@ pub(crate) struct Search {
     pub(crate) importance: Result<Importance, String>,
     /// Lengths with enough results for the importance, ascending.
     pub(crate) importance_lengths: Vec<u64>,
+    /// Importance at other lengths than the greatest, once it was asked for.
+    other_importance: Mutex<BTreeMap<u64, Result<Importance, String>>>,
     config: Result<SearchConfig, String>,
     /// Hyperparameters that vary, in the order of their names.
     pub(crate) hyperparameters: Vec<Hyperparameter>,
@@ -88,6 +91,7 @@ impl Search {
             explanation,
             importance,
             importance_lengths,
+            other_importance: Mutex::default(),
             config,
         }
     }
@@ -98,7 +102,15 @@ impl Search {
         trials: impl Iterator<Item = &'a TrialRecord>,
         units: u64,
     ) -> Result<Importance, String> {
-        importance_of(&self.config, trials, Some(units))
+        if self.importance_lengths.last() == Some(&units) {
+            return self.importance.clone();
+        }
+        if !self.importance_lengths.contains(&units) {
+            return importance_of(&self.config, trials, Some(units));
+        }
+        let mut others = self.other_importance.lock().unwrap_or_else(PoisonError::into_inner);
+        let compute = || importance_of(&self.config, trials, Some(units));
+        others.entry(units).or_insert_with(compute).clone()
     }
 
     /// Returns the explanation of a trial.

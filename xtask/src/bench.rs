@@ -47,9 +47,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     if !arguments.is_empty() && !arguments.iter().any(needs_no_python) {
         let reads_images = arguments.first().is_some_and(|bench| bench == "data");
         bench.arg("--python").arg(python(reads_images.then_some("images"))?);
-        if arguments[0] == "trainer" && !arguments.iter().any(|argument| argument == "--jax") {
-            bench.arg("--jax").arg(python(Some("jax"))?);
-        }
+    }
+    let needs_no_jax = |argument: &String| ["--help", "-h", "--jax"].contains(&argument.as_str());
+    if arguments.first().is_some_and(|bench| bench == "trainer")
+        && !arguments.iter().any(needs_no_jax)
+    {
+        bench.arg("--jax").arg(python(Some("jax"))?);
     }
     let status = bench.status().map_err(|source| start("cargo", source))?;
     succeeded("the benchmark", status.success())

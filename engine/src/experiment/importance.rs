@@ -231,7 +231,7 @@ impl Results {
         by_length.into_iter().rev().map(results).collect()
     }
 
-    /// Returns the first results that are enough, of results with the greatest length first.
+    /// Returns the first entry with enough results. The greatest length comes first.
     fn longest(all: Vec<Self>, unit: Unit) -> Result<Self, Unknown> {
         let mut most: Option<Self> = None;
         for results in all {

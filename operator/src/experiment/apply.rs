@@ -53,6 +53,9 @@ pub(super) struct Writer<'a> {
     /// which a write would undo.
     pub(super) trials: BTreeMap<u32, Arc<CachedTrial>>,
     pub(super) errors: Vec<Error>,
+    /// Whether the API server has stored all of what this pass wrote. Definitions that are older
+    /// than the operator drop fields.
+    pub(super) is_all_stored: bool,
     /// Decisions that were recorded in this pass.
     pub(super) decisions: Vec<Decision>,
 }
@@ -64,7 +67,14 @@ impl<'a> Writer<'a> {
         trials: &[Arc<CachedTrial>],
     ) -> Self {
         let trials = trials.iter().map(|trial| (trial.record.spec.index, trial.clone())).collect();
-        Self { context, experiment: experiment.clone(), trials, errors: vec![], decisions: vec![] }
+        Self {
+            context,
+            experiment: experiment.clone(),
+            trials,
+            errors: vec![],
+            is_all_stored: true,
+            decisions: vec![],
+        }
     }
 
     /// Returns the records of the trials, by index.
@@ -169,7 +179,9 @@ impl<'a> Writer<'a> {
                     status.phase = Phase::Pending;
                 }
                 append(&mut status.log, entry);
+                let log = status.log.clone();
                 self.experiment = write_status(self.context, &self.experiment, status).await?;
+                self.is_all_stored &= self.status().log == log;
             }
             Some(Write::Grant { trial, grant }) => self.effects(vec![(trial, grant)]).await?,
         }
@@ -224,14 +236,17 @@ impl<'a> Writer<'a> {
         let context = self.context;
         let writes = changed.into_iter().filter_map(|(index, spec)| {
             let trial = self.trials.get(&index)?.clone();
-            Some(async move { (index, write_spec(context, &trial, spec).await) })
+            Some(async move { (write_spec(context, &trial, spec.clone()).await, spec) })
         });
         let writes: Vec<_> = writes.collect();
         let mut written = futures::stream::iter(writes).buffer_unordered(WRITES_WIDTH);
         let mut result = Ok(());
-        while let Some((index, outcome)) = written.next().await {
+        while let Some((outcome, spec)) = written.next().await {
             match outcome {
-                Ok(trial) => drop(self.trials.insert(index, trial)),
+                Ok(trial) => {
+                    self.is_all_stored &= trial.record.spec == spec;
+                    self.trials.insert(spec.index, trial);
+                }
                 Err(error) => result = Err(error),
             }
         }
@@ -256,7 +271,8 @@ impl<'a> Writer<'a> {
             }
             num_free = num_free.saturating_sub(1);
             let index = spec.index;
-            let created = create_trial(self.context, &self.experiment, spec).await?;
+            let created = create_trial(self.context, &self.experiment, spec.clone()).await?;
+            self.is_all_stored &= created.record.spec == spec;
             self.trials.insert(index, created);
             ledger.created(index);
         }

@@ -95,7 +95,8 @@ pub(super) async fn decide(
     let wake = wake.chain(ask_wait).min();
     let ledger = Arc::new(ledger);
     let is_decided = !is_over && !is_failed;
-    if is_decided && is_recorded && creation.is_none() && writer.errors.is_empty() {
+    let is_in_step = is_recorded && creation.is_none() && writer.is_all_stored;
+    if is_decided && is_in_step && writer.errors.is_empty() {
         writer.keep(&ledger);
     }
     Ok(Decided { ledger, wake, creation, refusal })

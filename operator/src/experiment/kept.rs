@@ -1,8 +1,8 @@
-//! Searches in memory, so that a pass takes in new facts only instead of the whole record.
+//! Keeps searches in memory, so that a pass processes only new facts instead of the whole record.
 //!
-//! A search is kept after a pass without errors, with the record from which it would be rebuilt.
-//! The next pass uses it if the objects still have this record, and otherwise rebuilds it: after an
-//! edit of the user, a deletion, or a write of another operator.
+//! A search is kept if a pass has decided and written everything, with the record from which it
+//! would be rebuilt. The next pass uses it if the objects still have this record, and otherwise
+//! rebuilds it: after an edit of the user, a deletion, or a write of another operator.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,7 +54,7 @@ impl KeptSearches {
 }
 
 impl Kept {
-    /// A search that is in step with these objects.
+    /// Creates the entry of a search that is in step with these objects.
     pub(super) fn new(
         ledger: Arc<Ledger>,
         experiment: &Experiment,
@@ -116,8 +116,8 @@ impl Writer<'_> {
         Ok((ledger, vec![]))
     }
 
-    /// Panics if a kept search differs from the rebuilt one, which has already skipped the facts
-    /// that nothing follows from.
+    /// Panics if a kept search differs from the rebuilt one. The rebuilt search has already skipped
+    /// facts without effect, so the kept one skips them first.
     #[cfg(debug_assertions)]
     fn assert_equals_rebuilt(&self, kept: &Ledger, config: &SearchConfig) {
         let (rebuilt, missing) = self.rebuild(config).expect("a kept search has a readable record");

@@ -103,6 +103,7 @@ pub(super) async fn stop(context: &Context, mut workers: Workers) {
     context.trial_queue.clear();
     context.admission.clear();
     context.searchers.clear();
+    context.kept_searches.clear();
     context.job_queue.clear();
 }
 

@@ -95,7 +95,7 @@ fn importance_by_length(run: &Run, units: Option<u64>) -> ImportanceCard {
     let trials = || run.trials.values().map(AsRef::as_ref);
     let at = units.map(|units| search.importance_at(trials(), units));
     let card = importance_card(at.as_ref().unwrap_or(&search.importance));
-    let current = units.or(search.importance.as_ref().ok().map(|importance| importance.units));
+    let current = units.or(search.importance_lengths.last().copied());
     let option = |units: &u64| SelectOption {
         value: units.to_string(),
         text: length(*units, search.unit),
@@ -373,7 +373,7 @@ mod tests {
         let link = |units| format!("{}/hyperparameters?importance={units}#importance", run.base());
         let at = |units| format!("All 10 results at {units} batches are equal");
         let both = |first, last| vec![(link(2), first), (link(4), last)];
-        assert_eq!(menu(&run, None), (both(false, false), at(4)));
+        assert_eq!(menu(&run, None), (both(false, true), at(4)));
         assert_eq!(menu(&run, Some(2)), (both(true, false), at(2)));
         assert_eq!(menu(&run, Some(4)), (both(false, true), at(4)));
         let unknown = "Needs 10 results, has none".to_owned();

@@ -135,8 +135,8 @@ def product():
 
 def train(layers, forward, inputs, labels):
     def loss_of(layers, inputs, labels):
-        chances = jax.nn.log_softmax(forward(layers, inputs))
-        return -jnp.take_along_axis(chances, labels[:, None], 1).mean()
+        log_probabilities = jax.nn.log_softmax(forward(layers, inputs))
+        return -jnp.take_along_axis(log_probabilities, labels[:, None], 1).mean()
 
     def step(layers, velocities, inputs, labels):
         loss, gradients = jax.value_and_grad(loss_of)(layers, inputs, labels)

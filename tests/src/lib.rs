@@ -3,6 +3,23 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+/// Returns the packages of the workspace, as `cargo metadata` prints them.
+///
+/// # Panics
+///
+/// `cargo metadata` failed.
+pub fn packages() -> Vec<serde_json::Value> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--offline", "--no-deps", "--format-version", "1"])
+        .current_dir(repository())
+        .output()
+        .expect("cannot start cargo");
+    assert!(output.status.success(), "{}", describe_output(&output));
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON");
+    metadata["packages"].as_array().expect("cargo metadata prints packages").clone()
+}
+
 /// Returns the root of the repository that cargo runs in. The test may have been built in another
 /// clone.
 ///

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use stoker_tests::{describe_output, files, repository};
+use stoker_tests::{describe_output, files, packages, repository};
 
 /// Packages that each package of the workspace must not link, directly or indirectly, and why.
 const FORBIDDEN: &[(&str, &[&str], &str)] = &[
@@ -43,16 +43,9 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
 /// `profile.dev` has the settings of dependencies; each of our packages overrides them.
 #[test]
 fn every_package_has_its_test_profile() {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--offline", "--no-deps", "--format-version", "1"])
-        .current_dir(repository())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", describe_output(&output));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let manifest = std::fs::read_to_string(repository().join("Cargo.toml")).unwrap();
     let checks = "debug-assertions = true, overflow-checks = true }";
-    for package in metadata["packages"].as_array().unwrap() {
+    for package in packages() {
         let start = format!("{} = {{ opt-level", package["name"].as_str().unwrap());
         let is_complete = |line: &str| line.starts_with(&start) && line.ends_with(checks);
         assert!(manifest.lines().any(is_complete), "Cargo.toml: {start} = ..., {checks}");

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use stoker_tests::{describe_output, repository};
+use stoker_tests::{packages, repository};
 
 /// Areas that the page covers.
 const AREAS: [&str; 12] = [
@@ -87,14 +86,7 @@ fn tests_of(text: &str) -> Vec<&str> {
 
 /// Returns the root file of each target of the workspace: libraries, programs and tests.
 fn roots() -> Vec<PathBuf> {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--offline", "--no-deps", "--format-version", "1"])
-        .current_dir(repository())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", describe_output(&output));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
+    let packages = packages();
     let targets = packages.iter().flat_map(|package| package["targets"].as_array().unwrap());
     targets.map(|target| PathBuf::from(target["src_path"].as_str().unwrap())).collect()
 }

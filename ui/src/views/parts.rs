@@ -228,7 +228,7 @@ pub(crate) struct DecisionRow {
 pub(crate) struct ImportanceCard {
     /// Such as `at 4 epochs, from 36 results`.
     pub(crate) title: String,
-    /// Lengths to choose from; none where there is no choice.
+    /// Lengths to choose from. Empty if there is at most one.
     pub(crate) lengths: Vec<SelectOption>,
     pub(crate) rows: Vec<ImportanceRow>,
     /// Reason why there is none.

@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stoker_test_cluster::{Cluster, PATIENCE, wait_within};
+use stoker_test_cluster::{Cluster, PATIENCE};
 use stoker_tests::{describe_output, facts_without_times, program, repository};
 
 /// Namespace of the experiments. It requires pod security `restricted`.
@@ -122,14 +122,44 @@ fn ended(cluster: &Cluster, name: &str) -> Value {
 
 /// Same as [`ended`], with another limit.
 fn ended_within(limit: Duration, cluster: &Cluster, name: &str) -> Value {
-    let waited = wait_within(limit, &format!("{name} ends"), || {
-        let experiment = get(cluster, "experiment", name);
-        match experiment["status"]["phase"].as_str() {
-            Some("Completed" | "Failed" | "Cancelled") => Ok(experiment),
-            _ => Err(experiment["status"].to_string()),
+    wait_for(limit, cluster, "experiment", name, "ends", |status| {
+        matches!(status["phase"].as_str(), Some("Completed" | "Failed" | "Cancelled"))
+    })
+}
+
+/// Waits until superfluous checkpoints of an experiment have been deleted, and returns it.
+fn cleaned_up(cluster: &Cluster, name: &str) -> Value {
+    wait_for(PATIENCE, cluster, "experiment", name, "is cleaned up", |status| {
+        status["cleanedUp"] == json!(true)
+    })
+}
+
+/// Waits until a trial has this number of checkpoints.
+fn has_checkpoints(cluster: &Cluster, name: &str, number: usize) {
+    wait_for(PATIENCE, cluster, "trial", name, "has checkpoints", |status| {
+        status["checkpoints"].as_array().map_or(0, Vec::len) >= number
+    });
+}
+
+/// Waits until the status of an object meets a condition, and returns the object. `what` says the
+/// condition in error messages.
+fn wait_for(
+    limit: Duration,
+    cluster: &Cluster,
+    kind: &str,
+    name: &str,
+    what: &str,
+    is_met: impl Fn(&Value) -> bool,
+) -> Value {
+    let what = format!("{name} {what}");
+    let object = cluster.watch_within(limit, &what, &["-n", NAMESPACE, kind, name], |object| {
+        if is_met(&object["status"]) {
+            Ok(object.clone())
+        } else {
+            Err(object["status"].to_string())
         }
     });
-    waited.unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)))
+    object.unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)))
 }
 
 /// Describes the state of the cluster, for failure messages.

@@ -46,13 +46,13 @@ fn pod(name: &str, node: &str, script: &str) -> Value {
 }
 
 fn wait_for_phase(cluster: &Cluster, name: &str, phase: &str) {
-    wait_until(&format!("{name} is {phase}"), || {
-        let pod = cluster.get(&["pod", name]).map_err(|error| error.to_string())?;
+    let what = format!("{name} is {phase}");
+    let waited = cluster.watch_until(&what, &["pod", name], |pod| {
         let seen = pod["status"]["phase"].as_str().unwrap_or_default();
         assert!(seen == phase || seen != "Failed", "{name} failed: {}", logs(cluster, name));
         if seen == phase { Ok(()) } else { Err(pod["status"].to_string()) }
-    })
-    .unwrap();
+    });
+    waited.unwrap();
 }
 
 fn logs(cluster: &Cluster, name: &str) -> String {
@@ -188,12 +188,12 @@ fn gpus_are_allocated(cluster: &Cluster) {
     };
     assert_eq!(run(cluster, &gpu_pod("two-gpus", 2)), "gpu-1,gpu-3\n");
     cluster.apply(&gpu_pod("three-gpus", 3).to_string()).unwrap();
-    wait_until("the pod for three GPUs is unschedulable", || {
-        let pod = cluster.get(&["pod", "three-gpus"]).map_err(|error| error.to_string())?;
+    let what = "the pod for three GPUs is unschedulable";
+    let waited = cluster.watch_until(what, &["pod", "three-gpus"], |pod| {
         let seen = pod["status"]["conditions"].to_string();
         if seen.contains("Insufficient nvidia.com/gpu") { Ok(()) } else { Err(seen) }
-    })
-    .unwrap();
+    });
+    waited.unwrap();
     cluster.set_unhealthy_gpus(1, &[]).unwrap();
     wait_for_phase(cluster, "three-gpus", "Succeeded");
 }
@@ -205,19 +205,17 @@ fn killed_node_restarts(cluster: &Cluster) {
     let start = Instant::now();
     cluster.kill_node(2).unwrap();
     println!("killed the node in {:?}", start.elapsed());
-    wait_until("the node is Unknown", || {
-        let node = cluster.get(&["node", "node-2"]).map_err(|error| error.to_string())?;
+    let waited = cluster.watch_until("the node is Unknown", &["node", "node-2"], |node| {
         let seen = node["status"]["conditions"].to_string();
         if seen.contains(r#""status":"Unknown""#) { Ok(()) } else { Err(seen) }
-    })
-    .unwrap();
+    });
+    waited.unwrap();
     println!("the control plane detected it after {:?}", start.elapsed());
-    wait_until("the pod is being evicted", || {
-        let pod = cluster.get(&["pod", "victim"]).map_err(|error| error.to_string())?;
+    let waited = cluster.watch_until("the pod is being evicted", &["pod", "victim"], |pod| {
         let deleted = pod["metadata"]["deletionTimestamp"].is_string();
         if deleted { Ok(()) } else { Err(pod["status"].to_string()) }
-    })
-    .unwrap();
+    });
+    waited.unwrap();
     println!("its pod was evicted after {:?}", start.elapsed());
 
     let start = Instant::now();

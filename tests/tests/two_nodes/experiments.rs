@@ -1,11 +1,13 @@
 //! Experiments during an upgrade and an uninstall, and programs sent with an experiment.
 
 use serde_json::json;
+use stoker_api::names::LABEL_EXPERIMENT;
 use stoker_test_cluster::{Cluster, wait_until};
 use stoker_tests::repository;
 
 use super::{
-    NAMESPACE, cluster, ended, get, helm_install, mnist, state, stoker_on, stoker_on_bucket,
+    NAMESPACE, cleaned_up, cluster, ended, get, helm_install, mnist, state, stoker_on,
+    stoker_on_bucket,
 };
 
 /// Returns the spec of examples/mnist/grid.yaml with its faster model and one epoch.
@@ -18,9 +20,10 @@ fn grid() -> serde_json::Value {
     spec
 }
 
-/// Returns the names and UIDs of all pods.
+/// Returns the names and UIDs of the grid's pods. Pods of other tests may still be ending.
 fn pods(cluster: &Cluster) -> Vec<(String, String)> {
-    let pods = cluster.get(&["-n", NAMESPACE, "pods"]).unwrap();
+    let label = format!("{LABEL_EXPERIMENT}=grid");
+    let pods = cluster.get(&["-n", NAMESPACE, "pods", "-l", &label]).unwrap();
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let name_and_uid = |pod: &serde_json::Value| {
         let metadata = &pod["metadata"];
@@ -66,11 +69,7 @@ fn a_grid_completes_during_an_upgrade() {
     assert!(listed.contains("000000000469-0"), "{listed}");
     let logs = stoker_on(cluster, &["trial", "logs", "grid-0", "--storage-endpoint", &endpoint]);
     assert!(logs.contains("validation batches=469"), "{logs}");
-    wait_until("superfluous checkpoints are deleted", || {
-        let status = get(cluster, "experiment", "grid")["status"].clone();
-        if status["cleanedUp"] == json!(true) { Ok(()) } else { Err(status.to_string()) }
-    })
-    .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+    cleaned_up(cluster, "grid");
 
     // The bucket tells the results after the objects are gone.
     let arguments = ["trial", "describe", "grid-2", "--output", "json"];

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stoker_test_cluster::{Cluster, wait_until};
+use stoker_test_cluster::Cluster;
 
-use super::{NAMESPACE, cluster, ended, ended_within, get, mnist, outcome, state, weights};
+use super::{
+    NAMESPACE, cluster, ended, ended_within, get, has_checkpoints, mnist, outcome, state, weights,
+};
 
 /// Returns an experiment with a gang of four pods, two on each node if both nodes are available.
 fn gang(name: &str) -> Value {
@@ -51,15 +53,7 @@ fn gangs_survive_node_loss_bit_identical() {
     assert_eq!(calm["status"]["phase"], "Completed", "{}", state(cluster));
     assert_eq!(nodes_of(cluster, "calm").len(), 2);
     cluster.apply(&gang("hit").to_string()).unwrap();
-    wait_until("a checkpoint exists", || {
-        let trial =
-            cluster.get(&["-n", NAMESPACE, "trial", "hit-0"]).map_err(|error| error.to_string())?;
-        match trial["status"]["checkpoints"].as_array().map_or(0, Vec::len) {
-            0 | 1 => Err(trial["status"].to_string()),
-            _ => Ok(()),
-        }
-    })
-    .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+    has_checkpoints(cluster, "hit-0", 2);
     cluster.kill_node(2).unwrap();
     let hit = ended(cluster, "hit");
     cluster.restart_node(2).unwrap();
@@ -116,16 +110,7 @@ fn gangs_match_one_rank_and_survive_deleted_pods() {
         assert!(difference < tolerance, "{metric}: {one} {quad}");
     }
     cluster.apply(&plain("less", &four).to_string()).unwrap();
-    wait_until("a checkpoint exists", || {
-        let trial = cluster
-            .get(&["-n", NAMESPACE, "trial", "less-0"])
-            .map_err(|error| error.to_string())?;
-        match trial["status"]["checkpoints"].as_array().map_or(0, Vec::len) {
-            0 => Err(trial["status"].to_string()),
-            _ => Ok(()),
-        }
-    })
-    .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+    has_checkpoints(cluster, "less-0", 1);
     let delete = ["-n", NAMESPACE, "delete", "pod", "less-0-a0-r2", "--force", "--grace-period=0"];
     cluster.kubectl(&delete).unwrap();
     let end = ended(cluster, "less");
@@ -166,15 +151,7 @@ fn trials_survive_a_store_outage_of_a_minute() {
         },
     });
     cluster.apply(&mnist("dry", &long).to_string()).unwrap();
-    wait_until("a checkpoint exists", || {
-        let trial =
-            cluster.get(&["-n", NAMESPACE, "trial", "dry-0"]).map_err(|error| error.to_string())?;
-        match trial["status"]["checkpoints"].as_array().map_or(0, Vec::len) {
-            0 => Err(trial["status"].to_string()),
-            _ => Ok(()),
-        }
-    })
-    .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+    has_checkpoints(cluster, "dry-0", 1);
     cluster.stop_s3();
     std::thread::sleep(STORAGE_OUTAGE);
     cluster.start_s3().unwrap();

@@ -6,10 +6,10 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use stoker_storage::Storage;
-use stoker_test_cluster::{Cluster, wait_until};
+use stoker_test_cluster::{Cluster, PATIENCE};
 use stoker_tests::{describe_output, repository};
 
-use super::{NAMESPACE, cluster, ended, get, state, stoker_on};
+use super::{NAMESPACE, cluster, ended, get, state, stoker_on, wait_for};
 
 /// Number of input rows.
 const ROWS: usize = 6000;
@@ -56,14 +56,10 @@ fn job(cluster: &Cluster, name: &str) -> Value {
 }
 
 fn wait_for_rows(cluster: &Cluster, name: &str, rows: u64) {
-    let waited = wait_until(&format!("{rows} rows are done"), || {
-        let status = job(cluster, name);
-        match status["rows"].as_u64().is_some_and(|done| done >= rows) {
-            true => Ok(()),
-            false => Err(status.to_string()),
-        }
+    let what = format!("has {rows} rows");
+    wait_for(PATIENCE, cluster, "inferencejob", name, &what, |status| {
+        status["rows"].as_u64().is_some_and(|done| done >= rows)
     });
-    waited.unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
 }
 
 /// Returns the name of the pod of a slot's live attempt.

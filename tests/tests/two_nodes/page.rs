@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use stoker_test_cluster::{Cluster, wait_until};
 use stoker_tests::repository;
 
-use super::{NAMESPACE, cluster, ended, get, helm_install, state, stoker_on};
+use super::{NAMESPACE, cleaned_up, cluster, ended, helm_install, state, stoker_on};
 use crate::browser::{Browser, Tools};
 
 /// Name of the viewer's service account.
@@ -99,14 +99,7 @@ fn viewers_follow_a_search_in_a_browser() {
         "details" => {
             wait_for_completion(cluster, "iris-random");
             // Superfluous checkpoints are deleted after the end.
-            let best = wait_until("checkpoints are cleaned up", || {
-                let status = get(cluster, "experiment", "iris-asha")["status"].clone();
-                match status["cleanedUp"] == json!(true) {
-                    true => Ok(status["best"].clone()),
-                    false => Err(status.to_string()),
-                }
-            })
-            .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+            let best = cleaned_up(cluster, "iris-asha")["status"]["best"].clone();
             let arguments = ["checkpoint", "list", "iris-asha", "--output", "json"];
             let list: Vec<Value> = serde_json::from_str(&stoker_on(cluster, &arguments)).unwrap();
             let of_best = list.iter().find(|one| one["trial"] == best["index"]);

@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stoker_test_cluster::{Cluster, wait_until};
+use stoker_test_cluster::{Cluster, PATIENCE};
 
-use super::{NAMESPACE, cluster, ended, get, mnist, state};
+use super::{NAMESPACE, cleaned_up, cluster, ended, get, mnist, state, wait_for};
 
 const GPU: &str = "nvidia.com/gpu";
 
@@ -79,11 +79,7 @@ fn data_and_checkpoints_can_use_a_claimed_volume() {
     cluster.apply(&mnist("claimed", &change).to_string()).unwrap();
     let experiment = ended(cluster, "claimed");
     assert_eq!(experiment["status"]["phase"], "Completed", "{}", state(cluster));
-    wait_until("superfluous checkpoints are deleted", || {
-        let status = get(cluster, "experiment", "claimed")["status"].clone();
-        if status["cleanedUp"] == json!(true) { Ok(()) } else { Err(status.to_string()) }
-    })
-    .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+    cleaned_up(cluster, "claimed");
     let kept = manifests(&volume.path().join("runs"));
     let is_latest = |path: &PathBuf| path.to_string_lossy().contains("000000000400-0");
     assert!(kept.len() == 1 && kept.iter().all(is_latest), "{kept:?}");
@@ -108,17 +104,13 @@ fn trials_wait_for_healthy_gpus() {
         },
     });
     cluster.apply(&mnist("sick", &change).to_string()).unwrap();
-    wait_until("the condition names the GPUs", || {
-        let trial = cluster
-            .get(&["-n", NAMESPACE, "trial", "sick-0"])
-            .map_err(|error| error.to_string())?;
-        let conditions = trial["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let scheduled = conditions.iter().find(|condition| condition["type"] == "Scheduled");
+    wait_for(PATIENCE, cluster, "trial", "sick-0", "names the GPUs", |status| {
+        let conditions = status["conditions"].as_array();
+        let is_scheduled = |condition: &&Value| condition["type"] == "Scheduled";
+        let scheduled = conditions.and_then(|conditions| conditions.iter().find(is_scheduled));
         let message = scheduled.and_then(|condition| condition["message"].as_str());
-        let is_named = message.is_some_and(|message| message.contains(GPU));
-        if is_named { Ok(()) } else { Err(trial["status"].to_string()) }
-    })
-    .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+        message.is_some_and(|message| message.contains(GPU))
+    });
     cluster.set_unhealthy_gpus(1, &[]).unwrap();
     let experiment = ended(cluster, "sick");
     assert_eq!(experiment["status"]["phase"], "Completed", "{}", state(cluster));

@@ -17,7 +17,7 @@ use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 use stoker_test_cluster::{Cluster, wait_within};
 
-use super::{NAMESPACE, cluster, get, mnist, state};
+use super::{NAMESPACE, cluster, ended_within, get, mnist, state};
 use occupancy::Occupancy;
 
 const GPUS_PER_NODE: usize = 2;
@@ -70,16 +70,7 @@ fn trials(cluster: &Cluster, name: &str) -> BTreeMap<u32, Trial> {
 
 /// Waits until the experiment has completed.
 fn wait_for_end(cluster: &Cluster, name: &str) {
-    let ended = wait_within(SEARCH, &format!("{name} ends"), || {
-        std::thread::sleep(Duration::from_secs(1));
-        let read = cluster.get(&["-n", NAMESPACE, "experiment", name]);
-        let experiment = read.map_err(|error| error.to_string())?;
-        match experiment["status"]["phase"].as_str() {
-            Some("Completed" | "Failed" | "Cancelled") => Ok(experiment),
-            _ => Err(experiment["status"].to_string()),
-        }
-    });
-    let ended = ended.unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+    let ended = ended_within(SEARCH, cluster, name);
     assert_eq!(ended["status"]["phase"], "Completed", "{}", state(cluster));
 }
 

@@ -1,13 +1,15 @@
 //! A scripted kubelet without containers. It sets the status of each pod by its script; the scripts
 //! of programs talk to the report server like a trainer.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::names::{COMPONENT_CLEANUP, LABEL_COMPONENT};
@@ -35,6 +37,9 @@ pub(crate) enum Script {
     /// Binds to this node and runs there, without further status updates.
     OnNode(String),
 }
+
+/// Pods of the namespace by name, as last observed.
+pub(crate) type Pods = watch::Receiver<BTreeMap<String, Pod>>;
 
 type Scripts = dyn Fn(&Pod) -> Script + Send + Sync;
 
@@ -113,15 +118,17 @@ async fn run(
     record: Arc<KubeletRecord>,
 ) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let (sender, mut observed) = watch::channel(BTreeMap::new());
+    tokio::spawn(observe(pods.clone(), sender));
     let (mut started, mut reported) = (HashSet::new(), HashSet::new());
-    loop {
+    while observed.changed().await.is_ok() {
+        // Pods that are created together start in the order below.
         tokio::time::sleep(Duration::from_millis(40)).await;
-        let Ok(list) = pods.list(&Default::default()).await else { continue };
+        let mut new: Vec<Pod> = observed.borrow_and_update().values().cloned().collect();
         let uid = |pod: &Pod| pod.uid().unwrap_or_default();
         let num_here =
-            list.iter().filter(|pod| started.contains(&uid(pod)) && !is_over(pod)).count();
+            new.iter().filter(|pod| started.contains(&uid(pod)) && !is_over(pod)).count();
         let mut free = capacity.saturating_sub(num_here);
-        let mut new: Vec<Pod> = list.items;
         new.retain(|pod| pod.metadata.deletion_timestamp.is_none() && !started.contains(&uid(pod)));
         new.retain(|pod| !is_gated(pod));
         // The worst order for gangs: they get pods in turn.
@@ -144,7 +151,34 @@ async fn run(
             } else {
                 Script::Exit { after_ms: 20, code: 0 }
             };
-            tokio::spawn(run_pod(client.clone(), namespace.clone(), pod, script, record.clone()));
+            let (observed, record) = (observed.clone(), record.clone());
+            tokio::spawn(run_pod(client.clone(), namespace.clone(), pod, script, observed, record));
+        }
+    }
+}
+
+/// Watches the pods until all receivers are dropped.
+async fn observe(pods: Api<Pod>, sender: watch::Sender<BTreeMap<String, Pod>>) {
+    let mut events = std::pin::pin!(watcher(pods, watcher::Config::default()));
+    let mut listed = BTreeMap::new();
+    loop {
+        let event = tokio::select! {
+            event = events.next() => event,
+            () = sender.closed() => return,
+        };
+        match event {
+            Some(Ok(Event::Init)) => listed.clear(),
+            Some(Ok(Event::InitApply(pod))) => drop(listed.insert(pod.name_any(), pod)),
+            Some(Ok(Event::InitDone)) => drop(sender.send_replace(std::mem::take(&mut listed))),
+            Some(Ok(Event::Apply(pod))) => {
+                sender.send_modify(|pods| drop(pods.insert(pod.name_any(), pod)));
+            }
+            Some(Ok(Event::Delete(pod))) => {
+                sender.send_modify(|pods| drop(pods.remove(&pod.name_any())));
+            }
+            // The API server is unavailable; the pods may still exist.
+            Some(Err(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
+            None => return,
         }
     }
 }
@@ -199,6 +233,7 @@ async fn run_pod(
     namespace: String,
     pod: Pod,
     script: Script,
+    observed: Pods,
     record: Arc<KubeletRecord>,
 ) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
@@ -223,7 +258,7 @@ async fn run_pod(
         }
         Script::Hang => {
             set_status(running()).await;
-            wait_deleted(&pods, &pod).await;
+            wait_deleted(&observed, &pod).await;
             137
         }
         Script::Exit { after_ms, code } => {
@@ -234,32 +269,32 @@ async fn run_pod(
         Script::Train { unit_ms } => {
             set_status(running()).await;
             tokio::select! {
-                code = train(&client, &namespace, &pod, unit_ms, &record.units) => code,
-                () = wait_deleted(&pods, &pod) => 143,
+                code = train(&client, &observed, &pod, unit_ms, &record.units) => code,
+                () = wait_deleted(&observed, &pod) => 143,
             }
         }
         Script::TrainAfter { mut gate, unit_ms } => {
             set_status(running()).await;
             let training = async {
                 gate.wait_for(|is_open| *is_open).await.unwrap();
-                train(&client, &namespace, &pod, unit_ms, &record.units).await
+                train(&client, &observed, &pod, unit_ms, &record.units).await
             };
             tokio::select! {
                 code = training => code,
-                () = wait_deleted(&pods, &pod) => 143,
+                () = wait_deleted(&observed, &pod) => 143,
             }
         }
         Script::Work(script) => {
             set_status(running()).await;
             tokio::select! {
                 code = work(&client, &pod, script, &record.outputs) => code,
-                () = wait_deleted(&pods, &pod) => 79,
+                () = wait_deleted(&observed, &pod) => 79,
             }
         }
     };
     set_status(ended(code)).await;
     // As a kubelet does, remove a deleted pod once its containers have ended.
-    wait_deleted(&pods, &pod).await;
+    wait_deleted(&observed, &pod).await;
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     let _ = pods.delete(&name, &now).await;
 }
@@ -283,16 +318,25 @@ pub(crate) fn now() -> String {
     stoker_operator::context::now().to_string()
 }
 
-/// Waits until a pod is being deleted or no longer exists.
-async fn wait_deleted(pods: &Api<Pod>, pod: &Pod) {
-    loop {
-        match pods.get_opt(&pod.name_any()).await {
-            Ok(Some(current))
-                if current.uid() == pod.uid() && current.metadata.deletion_timestamp.is_none() => {}
-            Ok(_) => return,
-            // The API server is unavailable; the pod may still exist.
-            Err(_) => {}
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+/// Waits until the pods meet a condition, and returns them.
+pub(crate) async fn wait_for(
+    observed: &Pods,
+    is_met: impl FnMut(&BTreeMap<String, Pod>) -> bool,
+) -> BTreeMap<String, Pod> {
+    let met = observed.clone().wait_for(is_met).await.ok().map(|pods| pods.clone());
+    match met {
+        Some(pods) => pods,
+        // The watch ends with the test.
+        None => std::future::pending().await,
     }
+}
+
+/// Waits until a pod is being deleted or no longer exists.
+async fn wait_deleted(observed: &Pods, pod: &Pod) {
+    let is_gone = |pods: &BTreeMap<String, Pod>| {
+        pods.get(&pod.name_any()).is_none_or(|current| {
+            current.uid() != pod.uid() || current.metadata.deletion_timestamp.is_some()
+        })
+    };
+    wait_for(observed, is_gone).await;
 }

@@ -1,6 +1,6 @@
 //! A scripted trainer: its token, its connection to the report server, and its training.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -12,6 +12,8 @@ use stoker_api::contract::{
     CONTRACT_VERSION, Directive, Report, ReportEvent, ReportResponse, TrialConfig,
 };
 use stoker_api::names::{ANNOTATION_TRIAL_CONFIG, HEADER_RECORD, checkpoint_name};
+
+use crate::kubelet::{Pods, wait_for};
 
 /// Requests a trainer's token, like the one that a kubelet projects.
 pub(crate) async fn token(client: &Client, namespace: &str, pod: &Pod) -> Option<String> {
@@ -142,14 +144,15 @@ impl ReportConnection {
 /// Runs a program that trains, and returns its exit code. Only rank 0's pod reports.
 pub(crate) async fn train(
     client: &Client,
-    namespace: &str,
+    observed: &Pods,
     pod: &Pod,
     unit_ms: u64,
     num_units: &AtomicU64,
 ) -> i32 {
     if !pod.name_any().ends_with("-r0") {
-        return follow(client, namespace, pod).await;
+        return follow(observed, pod).await;
     }
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let config = config_of(pod);
     let Some(token) = token(client, namespace, pod).await else { return 80 };
     let connection = ReportConnection::new(&config, token);
@@ -209,17 +212,13 @@ pub(crate) async fn train(
 }
 
 /// Waits for rank 0's pod, in place of a collective, and returns its exit code.
-async fn follow(client: &Client, namespace: &str, pod: &Pod) -> i32 {
+async fn follow(observed: &Pods, pod: &Pod) -> i32 {
     let first = pod.name_any().rsplit_once("-r").unwrap().0.to_owned() + "-r0";
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    loop {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        let Ok(pod) = pods.get_opt(&first).await else { continue };
-        let status = pod.and_then(|pod| pod.status).unwrap_or_default();
-        let containers = status.container_statuses.into_iter().flatten();
-        let states = containers.filter_map(|container| container.state);
-        if let Some(end) = states.filter_map(|state| state.terminated).next() {
-            return end.exit_code;
-        }
-    }
+    let exit_code = |pods: &BTreeMap<String, Pod>| {
+        let status = pods.get(&first)?.status.as_ref()?;
+        let containers = status.container_statuses.iter().flatten();
+        let states = containers.filter_map(|container| container.state.as_ref());
+        states.filter_map(|state| state.terminated.as_ref()).map(|end| end.exit_code).next()
+    };
+    exit_code(&wait_for(observed, |pods| exit_code(pods).is_some()).await).unwrap()
 }

@@ -134,15 +134,15 @@ fn cleaned_up(cluster: &Cluster, name: &str) -> Value {
     })
 }
 
-/// Waits until a trial has this number of checkpoints.
-fn has_checkpoints(cluster: &Cluster, name: &str, number: usize) {
+/// Waits until a trial has at least this number of checkpoints.
+fn wait_for_checkpoints(cluster: &Cluster, name: &str, number: usize) {
     wait_for(PATIENCE, cluster, "trial", name, "has checkpoints", |status| {
         status["checkpoints"].as_array().map_or(0, Vec::len) >= number
     });
 }
 
-/// Waits until the status of an object meets a condition, and returns the object. `what` says the
-/// condition in error messages.
+/// Waits until the status of an object meets a condition, and returns the object. `what` describes
+/// the condition in error messages.
 fn wait_for(
     limit: Duration,
     cluster: &Cluster,

@@ -1,8 +1,8 @@
 //! Access to a cluster from a test: kubectl, helm, and polling.
 
-use std::io::{BufReader, Write};
+use std::io::{BufReader, Read as _, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -152,21 +152,19 @@ impl Client {
     ) -> Result<T, String> {
         let mut command = self.kubectl_command(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| error.to_string())?;
-        let stdout = child.stdout.take().ok_or("standard output is piped")?;
+        let mut child = Killed(command.spawn().map_err(|error| error.to_string())?);
+        let stdout = child.0.stdout.take().ok_or("standard output is not piped")?;
         let objects = serde_json::Deserializer::from_reader(BufReader::new(stdout));
         let mut seen = None;
         for object in objects.into_iter::<Value>() {
             match object.map_err(|error| error.to_string()).and_then(|object| probe(&object)) {
-                Ok(value) => {
-                    let _ = child.kill().and_then(|()| child.wait());
-                    return Ok(value);
-                }
+                Ok(value) => return Ok(value),
                 Err(error) => seen = Some(error),
             }
         }
-        let output = child.wait_with_output().map_err(|error| error.to_string())?;
-        Err(seen.unwrap_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned()))
+        let mut stderr = String::new();
+        let _ = child.0.stderr.take().map(|mut pipe| pipe.read_to_string(&mut stderr));
+        Err(seen.unwrap_or(stderr))
     }
 
     /// Applies manifests in YAML or JSON.
@@ -220,6 +218,16 @@ impl Client {
         let mut arguments = vec!["create", "token", account, "-n", namespace, "--duration=8h"];
         arguments.extend(audience.as_deref());
         self.kubectl(&arguments).map(|token| token.trim().to_string())
+    }
+}
+
+/// A process that ends with this value, also if a probe panics.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

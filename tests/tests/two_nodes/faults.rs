@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use stoker_test_cluster::Cluster;
 
 use super::{
-    NAMESPACE, cluster, ended, ended_within, get, has_checkpoints, mnist, outcome, state, weights,
+    NAMESPACE, cluster, ended, ended_within, get, mnist, outcome, state, wait_for_checkpoints,
+    weights,
 };
 
 /// Returns an experiment with a gang of four pods, two on each node if both nodes are available.
@@ -53,7 +54,7 @@ fn gangs_survive_node_loss_bit_identical() {
     assert_eq!(calm["status"]["phase"], "Completed", "{}", state(cluster));
     assert_eq!(nodes_of(cluster, "calm").len(), 2);
     cluster.apply(&gang("hit").to_string()).unwrap();
-    has_checkpoints(cluster, "hit-0", 2);
+    wait_for_checkpoints(cluster, "hit-0", 2);
     cluster.kill_node(2).unwrap();
     let hit = ended(cluster, "hit");
     cluster.restart_node(2).unwrap();
@@ -110,7 +111,7 @@ fn gangs_match_one_rank_and_survive_deleted_pods() {
         assert!(difference < tolerance, "{metric}: {one} {quad}");
     }
     cluster.apply(&plain("less", &four).to_string()).unwrap();
-    has_checkpoints(cluster, "less-0", 1);
+    wait_for_checkpoints(cluster, "less-0", 1);
     let delete = ["-n", NAMESPACE, "delete", "pod", "less-0-a0-r2", "--force", "--grace-period=0"];
     cluster.kubectl(&delete).unwrap();
     let end = ended(cluster, "less");
@@ -151,7 +152,7 @@ fn trials_survive_a_store_outage_of_a_minute() {
         },
     });
     cluster.apply(&mnist("dry", &long).to_string()).unwrap();
-    has_checkpoints(cluster, "dry-0", 1);
+    wait_for_checkpoints(cluster, "dry-0", 1);
     cluster.stop_s3();
     std::thread::sleep(STORAGE_OUTAGE);
     cluster.start_s3().unwrap();

@@ -1,5 +1,7 @@
 //! Times and memory of the web page with a search of 10,000 trials.
 
+mod latency;
+
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -62,13 +64,14 @@ pub(crate) fn run(stoker: &Path, root: Option<&Path>, points: u64) -> Result<(),
     ];
     for (name, path) in views {
         let begin = Instant::now();
-        let (status, bytes) = page.get(&path)?;
+        let (status, body) = page.get(&path)?;
         let time = milliseconds(begin);
-        println!("{name:<44} {time:>8.0} ms {:>9.1} kB", bytes as f64 / 1e3);
+        println!("{name:<44} {time:>8.0} ms {:>9.1} kB", body.len() as f64 / 1e3);
         if status != 200 {
             return Err(format!("{path}: status {status}").into());
         }
     }
+    latency::measure(&page, root)?;
     println!("{:<44} {:>8.0} MiB", "peak memory of the server", page.peak_memory()? / 1024.0);
     Ok(())
 }
@@ -96,19 +99,26 @@ fn start(stoker: &Path, root: &Path) -> Result<Page, BenchError> {
 }
 
 impl Page {
-    /// Requests a path. Returns the status and the size of the body.
-    fn get(&self, path: &str) -> Result<(u16, usize), BenchError> {
+    /// Sends a request. The stream contains the response.
+    fn request(&self, path: &str) -> Result<TcpStream, BenchError> {
         let mut stream = TcpStream::connect(&self.address)?;
         write!(
             stream,
             "GET {path} HTTP/1.1\r\nHost: {}\r\nCookie: {}\r\nConnection: close\r\n\r\n",
             self.address, self.cookie
         )?;
+        Ok(stream)
+    }
+
+    /// Requests a path. Returns status and body.
+    fn get(&self, path: &str) -> Result<(u16, Vec<u8>), BenchError> {
         let mut answer = Vec::new();
-        stream.read_to_end(&mut answer)?;
+        self.request(path)?.read_to_end(&mut answer)?;
         let status = answer.get(9..12).and_then(|text| std::str::from_utf8(text).ok());
-        let head = answer.windows(4).position(|end| end == b"\r\n\r\n").unwrap_or(0);
-        Ok((status.and_then(|text| text.parse().ok()).unwrap_or(0), answer.len() - head))
+        let status = status.and_then(|text| text.parse().ok()).unwrap_or(0);
+        let end = b"\r\n\r\n";
+        let head = answer.windows(end.len()).position(|bytes| bytes == end).unwrap_or(0);
+        Ok((status, answer.split_off(head + end.len())))
     }
 
     /// Returns the greatest resident memory in KiB.

@@ -103,8 +103,8 @@ enum Command {
     Job(job::JobCommand),
     /// Serve a web page with experiments, plots and logs
     ///
-    /// The page is read-only, and listens on the loopback interface of this machine. The printed
-    /// URL contains a token, without which the page refuses all requests.
+    /// The page is read-only without --allow-actions, and listens on the loopback interface of this
+    /// machine. The printed URL contains a token, without which the page refuses all requests.
     #[command(after_help = commands::SOURCE_HELP)]
     Ui(ui::UiArgs),
     /// Start TensorBoard for an experiment or a trial

@@ -24,6 +24,8 @@ use crate::run_root::RunRoot;
 
 /// Number of trials that a message lists.
 const LISTED_MAX: usize = 16;
+/// Next step of a local run.
+const BY_NEXT_RUN: &str = "run `stoker run FILE` again to train them";
 /// Next step on a cluster.
 const ON_CLUSTER: &str = "the operator continues them";
 
@@ -44,6 +46,25 @@ pub(crate) fn continue_locally(
     trials: ReopenedTrials,
     output: Output,
 ) -> Result<(), Failure> {
+    request_locally(root, run, trials)?.print(BY_NEXT_RUN, output);
+    Ok(())
+}
+
+/// Same as [`continue_locally`]. Returns the effect as a sentence.
+pub(crate) fn continue_run(
+    root: Option<&str>,
+    run: &Experiment,
+    trials: ReopenedTrials,
+) -> Result<String, Failure> {
+    Ok(request_locally(root, run, trials)?.lines(BY_NEXT_RUN).join("\n"))
+}
+
+/// Records the request to continue trials of a local run.
+fn request_locally(
+    root: Option<&str>,
+    run: &Experiment,
+    trials: ReopenedTrials,
+) -> Result<Plan, Failure> {
     let run_root = RunRoot::resolve(root, None)?;
     let (name, uid) = (text(run.metadata.name.as_ref()), text(run.metadata.uid.as_ref()));
     let key = format!("{}.{name}", text(run.metadata.namespace.as_ref()));
@@ -59,8 +80,7 @@ pub(crate) fn continue_locally(
     let plan = plan(&experiment, &folder.trials()?, trials)?;
     experiment.spec.reopen = Some(plan.request);
     folder.save_experiment(&experiment)?;
-    plan.print("run `stoker run FILE` again to train them", output);
-    Ok(())
+    Ok(plan)
 }
 
 /// Continues trials of an experiment on a cluster, and prints which.

@@ -14,12 +14,12 @@ use stoker_api::experiment::ReopenedTrials;
 use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
 
-pub(crate) use self::delete::{delete, delete_record, mark_deleted};
+pub(crate) use self::delete::{delete, delete_record, delete_run, mark_deleted};
 pub(crate) use self::follow::StoredFollower;
 pub(crate) use self::logs::{experiment_logs, trial_logs};
 use self::recorded_run::read_runs;
 pub(crate) use self::recorded_run::{RecordedRun, Runner, local_endpoint};
-pub(crate) use self::steer::{RequestedState, RunFiles, kill_trial, set_state};
+pub(crate) use self::steer::{RequestedState, RunFiles, kill_trial, set_state, set_state_of};
 pub(crate) use self::wait::{Waited, stop_message, wait, wait_for_end};
 use crate::cluster::checkpoint::{Choice, Download, best_trial, no_best_trial, split_name};
 use crate::cluster::{text, trial};
@@ -83,13 +83,7 @@ pub(crate) async fn continue_experiment(
     output: Output,
 ) -> Result<(), Failure> {
     let run = RecordedRun::open(root, name).await?;
-    if run.runner == Runner::Elsewhere {
-        return Err(Failure::Input(format!(
-            "cannot continue {}: its record is only in the storage, so a cluster or another \
-             machine runs it; use `stoker experiment continue` there",
-            run.id()
-        )));
-    }
+    RunFiles::of(root, &run, "continue")?;
     reopen::continue_locally(root, &run.experiment, trials, output)
 }
 

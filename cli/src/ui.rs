@@ -1,7 +1,7 @@
 //! `stoker ui`: a web page with experiments, jobs, plots and logs.
 //!
 //! ```text
-//!   local records  -- [local]   --.
+//!   local records  -- [local]   --.      <-- [local_actions], [requests]: actions
 //!   storage        -- [stored]  --|
 //!                                 +--> stoker_ui::Store --> page
 //!   cluster, watch -- [cluster] --'
@@ -11,6 +11,7 @@
 mod beside_run;
 mod cluster;
 mod local;
+mod local_actions;
 mod objects;
 mod requests;
 mod shared;
@@ -50,9 +51,9 @@ pub(crate) struct UiArgs {
     /// Show the experiments of all namespaces
     #[arg(long, short = 'A', help_heading = "Cluster")]
     all_namespaces: bool,
-    /// Show buttons that pause, cancel, kill, delete and continue experiments, with the permissions
-    /// of the kubeconfig
-    #[arg(long, help_heading = "Cluster")]
+    /// Show buttons that pause, cancel, kill, delete and continue experiments; on a cluster, with
+    /// the permissions of the kubeconfig
+    #[arg(long)]
     allow_actions: bool,
     #[command(flatten)]
     source: SourceArgs,
@@ -89,14 +90,7 @@ async fn serve_until_signal(args: &UiArgs, output: Output) -> Result<(), Failure
             let (cluster, all) = (&args.source.cluster, args.all_namespaces);
             cluster::start(cluster, all, options, store.clone(), args.allow_actions).await?
         }
-        false if args.allow_actions => {
-            return Err(Failure::Input(
-                "cannot use --allow-actions with local runs: they are controlled from their \
-                 terminal; omit the option, or select a cluster"
-                    .to_owned(),
-            ));
-        }
-        false => start_local(args.source.root(), &store)?,
+        false => start_local(args.source.root(), &store, args.allow_actions)?,
     };
     let url = format!("http://{address}/?token={}", access.token);
     announce(&url, &site.place, output);
@@ -127,12 +121,18 @@ fn served(result: std::io::Result<()>) -> Result<(), Failure> {
     result.map_err(|error| Failure::System(format!("cannot serve the page: {error}")))
 }
 
-fn start_local(root: Option<&str>, store: &Arc<Store>) -> Result<Site, Failure> {
+fn start_local(
+    root: Option<&str>,
+    store: &Arc<Store>,
+    allows_actions: bool,
+) -> Result<Site, Failure> {
+    let actions = local_actions::access(root.map(str::to_owned), allows_actions)?;
     let run_root = RunRoot::resolve(root, None)?;
     let site = Site {
         place: format!("Runs in {}", run_root.root),
         is_cluster: false,
         arguments: root.map(|root| format!("--root {root}")).unwrap_or_default(),
+        actions: Some(Arc::new(actions)),
         ..Site::default()
     };
     let found = stored::start(run_root.clone(), store.clone());

@@ -7,7 +7,7 @@ use axum::extract::{Extension, Path, RawQuery};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
-use crate::actions::{Action, ClusterAccess, Target};
+use crate::actions::{Action, ActionAccess, Target};
 use crate::build::{actions, cluster};
 use crate::respond::{html, message};
 use crate::server::{App, find, values};
@@ -16,22 +16,21 @@ use crate::viewer::Viewer;
 
 /// Slots of the cluster, or of this machine.
 pub(crate) async fn slots(Extension(viewer): App) -> Response {
-    let objects = match &viewer.site.cluster {
-        Some(access) => Some(access.objects().await),
+    let objects = match &viewer.site.actions {
+        Some(access) => access.objects().await,
         None => None,
     };
     html(&cluster::page(&viewer.site, &viewer.visible, objects.as_deref()))
 }
 
-/// Returns the access to the cluster, or the response that says why the page is read-only.
-fn access(viewer: &Viewer) -> Result<&Arc<ClusterAccess>, Box<Response>> {
-    let text = match &viewer.site.cluster {
+/// Returns the access to actions, or the response that says why the page is read-only.
+fn access(viewer: &Viewer) -> Result<&Arc<ActionAccess>, Box<Response>> {
+    let text = match &viewer.site.actions {
         Some(access) if access.allows_actions() => return Ok(access),
         Some(_) if viewer.session.is_some() => {
             "An administrator allows actions with the chart's value ui.allowActions."
         }
-        Some(_) => "Start it with `stoker ui --allow-actions` to act on the cluster.",
-        None => "Local experiments are controlled from the terminal that runs them.",
+        _ => "Start it again with --allow-actions to act on experiments.",
     };
     let status = StatusCode::FORBIDDEN;
     Err(Box::new(message(&viewer.site, status, "This page is read-only", text)))
@@ -54,7 +53,7 @@ fn question(
 /// Checks that an action exists, and that the viewer may carry it out now.
 async fn check(
     viewer: &Viewer,
-    access: &ClusterAccess,
+    access: &ActionAccess,
     run: &Run,
     action: Option<Action>,
 ) -> Result<Action, Box<Response>> {
@@ -64,12 +63,12 @@ async fn check(
         return Err(Box::new(message(site, StatusCode::NOT_FOUND, "Page not found", text)));
     };
     access.ask(&run.namespace).await;
-    let (allowed, note) = actions::allowed(access, run);
+    let (allowed, note) = actions::allowed(site, access, run);
     if allowed.iter().any(|one| one.word() == action.word()) {
         return Ok(action);
     }
     let (status, text) = match note.is_empty() {
-        true => (StatusCode::CONFLICT, "It has no effect in the state of the experiment.".into()),
+        true => (StatusCode::CONFLICT, "The state of the experiment does not allow it.".into()),
         false => (StatusCode::FORBIDDEN, note),
     };
     let title = format!("{} is not possible", action.title());
@@ -132,7 +131,11 @@ async fn acted(
     let target =
         Target { namespace: run.namespace.clone(), name: run.name.clone(), uid: run.uid.clone() };
     if let Err(error) = access.act(&target, action).await {
-        let refusal = Some((StatusCode::BAD_GATEWAY, error));
+        let status = match viewer.site.is_cluster {
+            true => StatusCode::BAD_GATEWAY,
+            false => StatusCode::CONFLICT,
+        };
+        let refusal = Some((status, error));
         return Ok(question(viewer, &run, action, refusal));
     }
     let next = match action {
@@ -152,7 +155,7 @@ mod tests {
     use stoker_api::experiment::ReopenedTrials;
 
     use super::*;
-    use crate::actions::{ClusterApi, ClusterObjects, Permissions};
+    use crate::actions::{ActionBackend, ClusterObjects, Permissions};
     use crate::build::actions::controls;
     use crate::fixture::{self, UID};
     use crate::site::Site;
@@ -168,7 +171,7 @@ mod tests {
         refusal: Option<String>,
     }
 
-    impl ClusterApi for Fake {
+    impl ActionBackend for Fake {
         fn act<'a>(
             &'a self,
             target: &'a Target,
@@ -184,9 +187,8 @@ mod tests {
             async move { Ok(self.may) }.boxed()
         }
 
-        fn objects(&self) -> BoxFuture<'_, ClusterObjects> {
-            let (nodes, pods) = (Ok(Vec::new()), Ok(Vec::new()));
-            async move { ClusterObjects { nodes, pods, namespace: None } }.boxed()
+        fn objects(&self) -> BoxFuture<'_, Option<ClusterObjects>> {
+            async { None }.boxed()
         }
     }
 
@@ -201,9 +203,9 @@ mod tests {
     impl Page {
         fn new(fake: Fake, allows_actions: bool, status: Value, trials: &[Value]) -> Self {
             let fake = Arc::new(fake);
-            let access = ClusterAccess::new(fake.clone(), allows_actions, "secret".to_owned());
-            let cluster = Some(Arc::new(access));
-            let site = Site { is_cluster: true, cluster, ..Site::default() };
+            let access = ActionAccess::new(fake.clone(), allows_actions, "secret".to_owned());
+            let actions = Some(Arc::new(access));
+            let site = Site { is_cluster: true, actions, ..Site::default() };
             let store = Arc::new(Store::default());
             store.replace(fixture::run(json!({}), status, trials));
             let visible = Visible::all(store.clone());
@@ -229,8 +231,8 @@ mod tests {
         }
 
         fn buttons(&self) -> (Vec<&'static str>, String) {
-            let cluster = self.viewer.site.cluster.as_ref().unwrap();
-            block_on(cluster.ask("ml"));
+            let actions = self.viewer.site.actions.as_ref().unwrap();
+            block_on(actions.ask("ml"));
             let run = self.viewer.visible.run("ml", "iris").unwrap();
             let controls = controls(&self.viewer.site, &run);
             (controls.buttons.iter().map(|button| button.title).collect(), controls.note)
@@ -322,7 +324,7 @@ mod tests {
         let body = axum::body::to_bytes(response.unwrap().into_body(), 1 << 20);
         let body = String::from_utf8(block_on(body).unwrap().to_vec()).unwrap();
         assert!(body.contains("it stays &#60;killed&#62;"), "{body}");
-        let asked = page.viewer.site.cluster.as_ref().unwrap().asked(UID);
+        let asked = page.viewer.site.actions.as_ref().unwrap().asked(UID);
         assert!(asked.is_none(), "{asked:?}");
     }
 

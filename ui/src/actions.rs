@@ -1,7 +1,7 @@
-//! Actions on experiments of a cluster, and what the page asks the API server.
+//! Actions on experiments of a cluster or of this machine, and what the page asks the API server.
 //!
-//! All requests use the viewer's own kubeconfig: the page may do what the viewer may do with
-//! `stoker` or `kubectl`, and nothing else.
+//! On a cluster, all requests use the viewer's own kubeconfig: the page may do what the viewer may
+//! do with `stoker` or `kubectl`, and nothing else.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -37,7 +37,7 @@ pub enum Action {
     Cancel,
     /// The experiment ends at once.
     Kill,
-    /// Deletes the objects of the experiment and its trials.
+    /// Deletes the objects of the experiment and its trials; of a local run, also the files.
     Delete,
     /// Continues trials that have ended.
     Continue(ReopenedTrials),
@@ -114,10 +114,10 @@ pub struct ClusterObjects {
     pub namespace: Option<String>,
 }
 
-/// Requests to the API server.
-pub trait ClusterApi: Debug + Send + Sync {
+/// Carries out actions: by requests to an API server, or to local runs.
+pub trait ActionBackend: Debug + Send + Sync {
     /// Carries out an action, unless the experiment has another UID. Returns the effect as a
-    /// sentence, or the words of the API server on a refusal.
+    /// sentence, or the reason of a refusal, such as the words of the API server.
     fn act<'a>(
         &'a self,
         target: &'a Target,
@@ -127,11 +127,11 @@ pub trait ClusterApi: Debug + Send + Sync {
     /// Asks what the viewer may do in a namespace.
     fn permissions<'a>(&'a self, namespace: &'a str) -> BoxFuture<'a, Result<Permissions, String>>;
 
-    /// Reads nodes and pods.
-    fn objects(&self) -> BoxFuture<'_, ClusterObjects>;
+    /// Reads nodes and pods; `None` for local runs.
+    fn objects(&self) -> BoxFuture<'_, Option<ClusterObjects>>;
 }
 
-/// An action that the API server has accepted, and that the record may not confirm yet.
+/// An action that was accepted, and that the record may not confirm yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) action: Action,
@@ -142,25 +142,25 @@ pub(crate) struct Asked {
 
 type Answer = Result<Permissions, String>;
 
-/// Access to a cluster: requests, with their latest answers.
+/// Access to actions: requests, with their latest answers.
 #[derive(Debug)]
-pub struct ClusterAccess {
-    api: Arc<dyn ClusterApi>,
+pub struct ActionAccess {
+    backend: Arc<dyn ActionBackend>,
     allows_actions: bool,
     token: String,
     /// Answers by namespace.
     permissions: Mutex<BTreeMap<String, (Instant, Answer)>>,
     /// A lock across the request: viewers at the same time share one.
-    objects: tokio::sync::Mutex<Option<(Instant, Arc<ClusterObjects>)>>,
+    objects: tokio::sync::Mutex<Option<(Instant, Option<Arc<ClusterObjects>>)>>,
     /// Latest action by UID of the experiment.
     asked: Mutex<BTreeMap<String, Asked>>,
 }
 
-impl ClusterAccess {
+impl ActionAccess {
     /// Creates the access. `token` is a random secret of this server, which all forms contain.
-    pub fn new(api: Arc<dyn ClusterApi>, allows_actions: bool, token: String) -> Self {
+    pub fn new(backend: Arc<dyn ActionBackend>, allows_actions: bool, token: String) -> Self {
         Self {
-            api,
+            backend,
             allows_actions,
             token,
             permissions: Mutex::default(),
@@ -191,7 +191,7 @@ impl ClusterAccess {
         if !self.allows_actions || is_known {
             return;
         }
-        let answer = timeout(PERMISSIONS_TIMEOUT, self.api.permissions(namespace)).await;
+        let answer = timeout(PERMISSIONS_TIMEOUT, self.backend.permissions(namespace)).await;
         let answer = answer.unwrap_or_else(|_| Err("the API server does not answer".to_owned()));
         lock(&self.permissions).insert(namespace.to_owned(), (Instant::now(), answer));
     }
@@ -202,13 +202,13 @@ impl ClusterAccess {
         answer.unwrap_or_else(|| Err("they are not known yet".to_owned()))
     }
 
-    /// Returns nodes and pods that are at most some seconds old.
-    pub(crate) async fn objects(&self) -> Arc<ClusterObjects> {
+    /// Returns nodes and pods that are at most some seconds old; `None` for local runs.
+    pub(crate) async fn objects(&self) -> Option<Arc<ClusterObjects>> {
         let mut known = self.objects.lock().await;
         match known.as_ref() {
             Some((at, objects)) if at.elapsed() < OBJECTS_AGE => objects.clone(),
             _ => {
-                let objects = Arc::new(self.api.objects().await);
+                let objects = self.backend.objects().await.map(Arc::new);
                 *known = Some((Instant::now(), objects.clone()));
                 objects
             }
@@ -217,7 +217,7 @@ impl ClusterAccess {
 
     /// Carries out an action, and remembers it until the record confirms it.
     pub(crate) async fn act(&self, target: &Target, action: Action) -> Result<(), String> {
-        let effect = self.api.act(target, action).await?;
+        let effect = self.backend.act(target, action).await?;
         let now = text::now();
         let mut asked = lock(&self.asked);
         asked.retain(|_, asked| now.seconds_since(asked.at) < ASKED_SECONDS);

@@ -11,7 +11,7 @@ use stoker_api::trial::TrialSpec;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::Storage;
 
-use crate::actions::{Action, ClusterApi, ClusterObjects, Permissions, Target};
+use crate::actions::{Action, ActionBackend, ClusterObjects, Permissions, Target};
 use crate::job::Job;
 use crate::store::{Changes, Run, Store};
 use crate::viewer::{Account, Directory, Refusal, Sight, Token};
@@ -164,7 +164,7 @@ impl Account for FakeAccount {
         async { self.open() }.boxed()
     }
 
-    fn api(&self) -> Arc<dyn ClusterApi> {
+    fn api(&self) -> Arc<dyn ActionBackend> {
         Arc::new(FakeApi)
     }
 
@@ -174,9 +174,9 @@ impl Account for FakeAccount {
 }
 
 #[derive(Debug)]
-struct FakeApi;
+pub(crate) struct FakeApi;
 
-impl ClusterApi for FakeApi {
+impl ActionBackend for FakeApi {
     fn act<'a>(&'a self, _: &'a Target, _: Action) -> BoxFuture<'a, Result<String, String>> {
         async { Ok("done".to_owned()) }.boxed()
     }
@@ -185,8 +185,8 @@ impl ClusterApi for FakeApi {
         async { Ok(Permissions { may_patch: true, may_delete: true }) }.boxed()
     }
 
-    fn objects(&self) -> BoxFuture<'_, ClusterObjects> {
+    fn objects(&self) -> BoxFuture<'_, Option<ClusterObjects>> {
         let (nodes, pods) = (Ok(Vec::new()), Ok(Vec::new()));
-        async move { ClusterObjects { nodes, pods, namespace: None } }.boxed()
+        async move { Some(ClusterObjects { nodes, pods, namespace: None }) }.boxed()
     }
 }

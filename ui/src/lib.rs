@@ -9,7 +9,7 @@
 //! - A source puts runs and jobs into a [`Store`]: `stoker ui` reads local records, or watches a
 //!   cluster.
 //! - Requests reach the store only through [`Visible`]: what their viewer may see.
-//! - The page acts on a cluster only through a [`ClusterApi`], with the viewer's permissions.
+//! - The page acts only through an [`ActionBackend`]: on a cluster with the viewer's permissions.
 //! - Decisions and their reasons come from the engine; the page never derives them again.
 //! - Scripts in `assets/` draw the plots. Everything else is HTML that works without scripts.
 
@@ -45,12 +45,12 @@ mod viewer;
 mod views;
 mod visible;
 
-pub use self::actions::{Action, ClusterAccess, ClusterApi, ClusterObjects, Permissions, Target};
+pub use self::actions::{Action, ActionAccess, ActionBackend, ClusterObjects, Permissions, Target};
 pub use self::job::Job;
 pub use self::router::{serve, serve_shared};
 pub use self::security::Access;
 pub use self::sessions::{Offer, SignIn};
 pub use self::site::{Site, SiteViewer};
-pub use self::store::{Changes, Run, Store, Unreadable};
+pub use self::store::{Changes, Run, Standing, Store, Unreadable};
 pub use self::viewer::{Account, Directory, Refusal, Sight, Token};
 pub use self::visible::{Part, Visible};

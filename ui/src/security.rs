@@ -198,10 +198,10 @@ async fn viewer(
         place: sight.place.clone(),
         is_cluster: true,
         arguments: String::new(),
-        cluster: Some(session.cluster.clone()),
+        actions: Some(session.actions.clone()),
         viewer: Some(SiteViewer {
             name: crate::text::name(session.account.name()),
-            csrf: session.cluster.token().to_owned(),
+            csrf: session.actions.token().to_owned(),
             can_sign_out: sessions.offer.sign_in == SignIn::Form,
         }),
     };

@@ -131,8 +131,8 @@ pub(crate) async fn asset(Path(path): Path<String>, headers: HeaderMap) -> Respo
 
 /// Asks what the viewer may do, before a page with buttons.
 async fn ask_permissions(viewer: &Viewer, namespace: &str) {
-    if let Some(cluster) = &viewer.site.cluster {
-        cluster.ask(namespace).await;
+    if let Some(actions) = &viewer.site.actions {
+        actions.ask(namespace).await;
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use stoker_storage::hash::sha256_hex;
 use tokio::time::Instant;
 
-use crate::actions::ClusterAccess;
+use crate::actions::ActionAccess;
 use crate::security::is_equal;
 use crate::text;
 use crate::viewer::{Account, Directory, Refusal, Token};
@@ -57,17 +57,17 @@ pub struct Offer {
 pub(crate) struct Session {
     pub(crate) account: Arc<dyn Account>,
     /// Requests of actions, with the token that forms contain.
-    pub(crate) cluster: Arc<ClusterAccess>,
+    pub(crate) actions: Arc<ActionAccess>,
     used: Mutex<Instant>,
     has_ended: AtomicBool,
 }
 
 impl Session {
     fn new(account: Arc<dyn Account>, allows_actions: bool) -> std::io::Result<Self> {
-        let cluster = ClusterAccess::new(account.api(), allows_actions, random_secret()?);
+        let actions = ActionAccess::new(account.api(), allows_actions, random_secret()?);
         Ok(Self {
             account,
-            cluster: Arc::new(cluster),
+            actions: Arc::new(actions),
             used: Mutex::new(Instant::now()),
             has_ended: AtomicBool::new(false),
         })
@@ -198,7 +198,7 @@ impl Sessions {
 
     /// Checks the token of a form.
     pub(crate) fn is_form_of(session: &Session, given: &str) -> bool {
-        is_equal(given, session.cluster.token())
+        is_equal(given, session.actions.token())
     }
 }
 

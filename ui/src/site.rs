@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::actions::ClusterAccess;
+use crate::actions::ActionAccess;
 
 /// Where the data of the page comes from.
 #[derive(Clone, Debug, Default)]
@@ -14,8 +14,8 @@ pub struct Site {
     /// Arguments that let `stoker` find the same runs, such as `--root /data/runs`; empty if they
     /// are not needed.
     pub arguments: String,
-    /// Access to the cluster; `None` for local runs.
-    pub cluster: Option<Arc<ClusterAccess>>,
+    /// Access to actions; `None` on a page that cannot have any.
+    pub actions: Option<Arc<ActionAccess>>,
     /// Viewer who has signed in; `None` on a page with one viewer.
     pub viewer: Option<SiteViewer>,
 }

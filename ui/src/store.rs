@@ -14,6 +14,18 @@ use tokio::sync::watch;
 use crate::job::Job;
 use crate::search::Search;
 
+/// Relation of a run to its name and its record, which limits the actions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// An experiment of a cluster, or the latest local run of its name.
+    #[default]
+    Current,
+    /// A later run has the name, or a deletion was interrupted. It can be deleted.
+    Replaced,
+    /// The record is only in the storage.
+    Stored,
+}
+
 /// An experiment with its trials.
 #[derive(Debug)]
 pub struct Run {
@@ -29,6 +41,8 @@ pub struct Run {
     pub trials: Arc<BTreeMap<u32, Arc<TrialRecord>>>,
     /// Whether a runner or the operator works on the experiment.
     pub is_running: bool,
+    /// Which actions are possible.
+    pub standing: Standing,
     /// Storage with the files, or the reason why it cannot be read.
     pub storage: Result<Arc<Storage>, String>,
     /// Number of the change that this state contains; assigned by the store.
@@ -53,10 +67,17 @@ impl Run {
             experiment: Arc::new(experiment),
             trials: Arc::new(trials),
             is_running,
+            standing: Standing::Current,
             storage,
             version: 0,
             search: Arc::default(),
         }
+    }
+
+    /// Returns the same run with another standing.
+    #[must_use]
+    pub fn with_standing(self, standing: Standing) -> Self {
+        Self { standing, ..self }
     }
 
     /// Returns the same run with another storage, such as that of one viewer.
@@ -68,6 +89,7 @@ impl Run {
             experiment: self.experiment.clone(),
             trials: self.trials.clone(),
             is_running: self.is_running,
+            standing: self.standing,
             storage,
             version: self.version,
             search: self.search.clone(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use stoker_storage::Storage;
 
-use crate::actions::ClusterApi;
+use crate::actions::ActionBackend;
 use crate::job::Job;
 use crate::rows::MetricsCache;
 use crate::sessions::Session;
@@ -83,7 +83,7 @@ pub trait Account: fmt::Debug + Send + Sync {
     fn output<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Result<Arc<Storage>, String>>;
 
     /// Requests of actions and for slots.
-    fn api(&self) -> Arc<dyn ClusterApi>;
+    fn api(&self) -> Arc<dyn ActionBackend>;
 
     /// Ends every use of the token.
     fn end(&self);

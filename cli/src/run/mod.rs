@@ -84,6 +84,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true,
         default_missing_value = "8265", conflicts_with = "test")]
     pub(crate) ui: Option<u16>,
+    /// Show buttons on the page that pause, cancel, kill, delete and continue experiments
+    #[arg(long, requires = "ui")]
+    pub(crate) allow_actions: bool,
     /// Override a field of the file, such as searcher.random.maxTrials=4; repeatable
     #[arg(long, value_name = "PATH=VALUE")]
     pub(crate) set: Vec<String>,
@@ -122,7 +125,8 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     storage.probe().await?;
     let opened = setup::open(&run_root, &loaded, args.fresh)?;
     if let Some(port) = args.ui {
-        view.print_message(&format!("page: {}", ui::start_beside_run(&run_root, port)?));
+        let url = ui::start_beside_run(&run_root, port, args.allow_actions)?;
+        view.print_message(&format!("page: {url}"));
     }
     let seed = experiment_seed(&loaded.valid, &opened.uid);
     let paths = RunPaths {

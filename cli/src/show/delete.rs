@@ -17,18 +17,10 @@ use crate::run::record::{self, Lock};
 /// File in the record of a run whose deletion has begun.
 pub(super) const DELETED: &str = "deleted";
 
-/// Deletes a run: its files in the storage, then its record.
-///
-/// The run stops being the latest of its name first, so no runner resumes a partly deleted run. If
-/// this is interrupted, the same command deletes the rest.
+/// Deletes a run, and prints what was deleted.
 pub(crate) async fn delete(root: Option<&str>, name: &str, output: Output) -> Result<(), Failure> {
     let run = RecordedRun::open(root, name).await?;
-    let files = RunFiles::of(root, &run, "delete")?;
-    let storage = run.storage()?;
-    let _lock = mark_deleted(&files, (Experiment::KIND_NAME, name, &run.id()))?;
-    delete_files(&storage, &run.path()).await?;
-    delete_record(&files, "experiment.json")?;
-    let location = run.paths.experiment();
+    let location = delete_run(root, &run, name).await?;
     match output {
         Output::Json => {
             print::out(json!({"experiment": name, "deleted": true, "left": null}));
@@ -39,6 +31,23 @@ pub(crate) async fn delete(root: Option<&str>, name: &str, output: Output) -> Re
         }
     }
     Ok(())
+}
+
+/// Deletes a run: its files in the storage, then its record. Returns the location of the files.
+///
+/// The run stops being the latest of its name first, so no runner resumes a partly deleted run. If
+/// this is interrupted, the same command deletes the rest.
+pub(crate) async fn delete_run(
+    root: Option<&str>,
+    run: &RecordedRun,
+    name: &str,
+) -> Result<String, Failure> {
+    let files = RunFiles::of(root, run, "delete")?;
+    let storage = run.storage()?;
+    let _lock = mark_deleted(&files, (Experiment::KIND_NAME, name, &run.id()))?;
+    delete_files(&storage, &run.path()).await?;
+    delete_record(&files, "experiment.json")?;
+    Ok(run.paths.experiment())
 }
 
 /// Deletes the files of a run, manifests first, so that no partial checkpoint looks complete.

@@ -49,7 +49,7 @@ impl RunFiles {
     /// # Errors
     ///
     /// The record is only in the storage. `verb` is what the command cannot do.
-    pub(super) fn of(root: Option<&str>, run: &RecordedRun, verb: &str) -> Result<Self, Failure> {
+    pub(crate) fn of(root: Option<&str>, run: &RecordedRun, verb: &str) -> Result<Self, Failure> {
         if run.runner == Runner::Elsewhere {
             return Err(Failure::Input(format!(
                 "cannot {verb} {}: its record is only in the storage, so a cluster or another \
@@ -135,19 +135,22 @@ impl<K: ClusterResource> RequestedState<K> {
 
     /// Prints the effect: that of the runner, or of this command without a runner.
     pub(crate) fn print(&self, name: &str, root: Option<&str>, has_runner: bool, output: Output) {
-        let (word, state) = (K::KIND_NAME, self.state);
         match output {
             Output::Json => {
+                let (word, state) = (K::KIND_NAME, self.state);
                 print::out(json!({word: name, "state": state, "changed": self.is_changed}));
             }
-            Output::Text => {
-                let effect = match has_runner {
-                    true => self.effect(),
-                    false => without_runner::<K>(name, root, state),
-                };
-                print::out(format!("{word} {name}{effect}"));
-            }
+            Output::Text => print::out(self.sentence(name, root, has_runner)),
         }
+    }
+
+    /// Returns the effect: that of the runner, or of this command without a runner.
+    fn sentence(&self, name: &str, root: Option<&str>, has_runner: bool) -> String {
+        let effect = match has_runner {
+            true => self.effect(),
+            false => without_runner::<K>(name, root, self.state),
+        };
+        format!("{} {name}{effect}", K::KIND_NAME)
     }
 
     fn effect(&self) -> String {
@@ -189,39 +192,64 @@ pub(crate) async fn set_state(
     output: Output,
 ) -> Result<(), Failure> {
     let run = RecordedRun::open(root, name).await?;
-    let files = RunFiles::of(root, &run, "change the state of")?;
-    let read = || Ok(files.record.experiment()?.unwrap_or_else(|| run.experiment.clone()));
-    let requested = RequestedState::write(&files, name, state, read)?;
-    let lock = files.lock_if_free()?;
-    if lock.is_some() {
-        apply(&run, &files, requested.object.clone(), state).await?;
+    let (requested, has_runner, warning) = request_state(root, &run, name, state).await?;
+    if let Some(warning) = warning {
+        print::err(format!("stoker: {warning}"));
     }
-    requested.print(name, root, lock.is_none(), output);
+    requested.print(name, root, has_runner, output);
     Ok(())
 }
 
-/// Records the desired state in the place of a runner.
+/// Same as [`set_state`]. Returns the effect as a sentence.
+pub(crate) async fn set_state_of(
+    root: Option<&str>,
+    run: &RecordedRun,
+    state: DesiredState,
+) -> Result<String, Failure> {
+    let name = run.name();
+    let (requested, has_runner, warning) = request_state(root, run, &name, state).await?;
+    let effect = requested.sentence(&name, root, has_runner);
+    Ok(warning.map_or(effect.clone(), |warning| format!("{effect}\n{warning}")))
+}
+
+/// Writes the desired state of a run, and applies it without a runner. Returns whether there is
+/// one, and a warning.
+async fn request_state(
+    root: Option<&str>,
+    run: &RecordedRun,
+    name: &str,
+    state: DesiredState,
+) -> Result<(RequestedState<Experiment>, bool, Option<String>), Failure> {
+    let files = RunFiles::of(root, run, "change the state of")?;
+    let read = || Ok(files.record.experiment()?.unwrap_or_else(|| run.experiment.clone()));
+    let requested = RequestedState::write(&files, name, state, read)?;
+    let lock = files.lock_if_free()?;
+    let warning = match &lock {
+        Some(_) => apply(run, &files, requested.object.clone(), state).await?,
+        None => None,
+    };
+    Ok((requested, lock.is_none(), warning))
+}
+
+/// Records the desired state in the place of a runner. Returns a warning if files remain.
 async fn apply(
     run: &RecordedRun,
     files: &RunFiles,
     mut experiment: Experiment,
     state: DesiredState,
-) -> Result<(), Failure> {
+) -> Result<Option<String>, Failure> {
     if !is_final(state) {
         experiment.spec.state = state;
-        return files.record.save_experiment(&experiment);
+        return files.record.save_experiment(&experiment).map(|()| None);
     }
     record::wait_for_trainers(&files.trainers)?;
     let valid = valid(run)?;
-    if let Some(error) =
-        end_without_runner(&files.record, &valid, run.storage(), &run.paths).await?
-    {
-        print::err(format!(
-            "stoker: {error}; the experiment has ended, and the next `stoker run FILE` cleans up \
-             its files"
-        ));
-    }
-    Ok(())
+    let ended = end_without_runner(&files.record, &valid, run.storage(), &run.paths).await?;
+    Ok(ended.map(|error| {
+        format!(
+            "{error}; the experiment has ended, and the next `stoker run FILE` cleans up its files"
+        )
+    }))
 }
 
 fn valid(run: &RecordedRun) -> Result<ValidExperiment, Failure> {

@@ -6,7 +6,7 @@ use std::sync::mpsc::sync_channel;
 use stoker_ui::{Site, Store};
 
 use super::stored::StoredRuns;
-use super::{THREADS, address, listen, local};
+use super::{THREADS, address, listen, local, local_actions};
 use crate::failure::Failure;
 use crate::run_root::RunRoot;
 
@@ -15,7 +15,12 @@ use crate::run_root::RunRoot;
 /// # Errors
 ///
 /// The port is in use.
-pub(crate) fn start(run_root: &RunRoot, port: u16) -> Result<String, Failure> {
+pub(crate) fn start(
+    run_root: &RunRoot,
+    port: u16,
+    allows_actions: bool,
+) -> Result<String, Failure> {
+    let actions = local_actions::access(Some(run_root.root.clone()), allows_actions)?;
     let run_root = run_root.clone();
     let (sender, receiver) = sync_channel(1);
     // The runner has one thread, which a viewer must not delay.
@@ -51,6 +56,7 @@ pub(crate) fn start(run_root: &RunRoot, port: u16) -> Result<String, Failure> {
             let site = Site {
                 place: format!("Local runs in {}", run_root.root),
                 arguments: format!("--root {}", run_root.root),
+                actions: Some(Arc::new(actions)),
                 ..Site::default()
             };
             local::start(run_root, store.clone(), StoredRuns::default());

@@ -7,7 +7,7 @@ use kube::api::ListParams;
 use stoker_api::experiment::Experiment;
 use stoker_api::inference::InferenceJob;
 use stoker_api::trial::Trial;
-use stoker_ui::{ClusterAccess, Site, Store};
+use stoker_ui::{ActionAccess, Site, Store};
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::objects::{Objects, Opening};
@@ -63,7 +63,7 @@ pub(super) async fn start(
     Ok(Site {
         place,
         is_cluster: true,
-        cluster: Some(Arc::new(ClusterAccess::new(requests, allows_actions, token))),
+        actions: Some(Arc::new(ActionAccess::new(requests, allows_actions, token))),
         ..Site::default()
     })
 }

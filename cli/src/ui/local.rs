@@ -3,6 +3,7 @@
 mod jobs;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use stoker_api::experiment::Experiment;
 use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::Storage;
-use stoker_ui::{Run, Store, Unreadable};
+use stoker_ui::{Run, Standing, Store, Unreadable};
 
 use self::jobs::Jobs;
 use super::stored::StoredRuns;
@@ -38,6 +39,7 @@ struct Known {
     experiment: Option<Experiment>,
     trials: BTreeMap<PathBuf, (Option<Stamp>, Arc<TrialRecord>)>,
     is_running: bool,
+    standing: Standing,
     storage: Option<Result<Arc<Storage>, String>>,
 }
 
@@ -115,9 +117,11 @@ impl Known {
         let metadata = &experiment.metadata;
         let of = |text: &Option<String>| text.clone().unwrap_or_default();
         let lock = format!("{}.{}.lock", of(&metadata.namespace), of(&metadata.name));
-        let is_running = is_locked(&root.records_dir().join(lock)) && self.is_current(root);
-        is_changed |= is_running != self.is_running;
-        self.is_running = is_running;
+        let is_current = self.is_current(root);
+        let is_running = is_current && is_locked(&root.records_dir().join(lock));
+        let standing = if is_current { Standing::Current } else { Standing::Replaced };
+        is_changed |= (is_running, standing) != (self.is_running, self.standing);
+        (self.is_running, self.standing) = (is_running, standing);
         if !is_changed {
             return Ok(None);
         }
@@ -128,7 +132,8 @@ impl Known {
         });
         let trials = self.trials.values();
         let trials = trials.map(|(_, trial)| (trial.spec.index, trial.clone())).collect();
-        Ok(Some(Run::new(experiment.clone(), trials, is_running, storage.clone())))
+        let run = Run::new(experiment.clone(), trials, is_running, storage.clone());
+        Ok(Some(run.with_standing(standing)))
     }
 
     /// Returns whether the record is the latest of its name: the lock is that of the name.
@@ -145,9 +150,13 @@ impl Known {
     fn read_trials(&mut self, folder: &Path) -> Result<bool, Failure> {
         let mut there = BTreeSet::new();
         let mut is_changed = false;
-        let entries =
-            std::fs::read_dir(folder).map_err(|error| Failure::file("read", folder, error))?;
-        for entry in entries.flatten() {
+        let entries = match std::fs::read_dir(folder) {
+            Ok(entries) => Some(entries),
+            // A deletion was interrupted after it deleted the trials.
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(Failure::file("read", folder, error)),
+        };
+        for entry in entries.into_iter().flatten().flatten() {
             let path = entry.path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;

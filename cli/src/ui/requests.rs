@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use stoker_api::experiment::{DesiredState, Experiment};
 use stoker_api::names::{COMPONENT_JOB, COMPONENT_TRIAL, GROUP, LABEL_COMPONENT};
-use stoker_ui::{Action, ClusterApi, ClusterObjects, Permissions, Target};
+use stoker_ui::{Action, ActionBackend, ClusterObjects, Permissions, Target};
 
 use crate::cluster::connect::{Cluster, chain};
 use crate::cluster::experiment;
@@ -126,7 +126,7 @@ async fn act(cluster: &Cluster, target: &Target, action: Action) -> Result<Strin
     requested.map(|(effect, _)| effect)
 }
 
-impl ClusterApi for Requests {
+impl ActionBackend for Requests {
     fn act<'a>(
         &'a self,
         target: &'a Target,
@@ -148,12 +148,12 @@ impl ClusterApi for Requests {
         .boxed()
     }
 
-    fn objects(&self) -> BoxFuture<'_, ClusterObjects> {
+    fn objects(&self) -> BoxFuture<'_, Option<ClusterObjects>> {
         async move {
             let params = ListParams::default();
             let nodes = self.list::<Node>(Api::all(self.cluster.client.clone()), &params);
             let (nodes, (pods, namespace)) = tokio::join!(nodes, self.pods());
-            ClusterObjects { nodes, pods, namespace }
+            Some(ClusterObjects { nodes, pods, namespace })
         }
         .boxed()
     }

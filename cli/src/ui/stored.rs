@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use stoker_api::experiment::Experiment;
 use stoker_storage::Storage;
-use stoker_ui::{Run, Store, Unreadable};
+use stoker_ui::{Run, Standing, Store, Unreadable};
 
 use crate::failure::Failure;
 use crate::run_root::RunRoot;
@@ -126,6 +126,7 @@ async fn put(
 ) -> Result<BTreeMap<String, String>, Failure> {
     let (trials, unreadable) = stored::trials(storage, &experiment).await?;
     let trials = trials.into_iter().map(|(index, trial)| (index, Arc::new(trial))).collect();
-    store.replace(Run::new(experiment, trials, is_running, Ok(storage.clone())));
+    let run = Run::new(experiment, trials, is_running, Ok(storage.clone()));
+    store.replace(run.with_standing(Standing::Stored));
     Ok(unreadable)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{RunFixture, files, random, stoker, wait_until};
+use crate::fixture::{RunFixture, files, random, signal, stoker, wait_until};
 
 /// Address and token of a page.
 struct Page {
@@ -25,8 +25,18 @@ impl Page {
 
     /// Sends a request with these headers. Returns status, head and body.
     fn request(&self, path: &str, headers: &str) -> (u16, String, String) {
+        self.send("GET", path, headers, "")
+    }
+
+    fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n").unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
         let answer = String::from_utf8_lossy(&answer).into_owned();
@@ -43,6 +53,22 @@ impl Page {
         let (status, _, body) = self.request(path, &self.headers());
         assert_eq!(status, 200, "{path}: {body}");
         body
+    }
+
+    /// Sends the form of an action. Returns the status.
+    fn act(&self, base: &str, action: &str, more: &str) -> u16 {
+        let path = format!("{base}/actions/{action}");
+        // Pause and Activate have a form on the page, the others on a page with a question.
+        let html = self.get(base) + &self.request(&path, &self.headers()).2;
+        let field = |name: &str| {
+            let begin = format!("name=\"{name}\" value=\"");
+            html.split_once(&begin).and_then(|(_, rest)| rest.split('"').next()).unwrap_or_default()
+        };
+        let form = format!("token={}&uid={}{more}", field("token"), field("uid"));
+        let (status, _, body) = self.send("POST", &path, &self.headers(), &form);
+        // A failed test prints the reason.
+        println!("{action}: {body}");
+        status
     }
 
     fn json(&self, path: &str) -> Value {
@@ -62,8 +88,13 @@ impl Drop for Process {
 
 /// Starts `stoker ui` for a directory.
 fn serve(root: &Path) -> (Process, Page) {
+    serve_with(root, &[])
+}
+
+/// Same as [`serve`], with more options.
+fn serve_with(root: &Path, more: &[&str]) -> (Process, Page) {
     let mut command = stoker();
-    command.args(["ui", "--port", "0", "--output", "json", "--root"]).arg(root);
+    command.args(["ui", "--port", "0", "--output", "json", "--root"]).arg(root).args(more);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let mut process = Process(child);
     let mut line = String::new();
@@ -118,6 +149,68 @@ fn check_download(page: &Page, fixture: &RunFixture, trial: u64, name: &str) {
 }
 
 #[test]
+fn page_steers_a_local_run() {
+    let base = "/experiments/default/scripted";
+    let fixture = RunFixture::new(random(2), "").pause_at(7);
+    let mut child = Process(fixture.start());
+    fixture.wait_for_batch(7);
+    let phase = || fixture.experiment()["status"]["phase"].clone();
+    let on_page = |page: &Page| page.request(base, &page.headers()).0 == 200;
+    let (_process, page) = serve(&fixture.root());
+    wait_until("the run is on the page", || on_page(&page));
+    assert_eq!(page.act(base, "pause", ""), 403);
+    let (_process, page) = serve_with(&fixture.root(), &["--allow-actions"]);
+    wait_until("the run is on the page", || on_page(&page));
+    assert_eq!(page.act(base, "pause", ""), 303);
+    wait_until("the run pauses", || phase() == "Paused");
+    // The runner holds the record.
+    assert_eq!(page.act(base, "delete", "&name=scripted"), 409);
+    fixture.release();
+    wait_until("the page shows the pause", || page.get(base).contains("actions/activate"));
+    assert_eq!(page.act(base, "activate", ""), 303);
+    assert!(child.0.wait().unwrap().success());
+    wait_until("the page shows the end", || page.get(base).contains("actions/delete"));
+    assert_eq!(phase(), "Completed");
+    let question = page.get(&format!("{base}/actions/delete"));
+    assert!(question.contains("Files are deleted from"), "{question}");
+    assert_eq!(page.act(base, "delete", "&name=scripted"), 303);
+    fixture.check("experiment list", 0, "no experiments in");
+}
+
+/// Without a runner, the page changes the record itself.
+#[test]
+fn page_steers_a_stopped_run() {
+    let base = "/experiments/default/scripted";
+    let fixture = RunFixture::new(random(2), "").pause_at(7);
+    let mut child = Process(fixture.start());
+    fixture.wait_for_batch(7);
+    signal(&child.0, rustix::process::Signal::TERM);
+    child.0.wait().unwrap();
+    let (_process, page) = serve_with(&fixture.root(), &["--allow-actions"]);
+    wait_until("the run is on the page", || page.request(base, &page.headers()).0 == 200);
+    let state = || fixture.experiment()["spec"]["state"].clone();
+    assert_eq!(page.act(base, "pause", ""), 303);
+    assert_eq!(state(), "paused");
+    assert!(page.get(base).contains("stoker experiment activate"), "{}", page.get(base));
+    wait_until("the page shows the pause", || page.get(base).contains("actions/activate"));
+    assert_eq!(page.act(base, "activate", ""), 303);
+    assert_eq!(state(), "active");
+    wait_until("the page shows the activation", || page.get(base).contains("actions/cancel"));
+    assert_eq!(page.act(base, "cancel", ""), 303);
+    assert_eq!(fixture.experiment()["status"]["phase"], "Cancelled");
+    // A later run with the name leaves the deletion only.
+    let id = page.json("/experiments.json")[0]["id"].as_str().unwrap().to_owned();
+    fixture.release();
+    assert!(fixture.run(&["--fresh"]).status.success());
+    let replaced = format!("/experiments/default/{id}");
+    let note = "a later run has this name";
+    wait_until("the run is replaced", || page.get(&replaced).contains(note));
+    assert_eq!(page.act(&replaced, "kill", ""), 403);
+    assert_eq!(page.act(&replaced, "delete", "&name=scripted"), 303);
+    fixture.check("experiment describe scripted", 0, "Completed");
+}
+
+#[test]
 fn page_refuses_requests_without_its_token() {
     let folder = tempfile::tempdir().unwrap();
     let (_process, page) = serve(folder.path());
@@ -142,7 +235,7 @@ fn page_refuses_requests_without_its_token() {
 #[test]
 fn run_serves_its_page_while_it_lasts() {
     let fixture = RunFixture::new(random(1), "").pause_at(3);
-    let mut command = fixture.command(&["--ui=0"]);
+    let mut command = fixture.command(&["--ui=0", "--allow-actions"]);
     let run = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut run = Process(run);
     let mut lines = BufReader::new(run.0.stderr.take().unwrap()).lines();
@@ -152,6 +245,7 @@ fn run_serves_its_page_while_it_lasts() {
     let base = "/experiments/default/scripted";
     wait_until("the run is on the page", || page.request(base, &page.headers()).0 == 200);
     wait_until("the trial runs", || states() == json!(["Running"]));
+    assert!(page.get(base).contains("actions/cancel"), "{}", page.get(base));
     let mut events = BufReader::new(stream(&page, "/live?e=default/scripted")).lines();
     assert!(events.any(|line| line.unwrap() == "event: heartbeat"));
     // The trial is held, so its record changes only here: the stream reports it without a request.

@@ -4,30 +4,29 @@ use stoker_api::experiment::{DesiredState, Phase, ReopenedTrials};
 
 use super::frame;
 use super::head::badges;
-use crate::actions::{Action, ClusterAccess};
+use crate::actions::{Action, ActionAccess};
 use crate::site::Site;
 use crate::state::{FAILED, PAUSED, PENDING, QUEUED, RUNNING, STOPPED_EARLY, WAITING};
-use crate::store::Run;
+use crate::store::{Run, Standing};
 use crate::text;
 use crate::views::{ActionButton, Badge, ConfirmPage, Controls, Crumb, Notice, SelectOption};
 
-const READ_ONLY: &str = "This page is read-only. Run these commands in a terminal.";
-const NOT_ALLOWED: &str = "This page is read-only: start it with `stoker ui --allow-actions` for \
-                           buttons, or run these commands in a terminal.";
+const NOT_ALLOWED: &str = "This page is read-only: start it with --allow-actions for buttons, or \
+                           run these commands in a terminal.";
+const STORED: &str = "This experiment is read-only: its record is only in the storage. Use the \
+                      commands where it runs.";
 const IN_TERMINAL: &str = "Commands for a terminal.";
 
-/// Seconds for which a page shows which trials continue.
-const CONTINUE_SECONDS: u64 = 30;
+/// Seconds for which a page shows an effect that the record does not confirm.
+const SHOWN_SECONDS: u64 = 30;
 
 /// Returns the buttons of an experiment.
 pub(crate) fn controls(site: &Site, run: &Run) -> Controls {
-    let Some(cluster) = &site.cluster else {
-        return Controls { commands_note: READ_ONLY.to_owned(), ..Controls::default() };
+    let Some(access) = site.actions.as_ref().filter(|access| access.allows_actions()) else {
+        let note = if run.standing == Standing::Stored { STORED } else { NOT_ALLOWED };
+        return Controls { commands_note: note.to_owned(), ..Controls::default() };
     };
-    if !cluster.allows_actions() {
-        return Controls { commands_note: NOT_ALLOWED.to_owned(), ..Controls::default() };
-    }
-    let (actions, note) = allowed(cluster, run);
+    let (actions, note) = allowed(site, access, run);
     let button = |action: Action| ActionButton {
         title: action.title(),
         href: href(run, action),
@@ -37,8 +36,8 @@ pub(crate) fn controls(site: &Site, run: &Run) -> Controls {
         buttons: actions.into_iter().map(button).collect(),
         note,
         commands_note: IN_TERMINAL.to_owned(),
-        asked: asked(cluster, run),
-        token: cluster.token().to_owned(),
+        asked: asked(site, access, run),
+        token: access.token().to_owned(),
         uid: run.uid.clone(),
     }
 }
@@ -50,9 +49,17 @@ pub(crate) fn href(run: &Run, action: Action) -> String {
 
 /// Returns the actions that make sense now and that the viewer may carry out, and why others are
 /// absent.
-pub(crate) fn allowed(cluster: &ClusterAccess, run: &Run) -> (Vec<Action>, String) {
+pub(crate) fn allowed(site: &Site, access: &ActionAccess, run: &Run) -> (Vec<Action>, String) {
+    match run.standing {
+        Standing::Current => {}
+        Standing::Replaced => {
+            let note = "a later run has this name, or this one was deleted in part";
+            return (vec![Action::Delete], note.to_owned());
+        }
+        Standing::Stored => return (Vec::new(), STORED.to_owned()),
+    }
     let namespace = &run.namespace;
-    let may = match cluster.permissions(namespace) {
+    let may = match access.permissions(namespace) {
         Ok(may) => may,
         Err(error) => {
             let note = format!("read-only: cannot read your permissions in {namespace}: {error}");
@@ -63,7 +70,7 @@ pub(crate) fn allowed(cluster: &ClusterAccess, run: &Run) -> (Vec<Action>, Strin
         Action::Delete => may.may_delete,
         _ => may.may_patch,
     };
-    let actions = possible(run).into_iter().filter(is_possible).collect();
+    let actions = possible(site, run).into_iter().filter(is_possible).collect();
     let verbs = match (may.may_patch, may.may_delete) {
         (true, true) => return (actions, String::new()),
         (false, true) => "patch",
@@ -75,7 +82,9 @@ pub(crate) fn allowed(cluster: &ClusterAccess, run: &Run) -> (Vec<Action>, Strin
 }
 
 /// Returns the actions that have an effect in this state.
-fn possible(run: &Run) -> Vec<Action> {
+fn possible(site: &Site, run: &Run) -> Vec<Action> {
+    // The runner of a local run holds its record.
+    let is_held = !site.is_cluster && run.is_running;
     let state = run.experiment.spec.state;
     let is_over = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
     let mut actions = Vec::new();
@@ -89,34 +98,35 @@ fn possible(run: &Run) -> Vec<Action> {
             DesiredState::Killed => {}
         }
     }
-    if !is_over && run.trials.values().any(|trial| trial.status.phase.is_terminal()) {
+    if !is_over && !is_held && run.trials.values().any(|trial| trial.status.phase.is_terminal()) {
         actions.push(Action::Continue(ReopenedTrials::Stopped));
     }
-    actions.push(Action::Delete);
+    if !is_held {
+        actions.push(Action::Delete);
+    }
     actions
 }
 
 /// Returns the action that the record does not confirm yet.
-fn asked(cluster: &ClusterAccess, run: &Run) -> Option<Notice> {
-    let asked = cluster.asked(&run.uid)?;
+fn asked(site: &Site, access: &ActionAccess, run: &Run) -> Option<Notice> {
+    let asked = access.asked(&run.uid)?;
     let phase = run.phase();
+    let was_shown = text::now().seconds_since(asked.at) > SHOWN_SECONDS;
+    // Without a runner, a local run has changed already, and the effect says what comes next.
+    let is_done = !site.is_cluster && !run.is_running;
     let is_confirmed = match asked.action {
+        _ if is_done => was_shown,
         Action::Pause => phase == Phase::Paused || phase.is_terminal(),
         Action::Activate => phase != Phase::Paused,
         Action::Cancel | Action::Kill => phase.is_terminal(),
         // The record does not mention the request: show which trials continue for a while.
-        Action::Continue(_) => {
-            !phase.is_terminal() && text::now().seconds_since(asked.at) > CONTINUE_SECONDS
-        }
+        Action::Continue(_) => !phase.is_terminal() && was_shown,
         Action::Delete => false,
     };
+    let waits = if is_done { "" } else { ": waits for the record" };
     (!is_confirmed).then(|| Notice {
         class: "info",
-        title: format!(
-            "{} asked at {}: waits for the record",
-            asked.action.title(),
-            text::clock(asked.at)
-        ),
+        title: format!("{} asked at {}{waits}", asked.action.title(), text::clock(asked.at)),
         text: text::escape(&asked.effect),
         links: Vec::new(),
     })
@@ -136,11 +146,11 @@ pub(crate) fn confirm(
     frame.live = None;
     frame.has_plots = false;
     frame.crumbs.push(Crumb { text: name.clone(), href: run.base() });
-    let token = site.cluster.as_ref().map(|cluster| cluster.token().to_owned());
+    let token = site.actions.as_ref().map(|access| access.token().to_owned());
     ConfirmPage {
         frame,
         title,
-        effects: effects(run, action),
+        effects: effects(site, run, action),
         choices: choices(run, action),
         typed: (action == Action::Delete).then(|| run.name.clone()),
         error: error.map(|error| text::escape(&error)),
@@ -158,7 +168,7 @@ fn num(run: &Run, states: &[Badge]) -> usize {
 }
 
 /// Returns what an action does and what is lost.
-fn effects(run: &Run, action: Action) -> Vec<String> {
+fn effects(site: &Site, run: &Run, action: Action) -> Vec<String> {
     let running = num(run, &[RUNNING]);
     let queued = num(run, &[QUEUED, PENDING, WAITING]);
     let paused = num(run, &[PAUSED]);
@@ -190,13 +200,16 @@ fn effects(run: &Run, action: Action) -> Vec<String> {
             let num_trials = text::num(run.trials.len(), "trial");
             let gone = format!("The experiment and its record of {num_trials} are deleted.");
             let end = clause(running, "running trial", "ends", "end");
-            [Some(gone), end, lost, Some(files(run))].into_iter().flatten().collect()
+            [Some(gone), end, lost, Some(files(site, run))].into_iter().flatten().collect()
         }
-        Action::Continue(_) => vec![
-            "Trials that have ended continue from their last checkpoint, or from scratch without \
-             one."
-                .to_owned(),
-        ],
+        Action::Continue(_) => {
+            let begin = "Trials that have ended continue from their last checkpoint, or from \
+                         scratch without one";
+            match site.is_cluster {
+                true => vec![format!("{begin}.")],
+                false => vec![format!("{begin}, when `stoker run FILE` runs again.")],
+            }
+        }
     }
 }
 
@@ -222,18 +235,17 @@ fn lost(run: &Run) -> Option<String> {
     Some(format!("Work since the last checkpoint is lost: {upto}on {trials}."))
 }
 
-/// Returns which files remain after a deletion.
-fn files(run: &Run) -> String {
+/// Returns which files remain after a deletion, or are deleted.
+fn files(site: &Site, run: &Run) -> String {
     let checkpoints = || run.trials.values().flat_map(|trial| &trial.status.checkpoints);
     let size = text::bytes(checkpoints().map(|one| one.bytes).sum());
     let place = match &run.storage {
         Ok(storage) => storage.url().to_owned(),
         Err(_) => "the storage".to_owned(),
     };
-    format!(
-        "Files remain in {place}: {} ({size}), metrics and logs.",
-        text::num(checkpoints().count(), "checkpoint")
-    )
+    let effect = if site.is_cluster { "remain in" } else { "are deleted from" };
+    let checkpoints = text::num(checkpoints().count(), "checkpoint");
+    format!("Files {effect} {place}: {checkpoints} ({size}), metrics and logs.")
 }
 
 /// Returns the trials that can be chosen to continue.
@@ -266,10 +278,45 @@ fn choices(run: &Run, action: Action) -> Vec<SelectOption> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::*;
     use crate::fixture;
+
+    #[test]
+    fn buttons_depend_on_the_runner_and_the_record() {
+        let check = |is_cluster: bool, change: fn(Run) -> Run, phase: &str, expected: &[&str]| {
+            let site = Site { is_cluster, ..Site::default() };
+            let trials = [json!({"phase": "Failed"})];
+            let run = change(fixture::run(json!({}), json!({"phase": phase}), &trials));
+            let access = ActionAccess::new(Arc::new(fixture::FakeApi), true, String::new());
+            block_on(access.ask("ml"));
+            let (actions, _) = allowed(&site, &access, &run);
+            let titles: Vec<&str> = actions.iter().map(|action| action.title()).collect();
+            assert_eq!(titles, expected, "{is_cluster} {run:?}");
+        };
+        let same = |run: Run| run;
+        let stopped = |mut run: Run| {
+            run.is_running = false;
+            run
+        };
+        let all = ["Pause", "Cancel", "Kill", "Continue", "Delete"];
+        check(true, same, "Running", &all);
+        check(true, same, "Failed", &["Continue", "Delete"]);
+        // The runner holds the record.
+        check(false, same, "Running", &all[..3]);
+        check(false, stopped, "Running", &all);
+        check(false, stopped, "Failed", &["Continue", "Delete"]);
+        let replaced = |run: Run| run.with_standing(Standing::Replaced);
+        check(false, replaced, "Running", &["Delete"]);
+        check(false, |run| run.with_standing(Standing::Stored), "Running", &[]);
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
 
     #[test]
     fn questions_say_what_is_lost() {
@@ -283,8 +330,9 @@ mod tests {
             json!({"phase": "Pending"}),
         ];
         let run = fixture::run(json!({}), json!({"phase": "Running"}), &trials);
+        let site = Site { is_cluster: true, ..Site::default() };
         let check = |action: Action, expected: &[&str]| {
-            assert_eq!(effects(&run, action), expected, "{action:?}");
+            assert_eq!(effects(&site, &run, action), expected, "{action:?}");
         };
         let running = "2 running trials checkpoint and end.";
         check(Action::Pause, &[running, "Nothing runs until you activate the experiment."]);
@@ -306,5 +354,7 @@ mod tests {
             "Files remain in the storage: 1 checkpoint (2.0 kB), metrics and logs.",
         ];
         check(Action::Delete, &delete);
+        let effects = effects(&Site::default(), &run, Action::Delete);
+        assert!(effects[3].starts_with("Files are deleted from "), "{effects:?}");
     }
 }

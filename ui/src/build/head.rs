@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use stoker_api::experiment::{Experiment, Phase};
+use stoker_api::experiment::{DesiredState, Experiment, Phase};
 use stoker_api::time::Timestamp;
 use stoker_engine::experiment::explain::length;
 use stoker_engine::trial::TrialRecord;
@@ -11,7 +11,7 @@ use stoker_engine::trial::TrialRecord;
 use super::frame;
 use crate::data::{attempt_seconds, best_value, state};
 use crate::site::Site;
-use crate::store::{Run, created};
+use crate::store::{Run, Standing, created};
 use crate::text;
 use crate::views::{Badge, Bar, ExperimentHead, Fact, Notice, Pair, Tab};
 
@@ -183,8 +183,15 @@ fn notice(run: &Run) -> Option<Notice> {
         Phase::Failed => ("fail", "The experiment failed"),
         Phase::Cancelled => ("info", "The experiment was cancelled"),
         _ if !phase.is_terminal() && !run.is_running => {
-            let text = "Run the same command again to continue; nothing that was trained before \
-                        the last checkpoint is trained again";
+            let text = match run.experiment.spec.state {
+                DesiredState::Paused => {
+                    "It is paused. Activate it, then run the same command again"
+                }
+                _ => {
+                    "Run the same command again to continue; nothing that was trained before the \
+                     last checkpoint is trained again"
+                }
+            };
             let title = "No runner trains this experiment now".to_owned();
             return Some(Notice { class: "info", title, text: text.to_owned(), links: vec![] });
         }
@@ -239,9 +246,13 @@ fn commands(site: &Site, run: &Run) -> Vec<Pair> {
     let mut commands = vec![
         command("Describe on a terminal", "describe"),
         command("Metrics as CSV", "metrics --output csv"),
-        command("Continue trials that have stopped", "continue"),
     ];
-    if site.is_cluster {
+    // The runner of a local run holds its record.
+    let is_free = site.is_cluster || !run.is_running;
+    if run.standing == Standing::Current {
+        if is_free {
+            commands.push(command("Continue trials that have stopped", "continue"));
+        }
         if !run.phase().is_terminal() {
             commands.extend([
                 command("Pause: trials checkpoint and exit", "pause"),
@@ -250,6 +261,8 @@ fn commands(site: &Site, run: &Run) -> Vec<Pair> {
                 command("Kill: trials end without a checkpoint", "kill"),
             ]);
         }
+    }
+    if is_free && run.standing != Standing::Stored {
         commands.push(command("Delete the experiment and its trials", "delete"));
     }
     commands

@@ -12,7 +12,7 @@ use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
 use kube::Client;
 use serde_json::Value;
 use stoker_storage::Storage;
-use stoker_ui::{Account, ClusterApi, Job, Refusal, Run, Sight, Token};
+use stoker_ui::{Account, ActionBackend, Job, Refusal, Run, Sight, Token};
 use tokio::sync::watch::{Receiver, Sender};
 use tokio::time::Instant;
 
@@ -285,7 +285,7 @@ impl Account for ClusterAccount {
         self.open(address).boxed()
     }
 
-    fn api(&self) -> Arc<dyn ClusterApi> {
+    fn api(&self) -> Arc<dyn ActionBackend> {
         Arc::new(Requests::new(self.cluster.clone(), self.shown.clone()))
     }
 

@@ -1,0 +1,80 @@
+//! Actions of the page on local runs: the same as those of the commands.
+
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use stoker_api::experiment::DesiredState;
+use stoker_ui::{Action, ActionAccess, ActionBackend, ClusterObjects, Permissions, Target};
+use tokio::runtime::Handle;
+
+use crate::failure::Failure;
+use crate::reopen;
+use crate::run::record::random_hex;
+use crate::run_root::run_id;
+use crate::show::{RecordedRun, RunFiles, delete_run, set_state_of};
+
+/// Local runs below a root.
+#[derive(Clone, Debug)]
+struct LocalRuns {
+    /// Root of the command line; `None` for the default.
+    root: Option<String>,
+}
+
+/// Returns the access to actions on the local runs below a root.
+pub(super) fn access(root: Option<String>, allows_actions: bool) -> Result<ActionAccess, Failure> {
+    let token = random_hex(super::TOKEN_BYTES)?;
+    Ok(ActionAccess::new(Arc::new(LocalRuns { root }), allows_actions, token))
+}
+
+impl LocalRuns {
+    async fn act(&self, target: &Target, action: Action) -> Result<String, Failure> {
+        let root = self.root.as_deref();
+        // The ID is that of the run on the page, also if a later run has the name.
+        let run = RecordedRun::open(root, &run_id(&target.name, &target.uid)).await?;
+        if run.paths.uid != target.uid || run.paths.namespace != target.namespace {
+            return Err(Failure::Input(format!(
+                "cannot change {}: its UID is not that on the page; load the page again",
+                run.id()
+            )));
+        }
+        let state = match action {
+            Action::Pause => DesiredState::Paused,
+            Action::Activate => DesiredState::Active,
+            Action::Cancel => DesiredState::Cancelled,
+            Action::Kill => DesiredState::Killed,
+            Action::Delete => {
+                let location = delete_run(root, &run, &run.id()).await?;
+                return Ok(format!("checkpoints, metrics and logs deleted from {location}"));
+            }
+            Action::Continue(trials) => {
+                RunFiles::of(root, &run, "continue")?;
+                return reopen::continue_run(root, &run.experiment, trials);
+            }
+        };
+        set_state_of(root, &run, state).await
+    }
+}
+
+impl ActionBackend for LocalRuns {
+    fn act<'a>(
+        &'a self,
+        target: &'a Target,
+        action: Action,
+    ) -> BoxFuture<'a, Result<String, String>> {
+        let (runs, target) = (self.clone(), target.clone());
+        // Files and locks can make this wait.
+        let acted = tokio::task::spawn_blocking(move || {
+            Handle::current().block_on(runs.act(&target, action)).map_err(|error| error.to_string())
+        });
+        async { acted.await.unwrap_or_else(|error| Err(error.to_string())) }.boxed()
+    }
+
+    fn permissions<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Permissions, String>> {
+        async { Ok(Permissions { may_patch: true, may_delete: true }) }.boxed()
+    }
+
+    fn objects(&self) -> BoxFuture<'_, Option<ClusterObjects>> {
+        async { None }.boxed()
+    }
+}

@@ -130,7 +130,8 @@ async fn acted(
     }
     let target =
         Target { namespace: run.namespace.clone(), name: run.name.clone(), uid: run.uid.clone() };
-    if let Err(error) = access.act(&target, action).await {
+    if let Err(error) = access.act(&target, action, viewer.site.is_cluster || run.is_running).await
+    {
         let status = match viewer.site.is_cluster {
             true => StatusCode::BAD_GATEWAY,
             false => StatusCode::CONFLICT,
@@ -159,7 +160,7 @@ mod tests {
     use crate::build::actions::controls;
     use crate::fixture::{self, UID};
     use crate::site::Site;
-    use crate::store::Store;
+    use crate::store::{Standing, Store};
     use crate::visible::Visible;
 
     /// Records actions, and how often permissions were asked.
@@ -326,6 +327,47 @@ mod tests {
         assert!(body.contains("it stays &#60;killed&#62;"), "{body}");
         let asked = page.viewer.site.actions.as_ref().unwrap().asked(UID);
         assert!(asked.is_none(), "{asked:?}");
+    }
+
+    #[test]
+    fn replaced_and_stored_runs_refuse_actions() {
+        let check = |standing: Standing, word: &str, expected: u16| {
+            let page = Page::running(ALL);
+            let run = fixture::run(json!({}), json!({"phase": "Running"}), &[]);
+            page.store.replace(run.with_standing(standing));
+            let (status, acted) = page.post(word, &form("&name=iris"));
+            assert_eq!((status, acted.len()), (expected, usize::from(expected == 303)), "{word}");
+        };
+        check(Standing::Replaced, "kill", 403);
+        check(Standing::Replaced, "delete", 303);
+        check(Standing::Stored, "kill", 403);
+        check(Standing::Stored, "delete", 403);
+    }
+
+    #[test]
+    fn local_actions_are_shown_while_they_are_news() {
+        let check = |had_runner: bool, has_runner: bool, phase: &str, expected: Option<&str>| {
+            let mut page = Page::running(ALL);
+            page.viewer.site.is_cluster = false;
+            let replace = |is_running: bool, phase: &str| {
+                let mut run = fixture::run(json!({}), json!({ "phase": phase }), &[]);
+                run.is_running = is_running;
+                page.store.replace(run);
+            };
+            replace(had_runner, "Running");
+            assert_eq!(page.post("pause", &form("")).0, 303);
+            replace(has_runner, phase);
+            let run = page.viewer.visible.run("ml", "iris").unwrap();
+            let title = controls(&page.viewer.site, &run).asked.map(|notice| notice.title);
+            let title = title.map(|title| title.contains("waits for the record"));
+            assert_eq!(title, expected.map(|word| word == "waits"), "{had_runner} {phase}");
+        };
+        check(true, true, "Running", Some("waits"));
+        check(true, true, "Paused", None);
+        // The runner has exited.
+        check(true, false, "Running", None);
+        // Without a runner, the effect says what comes next.
+        check(false, false, "Running", Some("done"));
     }
 
     #[test]

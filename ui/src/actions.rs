@@ -138,6 +138,8 @@ pub(crate) struct Asked {
     pub(crate) at: Timestamp,
     /// The effect as a sentence.
     pub(crate) effect: String,
+    /// Whether a runner or the operator follows the request.
+    pub(crate) is_followed: bool,
 }
 
 type Answer = Result<Permissions, String>;
@@ -215,13 +217,19 @@ impl ActionAccess {
         }
     }
 
-    /// Carries out an action, and remembers it until the record confirms it.
-    pub(crate) async fn act(&self, target: &Target, action: Action) -> Result<(), String> {
+    /// Carries out an action, and remembers it until the record confirms it. `is_followed` says
+    /// whether a runner or the operator follows the request.
+    pub(crate) async fn act(
+        &self,
+        target: &Target,
+        action: Action,
+        is_followed: bool,
+    ) -> Result<(), String> {
         let effect = self.backend.act(target, action).await?;
         let now = text::now();
         let mut asked = lock(&self.asked);
         asked.retain(|_, asked| now.seconds_since(asked.at) < ASKED_SECONDS);
-        asked.insert(target.uid.clone(), Asked { action, at: now, effect });
+        asked.insert(target.uid.clone(), Asked { action, at: now, effect, is_followed });
         Ok(())
     }
 

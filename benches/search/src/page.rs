@@ -71,9 +71,8 @@ pub(crate) fn run(stoker: &Path, root: Option<&Path>, points: u64) -> Result<(),
             return Err(format!("{path}: status {status}").into());
         }
     }
-    latency::measure(&page, root)?;
     println!("{:<44} {:>8.0} MiB", "peak memory of the server", page.peak_memory()? / 1024.0);
-    Ok(())
+    latency::measure(&page, root)
 }
 
 fn milliseconds(begin: Instant) -> f64 {
@@ -118,7 +117,7 @@ impl Page {
         let status = status.and_then(|text| text.parse().ok()).unwrap_or(0);
         let end = b"\r\n\r\n";
         let head = answer.windows(end.len()).position(|bytes| bytes == end).unwrap_or(0);
-        Ok((status, answer.split_off(head + end.len())))
+        Ok((status, answer.get(head + end.len()..).unwrap_or_default().to_vec()))
     }
 
     /// Returns the greatest resident memory in KiB.

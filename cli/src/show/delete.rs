@@ -87,7 +87,10 @@ pub(crate) fn mark_deleted(
     })?;
     record::wait_for_trainers(&files.trainers)?;
     record::write(&marker, b"")?;
-    remove(&files.current)?;
+    // A run with --fresh may have begun and ended before the lock was taken.
+    if files.is_current()? {
+        remove(&files.current)?;
+    }
     Ok(Some(lock))
 }
 

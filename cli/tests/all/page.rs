@@ -58,8 +58,10 @@ impl Page {
     /// Sends the form of an action. Returns the status.
     fn act(&self, base: &str, action: &str, more: &str) -> u16 {
         let path = format!("{base}/actions/{action}");
-        // Pause and Activate have a form on the page, the others on a page with a question.
-        let html = self.get(base) + &self.request(&path, &self.headers()).2;
+        // Each form has the same token, but not each state has the same forms.
+        let question =
+            |action: &str| self.request(&format!("{base}/actions/{action}"), &self.headers()).2;
+        let html = self.get(base) + &question(action) + &question("delete");
         let field = |name: &str| {
             let begin = format!("name=\"{name}\" value=\"");
             html.split_once(&begin).and_then(|(_, rest)| rest.split('"').next()).unwrap_or_default()

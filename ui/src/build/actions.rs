@@ -112,10 +112,11 @@ fn asked(site: &Site, access: &ActionAccess, run: &Run) -> Option<Notice> {
     let asked = access.asked(&run.uid)?;
     let phase = run.phase();
     let was_shown = text::now().seconds_since(asked.at) > SHOWN_SECONDS;
-    // Without a runner, a local run has changed already, and the effect says what comes next.
-    let is_done = !site.is_cluster && !run.is_running;
     let is_confirmed = match asked.action {
-        _ if is_done => was_shown,
+        // Without a runner, the record has changed already, and the effect says what comes next.
+        _ if !asked.is_followed => was_shown,
+        // The runner has exited.
+        _ if !site.is_cluster && !run.is_running => true,
         Action::Pause => phase == Phase::Paused || phase.is_terminal(),
         Action::Activate => phase != Phase::Paused,
         Action::Cancel | Action::Kill => phase.is_terminal(),
@@ -123,7 +124,7 @@ fn asked(site: &Site, access: &ActionAccess, run: &Run) -> Option<Notice> {
         Action::Continue(_) => !phase.is_terminal() && was_shown,
         Action::Delete => false,
     };
-    let waits = if is_done { "" } else { ": waits for the record" };
+    let waits = if asked.is_followed { ": waits for the record" } else { "" };
     (!is_confirmed).then(|| Notice {
         class: "info",
         title: format!("{} asked at {}{waits}", asked.action.title(), text::clock(asked.at)),

@@ -184,6 +184,10 @@ fn notice(run: &Run) -> Option<Notice> {
         Phase::Cancelled => ("info", "The experiment was cancelled"),
         _ if !phase.is_terminal() && !run.is_running => {
             let text = match run.experiment.spec.state {
+                _ if run.standing == Standing::Replaced => {
+                    "A later run has this name, or this one was deleted in part; it can only be \
+                     deleted"
+                }
                 DesiredState::Paused => {
                     "It is paused. Activate it, then run the same command again"
                 }

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -15,6 +15,8 @@ use crate::BenchError;
 
 /// Number of measured changes.
 const ROUNDS: u64 = 20;
+/// Time without an event, not even a heartbeat, after which the benchmark fails.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Batches of the first row that is added.
 const FIRST_BATCH: u64 = 1_000_000;
 
@@ -31,7 +33,11 @@ pub(super) fn measure(page: &Page, root: &Path) -> Result<(), BenchError> {
     let mut running = experiment.clone();
     running["status"]["phase"] = "Running".into();
     replace(&paths[0], &running)?;
-    let mut lines = BufReader::new(page.request(&format!("/live?e=bench/{ID}"))?);
+    let stream = page.request(&format!("/live?e=bench/{ID}"))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    let mut lines = BufReader::new(stream);
+    // The first heartbeat comes at once: from here on, the stream announces changes.
+    wait_for(&mut lines, "heartbeat")?;
     results(page, &mut lines, &paths[1], trial.clone())?;
     rows(page, &mut lines, root)?;
     replace(&paths[1], &trial)?;
@@ -52,6 +58,7 @@ fn results(
     for number in 0..ROUNDS {
         let attempts = trial["status"]["attempts"].as_array_mut().ok_or("no attempts")?;
         attempts.push(json!({ "number": number, "startedAt": "2026-11-24T10:00:00Z" }));
+        pause(number);
         let begin = Instant::now();
         replace(path, &trial)?;
         loop {
@@ -80,6 +87,7 @@ fn rows(page: &Page, lines: &mut BufReader<TcpStream>, root: &Path) -> Result<()
              \"time\":1795000000,\"metrics\":{{\"loss\":0.5}}}}\n",
             ROUNDS - 1
         ));
+        pause(batch);
         let begin = Instant::now();
         write(&path, text.as_bytes())?;
         loop {
@@ -96,6 +104,11 @@ fn rows(page: &Page, lines: &mut BufReader<TcpStream>, root: &Path) -> Result<()
     write(&path, before.as_bytes())?;
     print("stored row of metrics to the page", times);
     Ok(())
+}
+
+/// Waits for a part of a second, so that changes come at all phases of the server's intervals.
+fn pause(number: u64) {
+    std::thread::sleep(Duration::from_millis(number * 370 % 1000));
 }
 
 /// Reads the live stream until an event with this name.

@@ -18,9 +18,8 @@ use crate::cluster::connect::Cluster;
 use crate::cluster::{self, experiment};
 use crate::failure::Failure;
 use crate::print::{self, Output};
-use crate::run::record::{Lock, RecordDir};
-use crate::run::setup;
-use crate::run_root::RunRoot;
+use crate::run::record::Lock;
+use crate::show::{RecordedRun, RunFiles};
 
 /// Number of trials that a message lists.
 const LISTED_MAX: usize = 16;
@@ -42,7 +41,7 @@ struct Plan {
 /// Continues trials of a local run. The next `stoker run` trains them.
 pub(crate) fn continue_locally(
     root: Option<&str>,
-    run: &Experiment,
+    run: &RecordedRun,
     trials: ReopenedTrials,
     output: Output,
 ) -> Result<(), Failure> {
@@ -53,7 +52,7 @@ pub(crate) fn continue_locally(
 /// Same as [`continue_locally`]. Returns the effect as a sentence.
 pub(crate) fn continue_run(
     root: Option<&str>,
-    run: &Experiment,
+    run: &RecordedRun,
     trials: ReopenedTrials,
 ) -> Result<String, Failure> {
     Ok(request_locally(root, run, trials)?.lines(BY_NEXT_RUN).join("\n"))
@@ -62,24 +61,21 @@ pub(crate) fn continue_run(
 /// Records the request to continue trials of a local run.
 fn request_locally(
     root: Option<&str>,
-    run: &Experiment,
+    run: &RecordedRun,
     trials: ReopenedTrials,
 ) -> Result<Plan, Failure> {
-    let run_root = RunRoot::resolve(root, None)?;
-    let (name, uid) = (text(run.metadata.name.as_ref()), text(run.metadata.uid.as_ref()));
-    let key = format!("{}.{name}", text(run.metadata.namespace.as_ref()));
-    let local = run_root.records_dir();
-    let _lock = Lock::take(&local.join(format!("{key}.lock")))?;
-    if setup::current_uid(&local.join(format!("{key}.current")))?.as_deref() != Some(uid) {
+    let files = RunFiles::of(root, run, "continue")?;
+    let _lock = Lock::take(&files.lock)?;
+    if !files.is_current()? {
         return Err(Failure::Input(format!(
-            "cannot continue this run of `{name}`: a later run with --fresh has replaced it"
+            "cannot continue this run of `{}`: a later run with --fresh has replaced it",
+            run.paths.name
         )));
     }
-    let folder = RecordDir::new(run_root.record_dir(name, uid));
-    let mut experiment = folder.experiment()?.unwrap_or_else(|| run.clone());
-    let plan = plan(&experiment, &folder.trials()?, trials)?;
+    let mut experiment = files.record.experiment()?.unwrap_or_else(|| run.experiment.clone());
+    let plan = plan(&experiment, &files.record.trials()?, trials)?;
     experiment.spec.reopen = Some(plan.request);
-    folder.save_experiment(&experiment)?;
+    files.record.save_experiment(&experiment)?;
     Ok(plan)
 }
 

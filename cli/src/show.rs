@@ -83,8 +83,7 @@ pub(crate) async fn continue_experiment(
     output: Output,
 ) -> Result<(), Failure> {
     let run = RecordedRun::open(root, name).await?;
-    RunFiles::of(root, &run, "continue")?;
-    reopen::continue_locally(root, &run.experiment, trials, output)
+    reopen::continue_locally(root, &run, trials, output)
 }
 
 /// Lists the trials of a run.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use stoker_api::experiment::ReopenedTrials;
+use stoker_api::experiment::{DesiredState, ReopenedTrials};
 use stoker_api::time::Timestamp;
 use tokio::time::{Instant, timeout};
 
@@ -56,6 +56,17 @@ impl Action {
             "continue" => Self::Continue(ReopenedTrials::Stopped),
             _ => return None,
         })
+    }
+
+    /// Returns the desired state that an action requests; `None` for Delete and Continue.
+    pub fn desired_state(self) -> Option<DesiredState> {
+        match self {
+            Self::Pause => Some(DesiredState::Paused),
+            Self::Activate => Some(DesiredState::Active),
+            Self::Cancel => Some(DesiredState::Cancelled),
+            Self::Kill => Some(DesiredState::Killed),
+            Self::Delete | Self::Continue(_) => None,
+        }
     }
 
     /// Returns the word in the URL.

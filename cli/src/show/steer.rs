@@ -209,7 +209,7 @@ pub(crate) async fn set_state_of(
     let name = run.name();
     let (requested, has_runner, warning) = request_state(root, run, &name, state).await?;
     let effect = requested.sentence(&name, root, has_runner);
-    Ok(warning.map_or(effect.clone(), |warning| format!("{effect}\n{warning}")))
+    Ok([Some(effect), warning].into_iter().flatten().collect::<Vec<_>>().join("\n"))
 }
 
 /// Writes the desired state of a run, and applies it without a runner. Returns whether there is

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use stoker_api::experiment::DesiredState;
 use stoker_ui::{Action, ActionAccess, ActionBackend, ClusterObjects, Permissions, Target};
 use tokio::runtime::Handle;
 
@@ -12,7 +11,7 @@ use crate::failure::Failure;
 use crate::reopen;
 use crate::run::record::random_hex;
 use crate::run_root::run_id;
-use crate::show::{RecordedRun, RunFiles, delete_run, set_state_of};
+use crate::show::{RecordedRun, delete_run, set_state_of};
 
 /// Local runs below a root.
 #[derive(Clone, Debug)]
@@ -38,21 +37,14 @@ impl LocalRuns {
                 run.id()
             )));
         }
-        let state = match action {
-            Action::Pause => DesiredState::Paused,
-            Action::Activate => DesiredState::Active,
-            Action::Cancel => DesiredState::Cancelled,
-            Action::Kill => DesiredState::Killed,
-            Action::Delete => {
-                let location = delete_run(root, &run, &run.id()).await?;
-                return Ok(format!("checkpoints, metrics and logs deleted from {location}"));
-            }
-            Action::Continue(trials) => {
-                RunFiles::of(root, &run, "continue")?;
-                return reopen::continue_run(root, &run.experiment, trials);
-            }
-        };
-        set_state_of(root, &run, state).await
+        if let Some(state) = action.desired_state() {
+            return set_state_of(root, &run, state).await;
+        }
+        if let Action::Continue(trials) = action {
+            return reopen::continue_run(root, &run, trials);
+        }
+        let location = delete_run(root, &run, &run.id()).await?;
+        Ok(format!("checkpoints, metrics and logs deleted from {location}"))
     }
 }
 

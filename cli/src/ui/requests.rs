@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
-use stoker_api::experiment::{DesiredState, Experiment};
+use stoker_api::experiment::Experiment;
 use stoker_api::names::{COMPONENT_JOB, COMPONENT_TRIAL, GROUP, LABEL_COMPONENT};
 use stoker_ui::{Action, ActionBackend, ClusterObjects, Permissions, Target};
 
@@ -108,22 +108,17 @@ pub(super) async fn may(
 
 async fn act(cluster: &Cluster, target: &Target, action: Action) -> Result<String, Failure> {
     let (name, uid) = (target.name.as_str(), target.uid.as_str());
-    let state = match action {
-        Action::Pause => DesiredState::Paused,
-        Action::Activate => DesiredState::Active,
-        Action::Cancel => DesiredState::Cancelled,
-        Action::Kill => DesiredState::Killed,
-        Action::Delete => {
-            let removed: Experiment = experiment::remove(cluster, name, Some(uid)).await?;
-            let left = experiment::storage_location(&removed);
-            return Ok(format!("checkpoints, metrics and logs remain in {left}"));
-        }
-        Action::Continue(trials) => {
-            return reopen::continue_same(cluster, name, uid, trials).await;
-        }
-    };
-    let requested = experiment::request_state::<Experiment>(cluster, name, Some(uid), state).await;
-    requested.map(|(effect, _)| effect)
+    if let Some(state) = action.desired_state() {
+        let (effect, _) =
+            experiment::request_state::<Experiment>(cluster, name, Some(uid), state).await?;
+        return Ok(effect);
+    }
+    if let Action::Continue(trials) = action {
+        return reopen::continue_same(cluster, name, uid, trials).await;
+    }
+    let removed: Experiment = experiment::remove(cluster, name, Some(uid)).await?;
+    let left = experiment::storage_location(&removed);
+    Ok(format!("checkpoints, metrics and logs remain in {left}"))
 }
 
 impl ActionBackend for Requests {

@@ -23,9 +23,6 @@ use crate::{Storage, StorageError};
 
 /// Maximum number of buffered bytes. While the store is unavailable, further appends are dropped.
 const BUFFER_BYTES_MAX: usize = 64 << 20;
-/// Bytes per second that writes of old lines may cause. They wait longer for a large object,
-/// because each write sends all of it.
-const BYTES_PER_SECOND: u64 = 64 << 10;
 
 /// Paths and limits of segments.
 #[derive(Clone, Debug)]
@@ -40,9 +37,8 @@ pub struct Segments {
     pub header: Bytes,
     /// Size in bytes at which an object is full.
     pub bytes_max: usize,
-    /// Age of the first unwritten line at which the lines are written. For an object of more than
-    /// 320 KiB, it is longer: the size of the object divided by 64 KiB per second, so at most 16
-    /// seconds for 1 MiB.
+    /// Age of the first unwritten line at which the lines are written. Each write sends the whole
+    /// object again: up to `bytes_max` in this time.
     pub age_max: Duration,
     /// In a local directory, append to the latest file instead of replacing it, for readers that
     /// keep a file open. If the machine crashes, the file may end with a part of a line.
@@ -50,22 +46,17 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Creates segments `{prefix}{00000000}{suffix}` with limits of 1 MiB and 5 seconds.
+    /// Creates segments `{prefix}{00000000}{suffix}` with limits of 512 KiB and 4.5 seconds.
     pub fn new(prefix: impl Into<String>, suffix: impl Into<String>) -> Self {
         Self {
             prefix: prefix.into(),
             digits: 8,
             suffix: suffix.into(),
             header: Bytes::new(),
-            bytes_max: 1 << 20,
-            age_max: Duration::from_secs(5),
+            bytes_max: 512 << 10,
+            age_max: Duration::from_millis(4_500),
             appends_locally: false,
         }
-    }
-
-    /// Returns the maximum age of a line that is added to an object of `num_bytes`.
-    fn age_max(&self, num_bytes: usize) -> Duration {
-        self.age_max.max(Duration::from_millis(num_bytes as u64 * 1_000 / BYTES_PER_SECOND))
     }
 
     /// Returns the path of the object with number `seq`.
@@ -224,7 +215,7 @@ impl Task {
                 Some(WriterMessage::Append(bytes)) => {
                     self.buffer.extend_from_slice(&bytes);
                     let num_bytes = self.object.len() + self.buffer.len();
-                    let age_max = self.segments.age_max(num_bytes);
+                    let age_max = self.segments.age_max;
                     self.deadline.get_or_insert_with(|| Instant::now() + age_max);
                     if self.unwritten.is_none() && num_bytes >= self.segments.bytes_max {
                         let _ = self.write().await;

@@ -19,6 +19,9 @@ use crate::tensorboard::hparams::{self, SessionStatus};
 /// Maximum age of an event file before it is stored, for attempts that write little.
 const EVENT_FILE_AGE_MAX: Duration = Duration::from_secs(30);
 
+/// Size at which an event file is full. TensorBoard opens each of them.
+const EVENT_FILE_BYTES_MAX: usize = 1 << 20;
+
 /// Writes metrics in the background.
 #[derive(Debug)]
 pub struct MetricsWriter {
@@ -67,6 +70,7 @@ impl MetricsWriter {
         let events = Segments {
             header: tensorboard::header(now()).into(),
             age_max: EVENT_FILE_AGE_MAX,
+            bytes_max: EVENT_FILE_BYTES_MAX,
             // TensorBoard keeps files open, and would not see the lines of a replaced one.
             appends_locally: true,
             ..Segments::new(format!("{events}/events.out.tfevents.{attempt:06}-"), ".stoker")

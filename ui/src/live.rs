@@ -15,8 +15,8 @@ use crate::visible::Visible;
 
 /// Time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Time between two checks for new rows of metrics. Trainers write rows every 5 seconds, and must
-/// be seen within 6.
+/// Time between two checks for new rows of metrics. Trainers write rows every 4.5 seconds, and
+/// viewers must see them within 6.
 const METRICS: Duration = Duration::from_secs(1);
 /// Minimum time between two changes, which a busy experiment would otherwise report for each write.
 const CHANGES_MIN: Duration = Duration::from_millis(300);

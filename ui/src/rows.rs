@@ -14,7 +14,7 @@ use crate::store::Run;
 /// Maximum size of all curves in memory.
 const BYTES_MAX: usize = 64 << 20;
 /// Rows of a trial that trains are read again after this time: with each announcement of
-/// [`live`](crate::live). The trainer writes every 5 to 16 seconds.
+/// [`live`](crate::live). The trainer writes every 4.5 seconds.
 const AGE_MAX: Duration = Duration::from_millis(900);
 
 /// Effective rows of a trial in compact form.

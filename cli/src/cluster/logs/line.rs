@@ -19,11 +19,11 @@ pub(crate) struct LogArgs {
     tail: Option<usize>,
     /// Print only lines since this time: a duration before now, such as 90s or 1h30m, or a time,
     /// such as 2026-11-21T19:00:00Z. Exact for pods. Stored lines have no times: an object with up
-    /// to 1 MiB of lines is printed whole if it was written since then
+    /// to 512 KiB of lines is printed whole if it was written since then
     #[arg(long, value_name = "TIME", value_parser = parse_since, help_heading = "Lines")]
     since: Option<Timestamp>,
     /// Start each line with its time. Lines from the storage start with `[stored=TIME]`, the time
-    /// at which their object of up to 1 MiB was last written
+    /// at which their object of up to 512 KiB was last written
     #[arg(long, help_heading = "Lines")]
     timestamps: bool,
 }

@@ -12,7 +12,7 @@ use stoker_api::trial::{Fact, Trial};
 
 use crate::bench::metric;
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{TestNamespace, free_ports, runtime};
+use crate::setup::{SCHEMA, TestNamespace, free_ports, own_plane, runtime};
 
 fn random(searcher: &Value) -> Value {
     let mut all = json!({ "metric": "loss", "maxLength": { "batches": 4 } });
@@ -121,6 +121,38 @@ fn search_stays_in_memory_between_passes() {
         let passes = metric(&operator, "stoker_reconcile_seconds_count{kind=\"experiment\"}");
         let rebuilt = metric(&operator, "stoker_searches_rebuilt_total");
         assert!((1.0..passes / 2.0).contains(&rebuilt), "{rebuilt} of {passes} passes");
+    });
+}
+
+/// CRDs that are older than the operator drop fields. A pass whose write was not stored whole keeps
+/// no search, so the next pass rebuilds it.
+#[test]
+fn search_with_dropped_fields_is_rebuilt() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let plane = own_plane(Default::default(), |definition| {
+            let path = format!("{SCHEMA}/spec/properties/grants/items");
+            if let Some(grant) = definition.pointer_mut(&path) {
+                // The rules of the schema name the field.
+                grant.as_object_mut().unwrap().remove("x-kubernetes-validations").unwrap();
+                grant["properties"].as_object_mut().unwrap().remove("steps").unwrap();
+            }
+        });
+        let ns = TestNamespace::on(plane, "dropped").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
+        let method = json!({ "maxTrials": 8, "maxConcurrentTrials": 1 });
+        ns.apply("dropped", random(&json!({ "random": method })));
+        wait_for_end(&ns, "dropped", 8).await;
+        let trials = ns.trials_of("dropped").await;
+        let mut grants = trials.iter().flat_map(|trial| &trial.spec.grants);
+        assert!(grants.all(|grant| grant.steps.is_none()), "the field was not dropped");
+        // Once at the start, and after the result of each trial.
+        let rebuilt = metric(&operator, "stoker_searches_rebuilt_total");
+        assert!(rebuilt >= 9.0, "{rebuilt}");
     });
 }
 

@@ -5,10 +5,9 @@ use serde_json::{Value, json};
 use stoker_api::condition::{ConditionStatus, find};
 use stoker_api::experiment::Phase;
 use stoker_api::trial::{AttemptEnd, CloseCause, Fact, TrialStatus};
-use stoker_test_cluster::ControlPlane;
 
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{TestNamespace, free_ports, runtime};
+use crate::setup::{SCHEMA, TestNamespace, free_ports, own_plane, runtime};
 
 /// Spec of a grid search over `x` with this many points, batches per trial and slots per trial.
 pub(crate) fn grid(points: u32, batches: u64, slots: u32) -> Value {
@@ -191,29 +190,20 @@ fn unparsable_object_is_reported_and_stops_no_other() {
         return;
     }
     runtime().block_on(async {
-        // Changes a schema, so the control plane cannot be shared with other tests.
-        let plane: &ControlPlane =
-            Box::leak(Box::new(ControlPlane::start().unwrap_or_else(|error| panic!("{error}"))));
-        plane.apply_crds(&crate::setup::crds()).unwrap();
+        let plane = own_plane(Default::default(), |definition| {
+            let path = format!("{SCHEMA}/spec/properties/maxRestarts");
+            let is_experiment = definition["spec"]["names"]["kind"] == "Experiment";
+            if let Some(schema) = definition.pointer_mut(&path).filter(|_| is_experiment) {
+                *schema = json!({ "x-kubernetes-int-or-string": true, "default": 5 });
+            }
+        });
         let ns = TestNamespace::on(plane, "unreadable").await;
-        let path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/maxRestarts";
-        let any = json!({ "x-kubernetes-int-or-string": true, "default": 5 });
-        let patch = json!([{ "op": "replace", "path": path, "value": any }]).to_string();
-        let crd = "experiments.stoker.dev";
-        ns.plane.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch]).unwrap();
         let mut operator = ns.operator("a", free_ports());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let mut newer = grid(2, 2, 1);
         newer["maxRestarts"] = json!("five");
-        let made = stoker_test_cluster::wait_until("the relaxed schema applies", || {
-            let object = json!({
-                "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
-                "metadata": { "name": "newer", "namespace": "unreadable" }, "spec": newer,
-            });
-            ns.plane.apply(&object.to_string()).map_err(|error| error.to_string())
-        });
-        made.unwrap();
+        ns.apply("newer", newer);
         ns.apply("good", grid(2, 2, 1));
         ns.wait_for("good", &[Phase::Completed]).await;
         let valid = stoker_test_cluster::wait_until("the error is reported", || {

@@ -10,7 +10,7 @@ use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::experiment::{Experiment, Phase};
 use stoker_api::trial::{ClosedFact, Fact, ReopenedFact, ResultFact, Trial, TrialStatus};
-use stoker_test_cluster::ControlPlane;
+use stoker_test_cluster::{ControlPlane, Options};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::task::block_in_place;
@@ -21,11 +21,28 @@ use crate::operator_process::{Operator, get};
 pub(crate) fn plane() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
     PLANE.get_or_init(|| {
-        let options = stoker_test_cluster::Options { controllers: true, ..Default::default() };
+        let options = Options { controllers: true, ..Default::default() };
         let plane = ControlPlane::start_with(options).unwrap_or_else(|error| panic!("{error}"));
         plane.apply_crds(&crds()).unwrap();
         plane
     })
+}
+
+/// Path in a CRD to the schemas of `spec` and `status`.
+pub(crate) const SCHEMA: &str = "/spec/versions/0/schema/openAPIV3Schema/properties";
+
+/// Starts a control plane for one test. `change` edits each CRD before it is applied.
+pub(crate) fn own_plane(options: Options, change: impl Fn(&mut Value)) -> &'static ControlPlane {
+    let plane = ControlPlane::start_with(options).unwrap_or_else(|error| panic!("{error}"));
+    let folder = tempfile::tempdir().unwrap();
+    for definition in stoker_api::crd::all() {
+        let mut definition = serde_json::to_value(definition).unwrap();
+        change(&mut definition);
+        let name = definition["metadata"]["name"].as_str().unwrap();
+        std::fs::write(folder.path().join(format!("{name}.yaml")), definition.to_string()).unwrap();
+    }
+    plane.apply_crds(folder.path()).unwrap();
+    Box::leak(Box::new(plane))
 }
 
 /// Directory of the CRD manifests.

@@ -17,7 +17,7 @@ use crate::flow::grid;
 use crate::jobs::{apply_job, is_of_job, job, wait_for_job};
 use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
-use crate::setup::{TestNamespace, free_ports, runtime};
+use crate::setup::{SCHEMA, TestNamespace, free_ports, own_plane, runtime};
 use crate::worker::Work;
 
 /// A field that the operator under test does not know.
@@ -46,19 +46,12 @@ fn extend_schema(schema: &mut Value) {
 /// Creates a control plane with the CRDs of a newer version.
 fn newer_plane() -> &'static ControlPlane {
     let options = stoker_test_cluster::Options { controllers: true, ..Default::default() };
-    let plane = ControlPlane::start_with(options).unwrap_or_else(|error| panic!("{error}"));
-    let folder = tempfile::tempdir().unwrap();
-    for (number, definition) in stoker_api::crd::all().into_iter().enumerate() {
-        let mut definition = serde_json::to_value(definition).unwrap();
-        let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
-        extend_schema(&mut schema["properties"]["status"]);
-        let spec = schema["properties"]["spec"]["properties"].as_object_mut().unwrap();
+    own_plane(options, |definition| {
+        let schemas = definition.pointer_mut(SCHEMA).unwrap();
+        extend_schema(&mut schemas["status"]);
+        let spec = schemas["spec"]["properties"].as_object_mut().unwrap();
         spec.insert(FIELD.to_owned(), json!({ "type": "string" }));
-        let path = folder.path().join(format!("{number}.yaml"));
-        std::fs::write(path, definition.to_string()).unwrap();
-    }
-    plane.apply_crds(folder.path()).unwrap();
-    Box::leak(Box::new(plane))
+    })
 }
 
 /// Calls `visit` with the name and value of each object that a newer version may extend.

@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
 use stoker_api::trial::{Fact, Trial};
-use stoker_test_cluster::ControlPlane;
 use tokio::time::timeout;
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
 use crate::proxy::{KillTime, LATE, Proxy, kind_of};
-use crate::setup::{TestNamespace, client_of, decisions_of, free_ports, runtime};
+use crate::setup::{TestNamespace, client_of, decisions_of, free_ports, own_plane, runtime};
 
 /// Whether to test all writes instead of a sample.
 fn tests_all_writes() -> bool {
@@ -268,9 +267,7 @@ fn api_server_outage_changes_nothing() {
         return;
     }
     runtime().block_on(async {
-        let plane: &ControlPlane =
-            Box::leak(Box::new(ControlPlane::start().unwrap_or_else(|error| panic!("{error}"))));
-        plane.apply_crds(&crate::setup::crds()).unwrap();
+        let plane = own_plane(Default::default(), |_| {});
         let mut ns = TestNamespace::on(plane, "away").await;
         // An API server that has just started denies everything until it has loaded RBAC rules.
         ns.checks_rules = false;

@@ -120,3 +120,38 @@ fn remove(path: &Path) -> Result<(), Failure> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir_all, read_to_string, write};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::run::record::is_locked;
+    use crate::run_root::RunRoot;
+
+    /// A run with --fresh may begin and end between the first check and the lock. Here it does so
+    /// while the deletion waits for the last trainers, which is before the second check.
+    #[test]
+    fn deletion_keeps_the_pointer_of_a_later_run() {
+        let root = tempfile::tempdir().unwrap();
+        let run_root = RunRoot::resolve(root.path().to_str(), None).unwrap();
+        let files = RunFiles::new(&run_root, "default.a", "a", "0123456789");
+        create_dir_all(files.record.path()).unwrap();
+        write(&files.current, "0123456789\n").unwrap();
+        let trainer = Lock::take(&files.trainers).unwrap();
+        std::thread::scope(|scope| {
+            let deletion = scope.spawn(|| mark_deleted(&files, ("experiment", "a", "a-01234567")));
+            while !is_locked(&files.lock) {
+                assert!(!deletion.is_finished(), "the deletion did not wait");
+                // The check takes the lock for a moment, for which the deletion waits 100 ms.
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            write(&files.current, "abcdef0123\n").unwrap();
+            drop(trainer);
+            assert!(deletion.join().unwrap().is_ok_and(|lock| lock.is_some()));
+        });
+        assert_eq!(read_to_string(&files.current).unwrap(), "abcdef0123\n");
+        assert!(files.record.path().join(DELETED).exists());
+    }
+}

@@ -68,6 +68,15 @@ impl RecordedRun {
         Ok(run)
     }
 
+    /// Opens the local run with this name and UID, without reading the others.
+    pub(crate) fn open_local(root: Option<&str>, name: &str, uid: &str) -> Result<Self, Failure> {
+        let run_root = RunRoot::resolve(root, None)?;
+        read(&run_root, &run_root.record_dir(name, uid))?.ok_or_else(|| {
+            let id = run_root::run_id(name, uid);
+            Failure::Input(format!("no local run {id} in {}; load the page again", run_root.root))
+        })
+    }
+
     /// Opens the run of an experiment, or of one of its trials.
     pub(crate) async fn open_with_trial(
         root: Option<&str>,

@@ -10,7 +10,6 @@ use tokio::runtime::Handle;
 use crate::failure::Failure;
 use crate::reopen;
 use crate::run::record::random_hex;
-use crate::run_root::run_id;
 use crate::show::{RecordedRun, delete_run, set_state_of};
 
 /// Local runs below a root.
@@ -29,8 +28,8 @@ pub(super) fn access(root: Option<String>, allows_actions: bool) -> Result<Actio
 impl LocalRuns {
     async fn act(&self, target: &Target, action: Action) -> Result<String, Failure> {
         let root = self.root.as_deref();
-        // The ID is that of the run on the page, also if a later run has the name.
-        let run = RecordedRun::open(root, &run_id(&target.name, &target.uid)).await?;
+        // Another run may have this run's ID as its name, so the record is opened by its directory.
+        let run = RecordedRun::open_local(root, &target.name, &target.uid)?;
         if run.paths.uid != target.uid || run.paths.namespace != target.namespace {
             return Err(Failure::Input(format!(
                 "cannot change {}: its UID is not that on the page; load the page again",

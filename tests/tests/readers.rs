@@ -1,13 +1,14 @@
 //! Third-party software reads the results of a run: TensorBoard, pandas, Polars, DuckDB, an S3
 //! server.
 
-use std::path::Path;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use stoker_tests::{cache, describe_output, has_data, repository, stoker};
 
-use crate::local_run::{last_line, run};
+use crate::local_run::run;
 
 /// Returns the path of a tool that scripts/fetch-tools installs: Python with the readers, or the S3
 /// server.
@@ -188,6 +189,33 @@ pub(crate) struct S3Server {
     process: Child,
     /// Port of the S3 API. The access key is `test`, the secret key is `secret`.
     pub(crate) port: u16,
+    master: String,
+    filer: String,
+    folder: PathBuf,
+}
+
+impl S3Server {
+    /// Returns the tree of the objects in a folder of a bucket. Its last line has their number.
+    fn tree(&self, path: &str) -> String {
+        let output = self.shell(&format!("fs.tree /buckets/{path}\n"));
+        assert!(output.status.success(), "{}", describe_output(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs commands in `weed shell`, which waits for ever for a dead server.
+    fn shell(&self, commands: &str) -> Output {
+        let path = self.folder.join("commands");
+        std::fs::write(&path, commands).unwrap();
+        Command::new("timeout")
+            .arg("60")
+            .arg(tool("weed"))
+            .args(["shell", &format!("-master={}", self.master)])
+            .arg(format!("-filer={}", self.filer))
+            .current_dir(&self.folder)
+            .stdin(std::fs::File::open(path).unwrap())
+            .output()
+            .unwrap()
+    }
 }
 
 impl Drop for S3Server {
@@ -212,6 +240,8 @@ pub(crate) fn s3_server(folder: &Path) -> S3Server {
     let process = Command::new(tool("weed"))
         .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-filer", "-volume.max=10"])
         .args([format!("-s3.port={s3}"), format!("-s3.port.grpc={s3_grpc}")])
+        // Their default ports are fixed, and the second server would end.
+        .args(["-s3.port.iceberg=0", "-s3.port.lance=0"])
         .args([format!("-filer.port={filer}"), format!("-filer.port.grpc={filer_grpc}")])
         .args([format!("-master.port={master}"), format!("-master.port.grpc={master_grpc}")])
         .args([format!("-volume.port={volume}"), format!("-volume.port.grpc={volume_grpc}")])
@@ -221,44 +251,50 @@ pub(crate) fn s3_server(folder: &Path) -> S3Server {
         .stderr(log)
         .spawn()
         .unwrap();
-    let server = S3Server { process, port: s3 };
+    let master = format!("127.0.0.1:{master}.{master_grpc}");
+    let filer = format!("127.0.0.1:{filer}.{filer_grpc}");
+    let mut server = S3Server { process, port: s3, master, filer, folder: folder.to_owned() };
     let deadline = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
-        let create = Command::new(tool("weed"))
-            .args(["shell", &format!("-master=127.0.0.1:{master}.{master_grpc}")])
-            .args([format!("-filer=127.0.0.1:{filer}.{filer_grpc}")])
-            .current_dir(folder)
-            .stdin(bucket_commands(folder))
-            .output()
-            .unwrap();
-        let is_created = String::from_utf8_lossy(&create.stdout).contains("runs");
+        let buckets = server.shell("s3.bucket.create -name runs\ns3.bucket.list\n");
+        // The first command fails if the bucket exists.
+        let is_created = String::from_utf8_lossy(&buckets.stdout).contains("runs");
         if is_created && std::net::TcpStream::connect(("127.0.0.1", s3)).is_ok() {
             return server;
         }
         let log = || std::fs::read_to_string(folder.join("weed.log")).unwrap_or_default();
-        assert!(Instant::now() < deadline, "no S3 server: {}\n{}", describe_output(&create), log());
+        let status = server.process.try_wait().unwrap();
+        assert!(status.is_none(), "the S3 server has ended: {status:?}\n{}", log());
+        assert!(
+            Instant::now() < deadline,
+            "no S3 server: {}\n{}",
+            describe_output(&buckets),
+            log()
+        );
         std::thread::sleep(Duration::from_millis(500));
     }
 }
 
-fn bucket_commands(folder: &Path) -> std::fs::File {
-    let path = folder.join("commands");
-    std::fs::write(&path, "s3.bucket.create -name runs\ns3.bucket.list\n").unwrap();
-    std::fs::File::open(path).unwrap()
+/// Returns a command with the credentials of the bucket. Local records are in `state`.
+fn with_bucket(arguments: &[&str], state: &Path) -> Command {
+    let mut command = stoker(arguments);
+    command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "secret");
+    command.env("XDG_STATE_HOME", state).stdin(Stdio::null());
+    command
 }
 
-/// Runs the random search of the iris example with a bucket as its root. The local record is stored
-/// in `state`.
-pub(crate) fn run_in_bucket(root: &str, port: u16, state: &Path, more: &[&str]) -> Output {
+/// Returns the command that runs the random search of the iris example with a bucket as its root.
+fn bucket_run(root: &str, port: u16, state: &Path, more: &[&str]) -> Command {
     let endpoint = format!("checkpointStorage.endpoint=http://127.0.0.1:{port}");
-    stoker(["run", "--output", "json", "--root", root, "--set", &endpoint])
-        .args(more)
-        .arg(repository().join("examples/iris/random.yaml"))
-        .env("AWS_ACCESS_KEY_ID", "test")
-        .env("AWS_SECRET_ACCESS_KEY", "secret")
-        .env("XDG_STATE_HOME", state)
-        .output()
-        .unwrap()
+    let mut command =
+        with_bucket(&["run", "--output", "json", "--root", root, "--set", &endpoint], state);
+    command.args(more).arg(repository().join("examples/iris/random.yaml"));
+    command
+}
+
+/// Runs the command of [`bucket_run`].
+pub(crate) fn run_in_bucket(root: &str, port: u16, state: &Path, more: &[&str]) -> Output {
+    bucket_run(root, port, state, more).output().unwrap()
 }
 
 #[test]
@@ -268,11 +304,51 @@ fn runs_can_be_stored_in_s3() {
     }
     let folder = tempfile::tempdir().unwrap();
     let server = s3_server(folder.path());
-    let state = folder.path().join("state");
-    let output = run_in_bucket("s3://runs/team", server.port, &state, &[]);
-    assert!(output.status.success(), "{}", describe_output(&output));
-    let line = last_line(&output);
+    let (state, root) = (folder.path().join("state"), "s3://runs/team");
+    let mut command = bucket_run(root, server.port, &state, &[]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut runner = Runner(command.spawn().unwrap());
+    let mut messages = BufReader::new(runner.0.stderr.take().unwrap()).lines();
+    let begin = messages.find(|line| line.as_ref().is_ok_and(|line| line.starts_with("new run ")));
+    assert!(begin.is_some(), "the runner has ended");
+    let messages = std::thread::spawn(move || messages.collect::<Result<Vec<String>, _>>());
+    let results = runner.0.stdout.take().unwrap();
+    let results = std::thread::spawn(move || std::io::read_to_string(results));
+    let call = |arguments: &[&str]| {
+        let output = with_bucket(arguments, &state).args(["--root", root]).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", describe_output(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let lines = |text: String| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let followed = lines(call(&["experiment", "logs", "iris-random", "--follow"]));
+    let status = runner.0.wait().unwrap();
+    assert!(status.success(), "{:#?}", messages.join().unwrap());
+    let results = results.join().unwrap().unwrap();
+    let line: serde_json::Value = serde_json::from_str(results.lines().last().unwrap()).unwrap();
     assert_eq!(line["phase"], "Completed", "{line}");
     let checkpoint = line["best"]["checkpoint"].as_str();
     assert!(checkpoint.is_some_and(|name| !name.is_empty()), "{line}");
+    // No trial restarts, so its only attempt is printed both times.
+    assert_eq!(followed, lines(call(&["experiment", "logs", "iris-random"])));
+    assert!(!followed.is_empty());
+    let tree = server.tree("runs/team");
+    assert!(tree.contains("manifest.json"), "{tree}");
+    call(&["experiment", "delete", "iris-random"]);
+    // The S3 server keeps empty folders.
+    let tree = server.tree("runs/team");
+    assert!(tree.trim_end().ends_with(", 0 files"), "{tree}");
+}
+
+/// A process that is killed when it is dropped.
+struct Runner(Child);
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

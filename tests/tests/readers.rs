@@ -240,7 +240,7 @@ pub(crate) fn s3_server(folder: &Path) -> S3Server {
     let process = Command::new(tool("weed"))
         .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-filer", "-volume.max=10"])
         .args([format!("-s3.port={s3}"), format!("-s3.port.grpc={s3_grpc}")])
-        // Their default ports are fixed, and the second server would end.
+        // These catalogs have fixed ports by default, so a second server would end.
         .args(["-s3.port.iceberg=0", "-s3.port.lance=0"])
         .args([format!("-filer.port={filer}"), format!("-filer.port.grpc={filer_grpc}")])
         .args([format!("-master.port={master}"), format!("-master.port.grpc={master_grpc}")])

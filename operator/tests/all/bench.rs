@@ -59,8 +59,7 @@ fn experiment_needs_few_writes_and_none_while_waiting() {
         println!("writes per pod {per_pod}, of status per trial {per_trial}: {counts:#?}");
         assert!(per_pod <= 2.5, "{counts:#?}");
         // Five of them record the trainer's reports: its start, two checkpoints, two validations.
-        // The others show the steps of two pods. On a busy machine, few steps share a write.
-        assert!(per_trial - 5.0 <= 8.0, "{counts:#?}");
+        assert!(per_trial - 5.0 <= 6.0, "{counts:#?}");
 
         // Pods that run for half a minute without a report.
         drop(kubelet);

@@ -1,6 +1,7 @@
 // Without JavaScript: tables, tabs, the filter, sort links and pager links work.
 
-import { base, browse, check, equal, input, noFaults, record, address } from './page.mjs';
+import { address, base, browse, check, equal, follow, input, noFaults, record }
+  from './page.mjs';
 
 const trialsOf = (page) => page.$$eval('#trials-rows tr', (rows) =>
   rows.map((row) => +row.dataset.trial));
@@ -13,8 +14,7 @@ async function tabs(page) {
     'Logs', 'Overview'];
   for (const name of names) {
     // Until the style sheet is loaded, the controls are visible.
-    const link = page.locator('nav.tabs a', { hasText: name });
-    await Promise.all([page.waitForNavigation({ waitUntil: 'load' }), link.click()]);
+    await follow(page, page.locator('nav.tabs a', { hasText: name }));
     const current = await page.innerText('nav.tabs a[aria-current=page]');
     check(current.startsWith(name), `the tab ${name} opens ${current}`);
     const scripts = await page.locator('.js-only:visible').count();
@@ -38,8 +38,7 @@ async function sort(page) {
   await page.goto(address(`${base()}/trials`));
   const header = () => page.locator('#trials-table th a', { hasText: 'validation_loss' });
   for (const order of ['ascending', 'descending']) {
-    await header().click();
-    await page.waitForURL(/sort=/);
+    await follow(page, header());
     const shown = await page.locator('#trials-table th[aria-sort]:not([aria-sort=none])')
       .getAttribute('aria-sort');
     const list = await values(page);
@@ -54,8 +53,7 @@ async function pager(page) {
   const first = await trialsOf(page);
   const more = page.locator('#trials-more a');
   equal(await more.count(), 1, 'links to more rows');
-  await more.click();
-  await page.waitForURL(/\?/);
+  await follow(page, more);
   const second = await trialsOf(page);
   const all = new Set([...first, ...second]);
   equal(all.size, record(input.long).size, 'rows of both pages');
@@ -65,22 +63,25 @@ async function pager(page) {
 await browse(async (open) => {
   const page = await open();
   await page.goto(address('/experiments'));
-  await page.locator('#experiments-rows a.name', { hasText: 'iris-asha' }).first().click();
+  await follow(page,
+    page.locator('#experiments-rows a.name', { hasText: 'iris-asha' }).first());
   check((await trialsOf(page)).length > 0, 'the overview has no table of trials');
   await tabs(page);
-  await page.locator('nav.tabs a', { hasText: 'Trials' }).click();
+  await follow(page, page.locator('nav.tabs a', { hasText: 'Trials' }));
   equal((await trialsOf(page)).length, record().size, 'rows of the tab Trials');
   await filter(page);
   await sort(page);
-  await page.locator(`#trial-${input.trial} a`).first().click();
+  await follow(page, page.locator(`#trial-${input.trial} a`).first());
   await page.waitForSelector('#attempts tbody tr');
-  await page.locator('a[rel=next], a[rel=prev]').first().click();
-  await page.waitForURL(/\/trials\/\d+/);
+  const before = page.url();
+  await follow(page, page.locator('a[rel=next], a[rel=prev]').first());
+  check(page.url() !== before, 'the link to the next trial opens the same trial');
+  check(/\/trials\/\d+/.test(page.url()), `the link to the next trial opens ${page.url()}`);
   await pager(page);
   await page.goto(address('/experiments'));
   for (const box of await page.locator('#experiments-rows input').all()) await box.check();
-  await page.locator('button', { hasText: 'Compare selected' }).click();
-  await page.waitForURL(/\/compare\?e=.*&e=/);
+  await follow(page, page.locator('button', { hasText: 'Compare selected' }));
+  check(/\/compare\?e=.*&e=/.test(page.url()), `comparing opens ${page.url()}`);
   check(await page.locator('#differences tbody tr').count() > 1, 'compare has no rows');
   noFaults(page);
 }, { javaScriptEnabled: false });

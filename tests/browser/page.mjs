@@ -130,6 +130,10 @@ export async function visit(page, path) {
   await scripts(page);
 }
 
+/** Clicks on a link or button, and waits until the page that it opens is loaded. */
+export const follow = (page, locator) =>
+  Promise.all([page.waitForNavigation({ waitUntil: 'load' }), locator.click()]);
+
 export const scripts = (page) =>
   page.waitForSelector('html[data-scripts=on]', { state: 'attached' });
 

@@ -1,6 +1,6 @@
-//! The only module that writes to standard output and standard error.
+//! The only module that opens standard output and standard error.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write};
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -36,6 +36,8 @@ pub(crate) enum Format {
     Name,
     /// CSV: a header, and one line per value
     Csv,
+    /// Parquet: a binary file with one row per value
+    Parquet,
 }
 
 impl Format {
@@ -75,6 +77,7 @@ impl Format {
             Self::Yaml => ("yaml", "The value of json as YAML"),
             Self::Name => ("name", "Only the names, one per line"),
             Self::Csv => ("csv", "CSV: a header, and one line per value"),
+            Self::Parquet => ("parquet", "Parquet: a binary file with one row per value"),
         }
     }
 }
@@ -83,7 +86,12 @@ impl From<Format> for Output {
     fn from(format: Format) -> Self {
         match format {
             // Commands that accept other formats read their own argument.
-            Format::Text | Format::Wide | Format::Yaml | Format::Name | Format::Csv => Self::Text,
+            Format::Text
+            | Format::Wide
+            | Format::Yaml
+            | Format::Name
+            | Format::Csv
+            | Format::Parquet => Self::Text,
             Format::Json => Self::Json,
         }
     }
@@ -102,6 +110,12 @@ pub(crate) fn err(line: impl std::fmt::Display) {
 /// Writes bytes unchanged to standard output.
 pub(crate) fn raw(bytes: &[u8]) {
     let _ = std::io::stdout().lock().write_all(bytes);
+}
+
+/// Returns standard output for binary data, or `None` if it is a terminal.
+pub(crate) fn binary() -> Option<impl Write + Send> {
+    let output = std::io::stdout();
+    (!output.is_terminal()).then_some(output)
 }
 
 /// Prints a line to standard output. Returns `false` if the reader has closed the pipe.

@@ -13,7 +13,7 @@ use crate::local_run::run;
 /// Returns the path of a tool that scripts/fetch-tools installs: Python with the readers, or the S3
 /// server.
 pub(crate) fn tool(name: &str) -> std::path::PathBuf {
-    let path = cache().join("tools/python-3/bin").join(name);
+    let path = cache().join("tools/python-4/bin").join(name);
     assert!(path.exists(), "{} is missing; run scripts/fetch-tools", path.display());
     path
 }
@@ -80,6 +80,13 @@ const DOCUMENTED: [&str; 6] = [
     "SELECT * FROM read_json('trials/*/metrics/*.jsonl', filename=true)",
 ];
 
+/// Lines of docs/metrics.md that read all metrics of an experiment from Parquet.
+const DOCUMENTED_PARQUET: [&str; 3] = [
+    r#"pandas.read_parquet("metrics.parquet")"#,
+    r#"polars.read_parquet("metrics.parquet")"#,
+    "SELECT * FROM 'metrics.parquet'",
+];
+
 /// Further lines of docs/metrics.md, about the tables `data` of pandas and Polars, and of DuckDB.
 const ABOUT_ROWS: [&str; 6] = [
     concat!(
@@ -103,7 +110,7 @@ const ABOUT_ROWS: [&str; 6] = [
 const READ_ALL: &str = r#"
 import glob, json, math, sys
 import duckdb, pandas, polars
-read, about = json.loads(sys.argv[1])
+read, about, parquet = json.loads(sys.argv[1])
 lines = open("metrics.csv").read().splitlines()[1:]
 from_pandas, from_polars, from_duckdb = eval(read[0]), eval(read[1]), duckdb.sql(read[2]).df()
 assert len(lines) == len(from_pandas) == len(from_polars) == len(from_duckdb) > 0
@@ -121,6 +128,10 @@ exact = pandas.read_csv("metrics.csv", float_precision="round_trip")["value"]
 values = duckdb.sql(read[2]).df()["value"]
 assert exact.equals(values), "DuckDB is not exact"
 assert exact.equals(pandas.Series(from_polars["value"].to_list())), "Polars is not exact"
+exact = pandas.read_csv("metrics.csv", float_precision="round_trip")
+pandas.testing.assert_frame_equal(eval(parquet[0]), exact)
+pandas.testing.assert_frame_equal(duckdb.sql(parquet[2]).df(), exact)
+assert eval(parquet[1]).equals(from_polars), "Polars reads other values from Parquet"
 rows = sum(len(open(path).read().splitlines()) for path in glob.glob("trials/*/metrics/*.jsonl"))
 data = eval(read[3])
 from_files = duckdb.sql(read[5])
@@ -141,7 +152,7 @@ fn pandas_polars_and_duckdb_read_an_experiment() {
         return;
     }
     let documentation = std::fs::read_to_string(repository().join("docs/metrics.md")).unwrap();
-    for line in DOCUMENTED.iter().chain(&ABOUT_ROWS) {
+    for line in DOCUMENTED.iter().chain(&ABOUT_ROWS).chain(&DOCUMENTED_PARQUET) {
         assert!(documentation.contains(line), "docs/metrics.md does not contain {line}");
     }
     let root = tempfile::tempdir().unwrap();
@@ -156,11 +167,13 @@ fn pandas_polars_and_duckdb_read_an_experiment() {
     );
     std::fs::write(trial.join("metrics/0-00000099.jsonl"), format!("{row}\n")).unwrap();
     let experiment = trial.parent().unwrap().parent().unwrap();
-    let metrics = ["experiment", "metrics", "iris-asha", "--output", "csv", "--root"];
-    let csv = stoker(metrics).arg(root.path()).output().unwrap();
-    assert!(csv.status.success(), "{}", describe_output(&csv));
-    std::fs::write(experiment.join("metrics.csv"), csv.stdout).unwrap();
-    let lines = serde_json::json!([DOCUMENTED, ABOUT_ROWS]).to_string();
+    for format in ["csv", "parquet"] {
+        let metrics = ["experiment", "metrics", "iris-asha", "--output", format, "--root"];
+        let output = stoker(metrics).arg(root.path()).output().unwrap();
+        assert!(output.status.success(), "{}", describe_output(&output));
+        std::fs::write(experiment.join(format!("metrics.{format}")), output.stdout).unwrap();
+    }
+    let lines = serde_json::json!([DOCUMENTED, ABOUT_ROWS, DOCUMENTED_PARQUET]).to_string();
     let mut read = Command::new(tool("python"));
     let read = read.args(["-c", READ_ALL, &lines]).current_dir(experiment).output().unwrap();
     assert!(read.status.success(), "{}", describe_output(&read));

@@ -76,11 +76,12 @@ pub(crate) enum ExperimentCommand {
         #[command(flatten)]
         storage: storage::Options,
     },
-    /// Print one metric of all trials with curves, or all metrics as JSON or CSV
+    /// Print one metric of all trials with curves, or all metrics as JSON, CSV or Parquet
     ///
     /// The table has a line for each trial, best first: number of values, batches trained, first,
     /// best and last value, and the curve. `--output json` prints the rows of all trials, one JSON
-    /// object per line. `--output csv` prints one line per value.
+    /// object per line. `--output csv` prints one line per value, and `--output parquet` a binary
+    /// file with one row per value.
     #[command(after_help = SOURCE_HELP)]
     Metrics {
         /// Experiment name; for local runs also a run ID

@@ -66,12 +66,13 @@ pub(crate) enum TrialCommand {
         #[command(flatten)]
         storage: storage::Options,
     },
-    /// Print the metrics of a trial with curves, or as JSON or CSV
+    /// Print the metrics of a trial with curves, or as JSON, CSV or Parquet
     ///
     /// The table has a line for each metric of each group: number of values, first, best and last
     /// value, and the curve. The best value of a metric that the search does not optimize is
     /// unknown: the table shows the smallest and the greatest one. `--output json` prints the rows,
-    /// one JSON object per line. `--output csv` prints one line per value.
+    /// one JSON object per line. `--output csv` prints one line per value, and `--output parquet` a
+    /// binary file with one row per value.
     #[command(after_help = SOURCE_HELP)]
     Metrics {
         #[command(flatten)]

@@ -85,7 +85,7 @@ impl Printer {
                 let yaml = |row: &&super::Row| Ok(format!("---\n{}", print::yaml(&row.value)?));
                 changed.iter().map(yaml).collect()
             }
-            Format::Text | Format::Wide | Format::Csv => {
+            Format::Text | Format::Wide | Format::Csv | Format::Parquet => {
                 let mut rows: Vec<Vec<String>> =
                     changed.iter().map(|row| list.texts(row, self.format)).collect();
                 let header = list.header(self.format);

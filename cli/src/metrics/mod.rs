@@ -1,28 +1,35 @@
-//! `stoker trial|experiment metrics`: tables with curves, JSON and CSV.
+//! `stoker trial|experiment metrics`: tables with curves, JSON, CSV and Parquet.
 //!
 //! ```text
 //!  metrics/ATTEMPT-SEQ.jsonl --> effective rows --> [filter] --> [rows]: JSON, CSV
+//!                                                          |--> [parquet_file]
 //!                                                          '--> [curve] --> [table]
 //! ```
 //!
 //! 1. [`filter`]: metrics and groups to print, and the direction of a metric.
 //! 2. [`rows`]: rows as JSON lines, and values as CSV.
-//! 3. [`curve`]: values of one metric, and a line of blocks.
-//! 4. [`table`]: curves of a trial or of an experiment.
+//! 3. [`parquet_file`]: values as Parquet.
+//! 4. [`curve`]: values of one metric, and a line of blocks.
+//! 5. [`table`]: curves of a trial or of an experiment.
 
 mod curve;
 mod filter;
+mod parquet_file;
 mod rows;
 mod table;
 
+use std::io::Write;
+
 use clap::Args;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use parquet::errors::ParquetError;
 use stoker_api::experiment::Searcher;
 use stoker_api::trial::Attempt;
 use stoker_storage::metrics::{Reader, Row, effective, starts};
 use stoker_storage::{Storage, layout};
 
 use self::filter::Filter;
+use self::parquet_file::ParquetFile;
 use self::table::Curves;
 use crate::failure::Failure;
 use crate::print::{self, Format};
@@ -104,7 +111,8 @@ pub(crate) async fn print_experiment(
     Ok(())
 }
 
-/// Prints JSON or CSV, or returns the curves for a table. Returns `None` if the output is complete.
+/// Prints JSON, CSV or Parquet, or returns the curves for a table. Returns `None` if the output is
+/// complete.
 async fn print_or_collect(
     files: &MetricsFiles,
     args: &MetricsArgs,
@@ -113,17 +121,28 @@ async fn print_or_collect(
     if args.output == Format::Csv {
         print::out(rows::CSV_HEADER);
     }
+    let mut parquet = match args.output {
+        Format::Parquet => Some(begin_parquet()?),
+        _ => None,
+    };
     let mut curves = Curves::default();
     let reader = Reader::new(&files.storage);
     let reads = files.trials.iter().map(|trial| read(&reader, trial, args.all_attempts));
     let mut reads = stream::iter(reads).buffered(TRIALS_MAX);
     while let Some((trial, rows)) = reads.try_next().await? {
         let rows = filter.apply(rows);
+        if let Some(parquet) = &mut parquet {
+            parquet.add(trial, &rows).map_err(not_written)?;
+            continue;
+        }
         match args.output {
             Format::Json => print::raw(rows::json_lines(trial, &rows)?.as_bytes()),
             Format::Csv => print::raw(rows::csv(trial, &rows).as_bytes()),
             _ => curves.add(trial, args.all_attempts, rows),
         }
+    }
+    if let Some(parquet) = parquet {
+        parquet.finish().map_err(not_written)?;
     }
     if filter.num_printed == 0 {
         filter.check_names(&files.name)?;
@@ -131,6 +150,25 @@ async fn print_or_collect(
         return Ok(None);
     }
     Ok(Some(curves).filter(|_| args.output == Format::Text))
+}
+
+/// Begins a Parquet file on standard output, which must not be a terminal.
+fn begin_parquet() -> Result<ParquetFile<impl Write + Send>, Failure> {
+    let output = print::binary().ok_or_else(|| {
+        let text = "cannot print Parquet, a binary format: standard output is a terminal; redirect \
+                    it, for example with `> metrics.parquet`";
+        Failure::Input(text.to_owned())
+    })?;
+    ParquetFile::new(output).map_err(not_written)
+}
+
+/// A Parquet file without its end is unreadable, so unlike for text, a closed pipe is an error too.
+fn not_written(error: ParquetError) -> Failure {
+    let error = match error {
+        ParquetError::External(error) => error.to_string(),
+        error => error.to_string(),
+    };
+    Failure::System(format!("cannot write Parquet to standard output: {error}"))
 }
 
 /// Reads the rows of a trial. Returns them with the trial's index.

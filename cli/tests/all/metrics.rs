@@ -113,3 +113,13 @@ fn metrics_of_an_experiment_are_printed() {
             "time": 1.5, "metrics": {"loss": null}, "nonfinite": {"loss": "NaN"}}),
     );
 }
+
+#[test]
+fn parquet_on_a_full_disk_is_an_error() {
+    let fixture = fixture();
+    let mut command = stoker();
+    command.args(["experiment", "metrics", "scripted", "--output", "parquet", "--root"]);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = command.arg(fixture.root()).stdout(full).output().unwrap();
+    check(&output, 1, "cannot write Parquet to standard output: No space left on device");
+}

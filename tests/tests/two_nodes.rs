@@ -60,6 +60,28 @@ fn install() -> Result<Cluster, stoker_test_cluster::Error> {
     Ok(cluster)
 }
 
+/// A killed node. Dropping it starts the node again, also after a failure, since later tests need
+/// both nodes.
+struct KilledNode<'a> {
+    cluster: &'a Cluster,
+    node: usize,
+}
+
+impl<'a> KilledNode<'a> {
+    fn new(cluster: &'a Cluster, node: usize) -> Self {
+        cluster.kill_node(node).unwrap();
+        Self { cluster, node }
+    }
+}
+
+impl Drop for KilledNode<'_> {
+    fn drop(&mut self) {
+        let result = self.cluster.restart_node(self.node);
+        // A second panic would end the process.
+        assert!(result.is_ok() || std::thread::panicking(), "{result:?}");
+    }
+}
+
 fn helm_install(
     cluster: &Cluster,
     verb: &str,

@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stoker_test_cluster::Cluster;
+use stoker_test_cluster::{Cluster, PATIENCE};
 
 use super::{
-    NAMESPACE, cluster, ended, ended_within, get, mnist, outcome, state, wait_for_checkpoints,
-    weights,
+    KilledNode, NAMESPACE, cluster, ended, ended_within, get, mnist, outcome, state, wait_for,
+    wait_for_checkpoints, weights,
 };
 
 /// Returns an experiment with a gang of four pods, two on each node if both nodes are available.
+/// Its 600 batches are an epoch of 469 and a part of the next.
 fn gang(name: &str) -> Value {
     let near = json!({
         "topologyKey": "kubernetes.io/hostname",
@@ -22,7 +23,7 @@ fn gang(name: &str) -> Value {
             "minCheckpointPeriod": { "batches": 100 },
             "searcher": {
                 "metric": "validation_accuracy", "smallerIsBetter": false,
-                "maxLength": { "epochs": 2 }, "single": {},
+                "maxLength": { "batches": 600 }, "single": {},
             },
             "resources": { "slotsPerTrial": 4, "slotsPerPod": 1 },
             "pod": { "affinity": { "podAntiAffinity": {
@@ -55,9 +56,13 @@ fn gangs_survive_node_loss_bit_identical() {
     assert_eq!(nodes_of(cluster, "calm").len(), 2);
     cluster.apply(&gang("hit").to_string()).unwrap();
     wait_for_checkpoints(cluster, "hit-0", 2);
-    cluster.kill_node(2).unwrap();
+    let killed = KilledNode::new(cluster, 2);
+    // Two waits: until the operator replaces the gang, and until the new gang has trained.
+    wait_for(PATIENCE, cluster, "trial", "hit-0", "has a second attempt", |status| {
+        status["attempts"].as_array().map_or(0, Vec::len) > 1
+    });
     let hit = ended(cluster, "hit");
-    cluster.restart_node(2).unwrap();
+    drop(killed);
     assert_eq!(hit["status"]["phase"], "Completed", "{}", state(cluster));
     let trial = get(cluster, "trial", "hit-0");
     let attempts = trial["status"]["attempts"].as_array().unwrap();

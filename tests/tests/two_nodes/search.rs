@@ -17,7 +17,7 @@ use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 use stoker_test_cluster::{Cluster, wait_within};
 
-use super::{NAMESPACE, cluster, ended_within, get, mnist, state};
+use super::{KilledNode, NAMESPACE, cluster, ended_within, get, mnist, state};
 use occupancy::Occupancy;
 
 const GPUS_PER_NODE: usize = 2;
@@ -128,9 +128,9 @@ fn disturb(cluster: &Cluster, name: &str) {
     });
     wait_for_results(cluster, name, 4);
     println!("search: node 2 stops for 30 s");
-    cluster.kill_node(2).unwrap();
+    let killed = KilledNode::new(cluster, 2);
     std::thread::sleep(Duration::from_secs(30));
-    cluster.restart_node(2).unwrap();
+    drop(killed);
     wait_for_results(cluster, name, 6);
     let (deleted, _) = trials(cluster, name).pop_first().unwrap();
     println!("search: {name}-{deleted} is deleted");

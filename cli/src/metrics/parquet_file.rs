@@ -22,7 +22,7 @@ const SCHEMA: &str = "message metrics {
     required double value;
 }";
 
-/// Number of values in memory until a row group is written: about 20 MB.
+/// Number of values in memory until a row group is written.
 const GROUP_VALUES: usize = 1 << 17;
 
 /// A Parquet file with one row per value, written to `W` as a stream.

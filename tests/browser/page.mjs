@@ -14,6 +14,8 @@ export const WIDE = { width: 1440, height: 1100 };
 export const NARROW = { width: 390, height: 844 };
 // Limit of one wait. It is far longer than any event takes.
 const PATIENCE = 60_000;
+// Limit for loading a page that changes of the network interrupt. More than one in a row is rare.
+const LOADS_MAX = 5;
 
 const server = new URL(input.url).origin;
 export const namespace = input.namespace ?? 'default';
@@ -35,7 +37,14 @@ export function equal(actual, expected, what) {
 function watch(page) {
   const faults = [];
   const add = (text) => faults.push(`${page.url()}: ${text}`);
+  page.networkChanges = 0;
   page.on('console', (message) => {
+    // Chromium ends its requests when an interface of this machine comes or goes, such as one of
+    // the test cluster. `visit` loads the page again, and open pages reconnect and load their data.
+    if (message.text().includes('ERR_NETWORK_CHANGED')) {
+      page.networkChanges += 1;
+      return;
+    }
     if (['error', 'warning'].includes(message.type())) add(`console: ${message.text()}`);
   });
   page.on('pageerror', (error) => add(`script: ${error}`));
@@ -72,7 +81,7 @@ export async function browse(test, options = {}) {
       const page = watch(await context.newPage());
       pages.push(page);
       // The token of the URL moves into a cookie.
-      await page.goto(url);
+      await load(page, url);
       if (path) await visit(page, path);
       return page;
     };
@@ -125,12 +134,28 @@ function answers() {
 
 /** Opens a path and waits until the scripts of the page have started. */
 export async function visit(page, path) {
-  const response = await page.goto(address(path));
+  const response = await load(page, address(path));
   check(response.status() === 200, `${path} has status ${response.status()}`);
   await scripts(page);
 }
 
-/** Clicks on a link or button, and waits until the page that it opens is loaded. */
+/** Loads a page, and again if an interface of this machine changed meanwhile. */
+async function load(page, url) {
+  for (let loads = 0; loads < LOADS_MAX; loads += 1) {
+    const before = page.networkChanges;
+    const response = await page.goto(url).catch((error) => {
+      if (!error.message.includes('ERR_NETWORK_CHANGED')) throw error;
+      page.networkChanges += 1;
+    });
+    if (page.networkChanges === before) return response;
+  }
+  throw new Error(`the network changed during ${LOADS_MAX} loads of ${url}`);
+}
+
+/**
+ * Clicks on a link or button, and waits until the page that it opens is loaded. A change of the
+ * network in this moment fails the test.
+ */
 export const follow = (page, locator) =>
   Promise.all([page.waitForNavigation({ waitUntil: 'load' }), locator.click()]);
 

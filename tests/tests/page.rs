@@ -37,9 +37,10 @@ struct Server {
 }
 
 impl Server {
-    fn start(root: &Path, port: &str) -> Self {
+    fn start(root: &Path, port: &str, more: &[&str]) -> Self {
         let mut process = stoker(["ui", "--output", "json", "--port", port, "--root"])
             .arg(root)
+            .args(more)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -124,8 +125,13 @@ impl Page {
     }
 
     /// Runs a script in `tests/browser`, and executes the commands that it prints.
-    fn check(mut self, script: &str) {
-        let server = Server::start(self.root.path(), "0");
+    fn check(self, script: &str) {
+        self.check_with(script, &[]);
+    }
+
+    /// Same as [`check`](Self::check), with more options of `stoker ui`.
+    fn check_with(mut self, script: &str, more: &[&str]) {
+        let server = Server::start(self.root.path(), "0", more);
         let port = server.port();
         self.input["url"] = server.url.as_str().into();
         self.input["root"] = self.root.path().to_str().into();
@@ -136,7 +142,7 @@ impl Page {
                 server = None;
                 "stopped".to_owned()
             }
-            "start" => server.insert(Server::start(self.root.path(), &port)).url.clone(),
+            "start" => server.insert(Server::start(self.root.path(), &port, more)).url.clone(),
             other => panic!("the script printed {other:?}"),
         });
     }
@@ -277,7 +283,7 @@ fn add_metrics(folder: &Path, names_of_metrics: &[&str]) {
 fn page_shows_the_first_experiment() {
     let Some(tools) = tools() else { return };
     let root = tempfile::tempdir().unwrap();
-    let server = Server::start(root.path(), "0");
+    let server = Server::start(root.path(), "0", &[]);
     let input = json!({ "url": server.url });
     tools.run(&Browser::wait(), "first.mjs", &input, |command| {
         assert_eq!(command, "start");
@@ -288,12 +294,11 @@ fn page_shows_the_first_experiment() {
     });
 }
 
-#[test]
-fn page_follows_a_running_search() {
-    let Some(tools) = tools() else { return };
+/// Returns the page of a search that trains one short trial after the other, for as long as the
+/// browser needs.
+fn of_running_search(tools: Tools) -> Page {
     let mut page = Page::new(tools);
     page.browser = Some(Browser::wait());
-    // One trial ends after the other, for as long as the browser needs.
     let sets = ["searcher.maxLength.epochs=300", "searcher.random.maxTrials=5000"];
     let sets = sets.into_iter().chain(["searcher.random.maxConcurrentTrials=1"]);
     let process = stoker(["run", "--output", "json", "--root"])
@@ -313,5 +318,19 @@ fn page_follows_a_running_search() {
     };
     wait_until("the second trial starts", has_trial).unwrap_or_else(|error| panic!("{error}"));
     page.input = json!({"id": page.id("iris-random")});
-    page.check("live.mjs");
+    page
+}
+
+#[test]
+fn page_follows_a_running_search() {
+    if let Some(tools) = tools() {
+        of_running_search(tools).check("live.mjs");
+    }
+}
+
+#[test]
+fn page_steers_a_local_run() {
+    if let Some(tools) = tools() {
+        of_running_search(tools).check_with("actions.mjs", &["--allow-actions"]);
+    }
 }

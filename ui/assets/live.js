@@ -7,6 +7,7 @@ import { store } from './data.js';
 import { state } from './state.js';
 
 const SILENCE = 10000;
+const RETRY = 3000;
 const url = document.body.dataset.live;
 
 let stream = null;
@@ -41,7 +42,7 @@ function open() {
     // EventSource connects again by itself, except after an HTTP error.
     if (stream?.readyState === EventSource.CLOSED) {
       close();
-      setTimeout(open, 3000);
+      setTimeout(open, RETRY);
     }
   });
 }
@@ -137,10 +138,13 @@ async function replaceParts() {
     if (!response.ok) return;
     page = new DOMParser().parseFromString(await response.text(), 'text/html');
   } catch {
+    // The server does not report the same change again.
+    setTimeout(changed, RETRY);
     return;
   }
-  if (document.querySelector('[data-live-reload]') && !page.querySelector('[data-live-reload]')) {
-    // The first experiment: table and filters are new.
+  const isEmpty = (of) => Boolean(of.querySelector('[data-live-reload]'));
+  if (isEmpty(document) !== isEmpty(page)) {
+    // The first experiment has come, or the last one is deleted: the page has other parts.
     location.reload();
     return;
   }

@@ -16,6 +16,7 @@ pub(crate) mod trial;
 use stoker_api::condition::Condition;
 use stoker_engine::experiment::explain::Decision;
 
+use crate::live::Version;
 use crate::site::Site;
 use crate::state;
 use crate::store::Run;
@@ -31,9 +32,10 @@ pub(crate) fn frame(site: &Site, run: &Run, view: &'static str, title: &str) -> 
         view,
         base: run.base(),
         metric: run.experiment.spec.searcher.metric.clone(),
-        live: run
-            .is_live()
-            .then(|| format!("/live?e={}/{}", text::query(&run.namespace), run.id())),
+        live: run.is_live().then(|| {
+            let version = Version::of_one(run.version);
+            format!("/live?e={}/{}&v={version}", text::query(&run.namespace), run.id())
+        }),
         place: site.place.clone(),
         crumbs: vec![
             crumb("Experiments", "/experiments".to_owned()),

@@ -1,6 +1,11 @@
 //! Live updates: one stream of server-sent events per page.
+//!
+//! The address of a stream contains the version that the page shows, and each change has its
+//! version as ID, which browsers send when they reconnect. So a page also receives changes that
+//! were made before the stream was open.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +33,29 @@ pub(crate) enum Shown {
     Job(String, String),
 }
 
+/// Number of the latest change of what a page shows, and how many records there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Version(pub(crate) u64, pub(crate) usize);
+
+impl Version {
+    /// Returns the version of a page about one run or job.
+    pub(crate) fn of_one(number: u64) -> Self {
+        Self(number, 1)
+    }
+
+    /// Parses the text of [`Display`](fmt::Display).
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (number, records) = text.split_once('.')?;
+        Some(Self(number.parse().ok()?, records.parse().ok()?))
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{}", self.0, self.1)
+    }
+}
+
 /// State of a stream.
 struct Live {
     viewer: Arc<Viewer>,
@@ -37,27 +65,30 @@ struct Live {
     changes: tokio::sync::watch::Receiver<u64>,
     heartbeat: tokio::time::Interval,
     metrics: tokio::time::Interval,
-    last_version: (u64, usize),
+    last_version: Version,
     last_change: Instant,
 }
 
-/// Returns the events of what a page shows.
+/// Returns the events of what a page shows since `version`, or since now.
 pub(crate) fn events(
     viewer: Arc<Viewer>,
     of: Shown,
+    version: Option<Version>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let mut live = Live {
         changes: viewer.visible.changes(),
         heartbeat: interval(HEARTBEAT),
         metrics: interval(METRICS),
-        last_version: (0, 0),
+        last_version: Version(0, 0),
         last_change: Instant::now(),
         visible: viewer.visible.clone(),
         viewer,
         of,
     };
     live.metrics.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    live.last_version = live.version();
+    live.last_version = version.unwrap_or_else(|| live.version());
+    // Compare the versions once, without waiting for a change.
+    live.changes.mark_changed();
     Sse::new(stream::unfold(live, |mut live| async move {
         // The stream ends with the session.
         let event = live.next().await?;
@@ -66,10 +97,10 @@ pub(crate) fn events(
 }
 
 impl Live {
-    /// Returns the number of the latest change of what is shown.
-    fn version(&self) -> (u64, usize) {
+    /// Returns the version of what is shown.
+    fn version(&self) -> Version {
         let visible = &self.visible;
-        let one = |version: Option<u64>| version.map_or((0, 0), |version| (version, 1));
+        let one = |number: Option<u64>| number.map_or(Version(0, 0), Version::of_one);
         match &self.of {
             Shown::All => visible.version(),
             Shown::Run(namespace, id) => one(visible.run(namespace, id).map(|run| run.version)),
@@ -108,7 +139,8 @@ impl Live {
                         self.last_version = version;
                         self.last_change = Instant::now();
                         let data = json!({ "version": version.0 }).to_string();
-                        return Some(Event::default().event("change").data(data));
+                        let event = Event::default().event("change").id(version.to_string());
+                        return Some(event.data(data));
                     }
                 }
             }

@@ -12,6 +12,7 @@ use crate::build::experiments::ListQuery;
 use crate::build::table::TableQuery;
 use crate::build::{compare, experiment, experiments, order, rungs, trial};
 use crate::curves::{self, CurvesQuery};
+use crate::live::Version;
 use crate::logs::{self, LogsQuery};
 use crate::respond::{
     csv, csv_of, curves_csv, data_or_error, html, json, message, objects, series_csv,
@@ -111,7 +112,11 @@ pub(crate) async fn compare_csv(Extension(viewer): App, RawQuery(query): RawQuer
     csv(&header, &rows)
 }
 
-pub(crate) async fn live_events(Extension(viewer): App, RawQuery(query): RawQuery) -> Response {
+pub(crate) async fn live_events(
+    Extension(viewer): App,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
     let of = |name: &str| {
         let value = values(query.as_deref(), name).into_iter().next()?;
         let (namespace, id) = value.split_once('/')?;
@@ -122,7 +127,11 @@ pub(crate) async fn live_events(Extension(viewer): App, RawQuery(query): RawQuer
         (None, Some((namespace, id))) => live::Shown::Job(namespace, id),
         (None, None) => live::Shown::All,
     };
-    live::events(viewer, shown).into_response()
+    // A browser that reconnects sends the last version that it received.
+    let received = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+    let received = received.and_then(Version::parse);
+    let of_page = || Version::parse(values(query.as_deref(), "v").first()?);
+    live::events(viewer, shown, received.or_else(of_page)).into_response()
 }
 
 pub(crate) async fn asset(Path(path): Path<String>, headers: HeaderMap) -> Response {

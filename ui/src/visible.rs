@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::job::Job;
+use crate::live::Version;
 use crate::store::{Changes, Run, Store, Unreadable};
 
 /// Namespaces of a store that the viewer may see.
@@ -111,10 +112,11 @@ impl Visible {
 
     /// Returns a number that differs after each change of what is shown: that of the latest change,
     /// and how many records there are.
-    pub(crate) fn version(&self) -> (u64, usize) {
+    pub(crate) fn version(&self) -> Version {
         let (runs, jobs) = (self.runs(), self.jobs());
         let versions = runs.iter().map(|run| run.version).chain(jobs.iter().map(|job| job.version));
-        (versions.max().unwrap_or(0), runs.len() + jobs.len() + self.unreadable().len())
+        let num_records = runs.len() + jobs.len() + self.unreadable().len();
+        Version(versions.max().unwrap_or(0), num_records)
     }
 
     /// Returns a receiver that wakes after changes, also of records that are not shown.

@@ -122,12 +122,30 @@ fn page_shows_what_the_record_contains() {
         assert_eq!(data["trials"]["state"][index], "Completed");
     }
     assert_eq!((&data["phase"], &data["isLive"]), (&json!("Completed"), &json!(false)));
+    check_first_change(&page);
     let csv = page.get(&format!("{base}/trials.csv"));
     assert_eq!(csv.lines().count(), 4, "{csv}");
     let (trial, name) = fixture.checkpoints().into_iter().next().unwrap();
     check_download(&page, &fixture, trial, &name);
     let log = page.get(&format!("{base}/trials/{trial}/logs.txt"));
     assert!(log.contains("attempt 0 trains"), "{log}");
+}
+
+/// Checks that a stream begins with a change if one was made since its page, and only then.
+fn check_first_change(page: &Page) {
+    let html = page.get("/experiments");
+    let (_, rest) = html.split_once("data-live=\"").unwrap();
+    let own = rest.split('"').next().unwrap().replace("&amp;", "&");
+    let is_event = |line: &String| line.starts_with("event: ");
+    let events = |path: &str, headers: &str| {
+        let lines = BufReader::new(stream_with(page, path, headers)).lines();
+        lines.map(Result::unwrap).filter(is_event)
+    };
+    let is_change = |event: String| event == "event: change";
+    // A heartbeat comes every five seconds.
+    assert!(events("/live?v=0.0", "").take(20).any(is_change));
+    assert!(events(&own, "Last-Event-ID: 0.0\r\n").take(20).any(is_change));
+    assert!(!events(&own, "").take(2).any(is_change), "{own}");
 }
 
 /// Checks that files of a manifest can be downloaded, and no others.
@@ -265,8 +283,13 @@ fn run_serves_its_page_while_it_lasts() {
 
 /// Opens a stream of events.
 fn stream(page: &Page, path: &str) -> TcpStream {
+    stream_with(page, path, "")
+}
+
+/// Same as [`stream`], with further headers.
+fn stream_with(page: &Page, path: &str, headers: &str) -> TcpStream {
     let mut stream = TcpStream::connect(&page.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\n{}\r\n", page.headers()).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\n{}{headers}\r\n", page.headers()).unwrap();
     stream
 }

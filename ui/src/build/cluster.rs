@@ -25,9 +25,11 @@ pub(crate) fn page(
     visible: &Visible,
     objects: Option<&ClusterObjects>,
 ) -> ClusterPage {
+    // Read first: a later change then only loads the page again.
+    let version = visible.version();
     let (runs, jobs) = (visible.runs(), visible.jobs());
     let mut frame = plain_frame(site, "cluster", "Slots · Stoker");
-    frame.live = Some("/live".to_owned());
+    frame.live = Some(format!("/live?v={version}"));
     let waiting = waiting(&runs, &jobs, text::now());
     let running = running(&runs);
     let (mut nodes, mut notes) = (Vec::new(), Vec::new());

@@ -63,6 +63,8 @@ impl Row for &Run {
 
 /// Returns the page.
 pub(crate) fn page(site: &Site, visible: &Visible, query: &ListQuery) -> ExperimentsPage {
+    // Read first: a later change then only loads the page again.
+    let version = visible.version();
     let all = visible.runs();
     let (mut runs, filter_error) = matching(&all, query);
     sort(&mut runs, query.sort.as_deref());
@@ -70,7 +72,7 @@ pub(crate) fn page(site: &Site, visible: &Visible, query: &ListQuery) -> Experim
     let shown = query.rows.unwrap_or(PAGE).max(1);
     let mut frame = plain_frame(site, "experiments", "Experiments · Stoker");
     // Experiments may start at any time.
-    frame.live = Some("/live".to_owned());
+    frame.live = Some(format!("/live?v={version}"));
     let unreadable = visible.unreadable();
     ExperimentsPage {
         frame,

@@ -8,6 +8,7 @@ use super::experiment::yaml;
 use super::jobs::{badge, num_failed, percent, rejected, rows, stage};
 use super::{condition, plain_frame};
 use crate::job::Job;
+use crate::live::Version;
 use crate::site::Site;
 use crate::state::{self, COMPLETED, PENDING, QUEUED, RUNNING};
 use crate::text;
@@ -31,8 +32,10 @@ pub(crate) fn page(site: &Site, job: &Job, output: &Output) -> JobPage {
     let name = text::name(&job.name);
     let mut frame = plain_frame(site, "jobs", &format!("{name} · Stoker"));
     frame.base = job.base();
-    frame.live =
-        job.is_live().then(|| format!("/live?j={}/{}", text::query(&job.namespace), job.id()));
+    frame.live = job.is_live().then(|| {
+        let version = Version::of_one(job.version);
+        format!("/live?j={}/{}&v={version}", text::query(&job.namespace), job.id())
+    });
     let crumb = |text: &str, href: &str| Crumb { text: text.to_owned(), href: href.to_owned() };
     frame.crumbs = vec![crumb("Jobs", "/jobs"), crumb(&text::name(&job.namespace), "")];
     let (manifest, manifest_note) = manifest(output);

@@ -25,9 +25,11 @@ fn sorted(visible: &Visible) -> Vec<Arc<Job>> {
 
 /// Returns the page with all jobs.
 pub(crate) fn page(site: &Site, visible: &Visible) -> JobsPage {
+    // Read first: a later change then only loads the page again.
+    let version = visible.version();
     let jobs = sorted(visible);
     let mut frame = plain_frame(site, "jobs", "Inference jobs · Stoker");
-    frame.live = Some("/live".to_owned());
+    frame.live = Some(format!("/live?v={version}"));
     let first_command = match site.is_cluster {
         true => "stoker job create job.yaml".to_owned(),
         false => with_arguments(site, "stoker job run job.yaml"),

@@ -110,8 +110,9 @@ enum Command {
     /// Start TensorBoard for an experiment or a trial
     ///
     /// Starts the installed program `tensorboard` on the loopback interface and prints its URL. It
-    /// shows scalars and histograms, and all trials by hyperparameters and metrics in the tab
-    /// HParams. Event files of a bucket are copied to a temporary directory every 15 seconds.
+    /// shows scalars, histograms, images and texts, and all trials by hyperparameters and metrics
+    /// in the tab HParams. Event files of a bucket are copied to a temporary directory every 15
+    /// seconds.
     #[command(after_help = commands::SOURCE_HELP)]
     Tensorboard(tensorboard::TensorboardArgs),
     /// Show the versions of this program and of Stoker in the cluster

@@ -7,7 +7,7 @@ use burn::tensor::activation::{leaky_relu, log_sigmoid};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use serde::Deserialize;
 use stoker_trainer::{
-    Context, Data, Fit, InvalidHyperparameters, Metrics, NextAction, Optimizers, Result,
+    Context, Data, Fit, Image, InvalidHyperparameters, Metrics, NextAction, Optimizers, Result,
     StepOutput, mix_seed,
 };
 
@@ -19,6 +19,8 @@ const PIXELS: usize = 28 * 28;
 const LATENT: usize = 64;
 /// Number of generated images in a validation.
 const VALIDATION_IMAGES: usize = 256;
+/// Number of them that TensorBoard shows, in rows of eight.
+const SHOWN_IMAGES: usize = 64;
 
 /// Hyperparameters. The library reads `global_batch_size`.
 #[derive(Clone, Debug, Deserialize)]
@@ -135,6 +137,7 @@ pub(crate) fn train(context: &Context) -> Result<()> {
     let model = Gan::new(hparams.hidden, context.device());
     let mut training = context.training(model, optimizers, fit)?;
     context.session().set_status("learns to draw");
+    training.text("model", format!("Two networks with **{}** hidden units each.", hparams.hidden));
     while let Some(action) = training.next()? {
         match action {
             NextAction::Train(batch) => {
@@ -149,11 +152,13 @@ pub(crate) fn train(context: &Context) -> Result<()> {
             }
             NextAction::Validate => {
                 let generated = training.model().valid().generate(fixed_noise(&device));
+                let shown = values(generated.clone().narrow(0, 0, SHOWN_IMAGES));
                 let mean = values(mean_picture(generated));
                 let square = |(a, b): (&f32, &f32)| f64::from(a - b).powi(2);
                 let distance: f64 = mean.iter().zip(&real_mean).map(square).sum();
                 let mut metrics = Metrics::default();
                 metrics.add_one("mean_distance", distance.sqrt(), 1.0);
+                training.image("generated", Image::grid([SHOWN_IMAGES, 1, 28, 28], &shown, 8)?);
                 training.validated(&metrics)?;
             }
         }

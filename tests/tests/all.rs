@@ -25,6 +25,7 @@ mod scenarios;
 mod skipped;
 mod standalone;
 mod stores;
+mod tensorboard;
 mod tutorial;
 mod two_nodes;
 mod units;

@@ -1,5 +1,4 @@
-//! Third-party software reads the results of a run: TensorBoard, pandas, Polars, DuckDB, an S3
-//! server.
+//! Third-party software reads the results of a run: pandas, Polars, DuckDB, an S3 server.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -16,52 +15,6 @@ pub(crate) fn tool(name: &str) -> std::path::PathBuf {
     let path = cache().join("tools/python-4/bin").join(name);
     assert!(path.exists(), "{} is missing; run scripts/fetch-tools", path.display());
     path
-}
-
-/// Compares the TensorBoard events of a trial with its metric rows, read by pandas.
-const READ: &str = r#"
-import glob, sys
-import pandas
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-trial = sys.argv[1]
-events = EventAccumulator(trial + "/tensorboard")
-events.Reload()
-tags = sorted(events.Tags()["scalars"])
-paths = sorted(glob.glob(trial + "/metrics/*.jsonl"))
-rows = pandas.concat(pandas.read_json(path, lines=True) for path in paths)
-training = rows[rows["group"] == "training"]
-tag = [tag for tag in tags if tag.startswith("training") and tag.endswith("loss")][0]
-series = events.Scalars(tag)
-last = training.sort_values("batches").iloc[-1]
-assert series[-1].step == last["batches"], (series[-1], last)
-tolerance = 1e-6 * max(1, abs(series[-1].value))
-assert abs(series[-1].value - last["metrics"]["loss"]) < tolerance, (series[-1], last)
-assert len(series) == len(training), (len(series), len(training))
-assert any(tag.startswith("validation") for tag in tags), tags
-count = events.Scalars("model/num_parameters")
-assert len(count) == 1 and count[0].value > 10, count
-histograms = set(events.Tags()["histograms"])
-assert histograms == {"hidden.bias", "hidden.weight", "output.bias", "output.weight"}, histograms
-for name in histograms:
-    for step in events.Histograms(name):
-        histogram = step.histogram_value
-        assert sum(histogram.bucket) == histogram.num > 0, (name, histogram)
-        assert histogram.min <= histogram.sum / histogram.num <= histogram.max, (name, histogram)
-        assert abs(histogram.bucket_limit[-1] - histogram.max) < 1e-9, (name, histogram)
-print(len(training), "rows agree")
-"#;
-
-#[test]
-fn tensorboard_and_pandas_read_the_metrics() {
-    if !has_data("iris") {
-        return;
-    }
-    let root = tempfile::tempdir().unwrap();
-    let output = run(&repository().join("examples/iris/const.yaml"), root.path(), &[]);
-    assert!(output.status.success(), "{}", describe_output(&output));
-    let trials = glob_trials(root.path());
-    let read = Command::new(tool("python")).args(["-c", READ]).arg(&trials[0]).output().unwrap();
-    assert!(read.status.success(), "{}", describe_output(&read));
 }
 
 /// Lines of docs/metrics.md that read all metrics of an experiment: from the CSV, from the files.
@@ -180,7 +133,7 @@ fn pandas_polars_and_duckdb_read_an_experiment() {
 }
 
 /// Returns the directories `NAMESPACE/EXPERIMENT/trials/INDEX` under a root, sorted.
-fn glob_trials(root: &Path) -> Vec<std::path::PathBuf> {
+pub(crate) fn glob_trials(root: &Path) -> Vec<std::path::PathBuf> {
     let mut trials = Vec::new();
     let folders = |path: &Path| -> Vec<_> {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();

@@ -91,6 +91,7 @@ pub use session::{
     CheckpointMetadata, ClusterInfo, Download, PreemptMode, Profiler, Session, Upload,
 };
 pub use step::{Metrics, Number, StepOutput};
+pub use tensorboard::Image;
 pub use train::{
     Fit, Fitted, NextAction, Standalone, Step, Training, Trial, init, main, main_with, run, run_in,
     run_trial, run_with,

@@ -13,8 +13,8 @@ use stoker_storage::{Storage, StorageError, layout};
 use tokio::runtime::Handle;
 
 use crate::session::VALIDATION;
-use crate::tensorboard;
 use crate::tensorboard::hparams::{self, SessionStatus};
+use crate::tensorboard::{self, Display};
 
 /// Maximum age of an event file before it is stored, for attempts that write little.
 const EVENT_FILE_AGE_MAX: Duration = Duration::from_secs(30);
@@ -30,6 +30,10 @@ pub struct MetricsWriter {
     events: SegmentWriter,
     /// Whether no row was written yet.
     is_new: bool,
+    /// Whether the event files lack the restart of this attempt.
+    is_restart_due: bool,
+    /// First step of this attempt; `None` for that of its first event.
+    first_step: Option<u64>,
     /// Configuration of the trial, for the records of TensorBoard's HParams plugin; `None` for
     /// other metrics than the trial's.
     session: Option<TrialConfig>,
@@ -80,6 +84,8 @@ impl MetricsWriter {
             rows: SegmentWriter::new(&rt, storage.clone(), rows),
             events: SegmentWriter::new(&rt, storage, events),
             is_new: true,
+            is_restart_due: attempt > 0,
+            first_step: None,
             session: None,
             is_undescribed: true,
         }
@@ -115,11 +121,8 @@ impl MetricsWriter {
         let mut line = serde_json::to_vec(&row).expect("all keys of a row are strings");
         line.push(b'\n');
         let is_queued = self.rows.append(line);
-        let mut event = vec![];
+        let mut event = self.restart(time, batches);
         let is_new = std::mem::take(&mut self.is_new);
-        if is_new && self.attempt > 0 {
-            event.extend(tensorboard::restart(time, batches));
-        }
         if let Some(session) = &self.session {
             if is_new {
                 event.extend(hparams::session_start(time, session));
@@ -135,9 +138,26 @@ impl MetricsWriter {
         if is_queued { Ok(()) } else { Err(self.rows.buffer_full_error()) }
     }
 
-    /// Queues a histogram of values at a batch, for the event files only.
-    pub(crate) fn histogram(&mut self, name: &str, batches: u64, values: &[f32]) {
-        self.events.append(tensorboard::histogram(now(), batches, name, values));
+    /// Queues a histogram, an image or a text at a batch, for the event files only.
+    pub(crate) fn display(&mut self, name: &str, batches: u64, display: &Display) {
+        let time = now();
+        let mut event = self.restart(time, batches);
+        event.extend(display.event(time, batches, name));
+        self.events.append(event);
+    }
+
+    /// Sets the first step of this attempt. Events of earlier attempts before it remain valid.
+    pub(crate) fn set_first_step(&mut self, step: u64) {
+        self.first_step = Some(step);
+    }
+
+    /// Returns the restart event before the first event of a later attempt, and nothing before
+    /// others. TensorBoard then discards all events that it has read, from the first step on.
+    fn restart(&mut self, time: f64, batches: u64) -> Vec<u8> {
+        match std::mem::take(&mut self.is_restart_due) {
+            true => tensorboard::restart(time, self.first_step.unwrap_or(batches)),
+            false => Vec::new(),
+        }
     }
 
     /// Queues the end of the trial, for the event files only.
@@ -193,6 +213,37 @@ mod tests {
             "door": {"url": "http://127.0.0.1:1", "tokenFile": "/nowhere"},
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn restart_precedes_all_events_of_an_attempt() {
+        let rt = tokio::runtime::Runtime::new().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let url = folder.path().to_str().unwrap().to_owned();
+        let storage = Storage::open(&url, None).unwrap();
+        let check = |attempt: u32, first_step: Option<u64>, expected: Option<u8>| {
+            let config = config(&url, attempt);
+            let mut writer = MetricsWriter::new(rt.handle().clone(), storage.clone(), &config);
+            if let Some(step) = first_step {
+                writer.set_first_step(step);
+            }
+            writer.display("shown", 20, &Display::Text("text".to_owned()));
+            writer.row("validation", 20, 0, &BTreeMap::from([("loss".to_owned(), 1.0)])).unwrap();
+            writer.flush().unwrap();
+            let of_attempt = |path: &String| path.contains(&format!("tfevents.{attempt:06}"));
+            let paths = rt.block_on(storage.list("t/tensorboard")).unwrap();
+            let path = paths.into_iter().find(of_attempt).unwrap();
+            let events = rt.block_on(storage.get(&path)).unwrap();
+            let find = |bytes: &[u8]| events.windows(bytes.len()).position(|part| part == bytes);
+            // The session log with the status START, after the step.
+            let restart = find(&[0x3a, 2, 8, 1]);
+            assert_eq!(restart.map(|begin| events[begin - 1]), expected);
+            assert!(restart < find(b"shown") && find(b"shown") < find(b"validation/loss"));
+        };
+        check(0, None, None);
+        check(1, None, Some(20));
+        // An image of the checkpoint's own batch must not discard the rows of this batch.
+        check(2, Some(21), Some(21));
     }
 
     /// Two attempts of one trial: the second resumes from batch 20 and overlaps the first.

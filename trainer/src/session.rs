@@ -9,6 +9,7 @@ use crate::callback::Logs;
 use crate::collective::{RankActivity, all_gather_json};
 use crate::context::Context;
 use crate::error::{Infrastructure, Interrupted};
+use crate::tensorboard::{Display, Image};
 use crate::train::{SEARCH_POLL_INTERVAL, Timetable, UNANSWERED_REQUESTS_MAX};
 use crate::{Error, Result};
 
@@ -158,6 +159,17 @@ impl Session<'_> {
         self.context.distributed().progress.record_batches(batches);
         let metrics = metrics.into_iter().map(|(name, value)| (name.into(), value));
         self.context.io().report_metrics(group, batches, metrics)
+    }
+
+    /// Writes an image after `batches` global batches to TensorBoard. Only rank 0 writes it.
+    pub fn report_image(&self, name: &str, batches: u64, image: Image) {
+        self.context.io().display(name, batches, &Display::Image(image));
+    }
+
+    /// Writes a text in Markdown after `batches` global batches to TensorBoard. Only rank 0 writes
+    /// it.
+    pub fn report_text(&self, name: &str, batches: u64, text: impl Into<String>) {
+        self.context.io().display(name, batches, &Display::Text(text.into()));
     }
 
     /// Reports how many global batches are trained, out of those that [`length`](Self::length)

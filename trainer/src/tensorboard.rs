@@ -4,8 +4,48 @@
 //! bytes, masked CRC-32C of the bytes, all little-endian. The bytes are a protocol buffer `Event`.
 
 pub(crate) mod hparams;
+mod image;
 
 use std::collections::BTreeMap;
+
+pub use self::image::Image;
+
+/// Something that is shown in TensorBoard only.
+#[derive(Clone, Debug)]
+pub(crate) enum Display {
+    Histogram(Vec<f32>),
+    Image(Image),
+    /// Markdown.
+    Text(String),
+}
+
+impl Display {
+    /// Returns an event with this name at one step.
+    pub(crate) fn event(&self, time: f64, step: u64, name: &str) -> Vec<u8> {
+        match self {
+            Self::Histogram(values) => histogram(time, step, name, values),
+            Self::Image(image) => summary(time, step, name, 4, &image.message().0, None),
+            Self::Text(text) => {
+                // A tensor of one string, which the metadata describe as a text.
+                let mut tensor = Message::default();
+                tensor.varint(1, DT_STRING);
+                tensor.bytes(2, &[]);
+                tensor.bytes(8, text.as_bytes());
+                let mut plugin = Message::default();
+                plugin.bytes(1, b"text");
+                let mut metadata = Message::default();
+                metadata.bytes(1, &plugin.0);
+                metadata.varint(4, DATA_CLASS_TENSOR);
+                summary(time, step, name, 8, &tensor.0, Some(&metadata.0))
+            }
+        }
+    }
+}
+
+/// `DataType::DT_STRING` in TensorFlow's types.proto.
+const DT_STRING: u64 = 7;
+/// `DataClass::DATA_CLASS_TENSOR` in TensorBoard's summary.proto.
+const DATA_CLASS_TENSOR: u64 = 2;
 
 /// Returns the first record of an event file.
 pub(crate) fn header(time: f64) -> Vec<u8> {
@@ -51,7 +91,7 @@ pub(crate) fn scalars(
 const BINS: usize = 64;
 
 /// Returns a histogram of the finite values at one step, with bins of equal width.
-pub(crate) fn histogram(time: f64, step: u64, name: &str, values: &[f32]) -> Vec<u8> {
+fn histogram(time: f64, step: u64, name: &str, values: &[f32]) -> Vec<u8> {
     let finite = || values.iter().map(|value| f64::from(*value)).filter(|value| value.is_finite());
     let (min, max) = finite().fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), value| {
         (min.min(value), max.max(value))
@@ -75,9 +115,24 @@ pub(crate) fn histogram(time: f64, step: u64, name: &str, values: &[f32]) -> Vec
         histo.bytes(6, &limits);
         histo.bytes(7, &counts);
     }
+    summary(time, step, name, 5, &histo.0, None)
+}
+
+/// Returns an event with one `Summary.Value`, whose `field` has the content.
+fn summary(
+    time: f64,
+    step: u64,
+    name: &str,
+    field: u64,
+    content: &[u8],
+    metadata: Option<&[u8]>,
+) -> Vec<u8> {
     let mut value = Message::default();
     value.bytes(1, name.as_bytes());
-    value.bytes(5, &histo.0);
+    value.bytes(field, content);
+    if let Some(metadata) = metadata {
+        value.bytes(9, metadata);
+    }
     let mut summary = Message::default();
     summary.bytes(1, &value.0);
     let mut event = Message::default();

@@ -1,6 +1,7 @@
 //! Requests from callbacks to the training loop.
 
 use super::Logs;
+use crate::tensorboard::{Display, Image};
 
 /// Requests from callbacks to the training loop, which applies them after each hook.
 #[derive(Debug, Default)]
@@ -8,7 +9,7 @@ pub struct Control {
     pub(crate) stop: Option<String>,
     pub(crate) scale: Option<f64>,
     pub(crate) rows: Vec<(String, Logs)>,
-    pub(crate) histograms: Vec<(String, Vec<f32>)>,
+    pub(crate) displays: Vec<(String, Display)>,
     pub(crate) keeps_weights: bool,
     pub(crate) batches: u64,
     pub(crate) learning_rate_scale: f64,
@@ -48,7 +49,19 @@ impl Control {
 
     /// Writes a histogram of these values at this batch to TensorBoard.
     pub fn histogram(&mut self, name: &str, values: Vec<f32>) {
-        self.histograms.push((name.into(), values));
+        self.displays.push((name.into(), Display::Histogram(values)));
+    }
+
+    /// Writes an image at this batch to TensorBoard. The image is lost if the storage is
+    /// unavailable for too long.
+    pub fn image(&mut self, name: &str, image: Image) {
+        self.displays.push((name.into(), Display::Image(image)));
+    }
+
+    /// Writes a text in Markdown at this batch to TensorBoard. The text is lost if the storage is
+    /// unavailable for too long.
+    pub fn text(&mut self, name: &str, text: impl Into<String>) {
+        self.displays.push((name.into(), Display::Text(text.into())));
     }
 
     /// Keeps a copy of the model's current weights and buffers, and replaces any earlier copy.

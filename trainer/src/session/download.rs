@@ -170,7 +170,7 @@ impl Session<'_> {
                 io.restore_unsent(manifest.unsent.clone());
             }
         }
-        io.restored = resumed_from.clone();
+        io.record_resume(resumed_from.clone(), batches);
         io.post_at(batches, ReportEvent::Started { resumed_from, batches_total, refused });
         Ok(chosen.map(|(wanted, _)| wanted))
     }

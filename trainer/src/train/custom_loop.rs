@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::data::Loader;
 use crate::optim::{GradientSum, Optimizers, Selection};
 use crate::step::{Metrics, StepOutput};
+use crate::tensorboard::{Display, Image};
 use crate::{Result, precision};
 
 /// A training with a custom loop: the program decides what happens between two calls of
@@ -302,6 +303,16 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Writes an image at this batch to TensorBoard. Only rank 0 writes it.
+    pub fn image(&self, name: &str, image: Image) {
+        self.run.io().display(name, self.batches(), &Display::Image(image));
+    }
+
+    /// Writes a text in Markdown at this batch to TensorBoard. Only rank 0 writes it.
+    pub fn text(&self, name: &str, text: impl Into<String>) {
+        self.run.io().display(name, self.batches(), &Display::Text(text.into()));
     }
 
     /// Waits until everything is stored and returns the trained model.

@@ -81,8 +81,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             }
             self.io().row(&group, batches, epoch, &metrics)?;
         }
-        for (name, values) in std::mem::take(&mut self.control.histograms) {
-            self.io().histogram(&name, batches, &values);
+        for (name, display) in std::mem::take(&mut self.control.displays) {
+            self.io().display(&name, batches, &display);
         }
         if let Some(scale) = self.control.scale.take() {
             if !scale.is_finite() || scale < 0.0 {

@@ -10,15 +10,25 @@ use tokio::runtime::Handle;
 use super::TrialIo;
 use crate::Result;
 use crate::checkpoint::{CheckpointStore, ContentsFn, SaveRequest, SavedCheckpoint};
+use crate::tensorboard::Display;
 use crate::tensorboard::hparams::SessionStatus;
 
 impl TrialIo {
-    /// Writes a histogram for TensorBoard.
-    pub(crate) fn histogram(&mut self, name: &str, batches: u64, values: &[f32]) {
+    /// Writes a histogram, an image or a text for TensorBoard.
+    pub(crate) fn display(&mut self, name: &str, batches: u64, display: &Display) {
         let batches = self.base + batches;
         if let Some(files) = self.writable_files() {
-            files.metrics.histogram(name, batches, values);
+            files.metrics.display(name, batches, display);
         }
+    }
+
+    /// Records the checkpoint from which this process resumes, or that it starts from nothing.
+    pub(crate) fn record_resume(&mut self, name: Option<String>, batches: u64) {
+        let first_step = if name.is_some() { batches + 1 } else { 0 };
+        if let Some(files) = self.writable_files() {
+            files.metrics.set_first_step(first_step);
+        }
+        self.restored = name;
     }
 
     /// Starts a save. Blocks only while an earlier save is in progress.

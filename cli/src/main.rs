@@ -13,6 +13,7 @@ mod job;
 mod json;
 mod list;
 mod metrics;
+mod mlflow;
 mod preview;
 mod print;
 mod reopen;
@@ -115,6 +116,13 @@ enum Command {
     /// seconds.
     #[command(after_help = commands::SOURCE_HELP)]
     Tensorboard(tensorboard::TensorboardArgs),
+    /// Copy hyperparameters and metrics of an experiment or a trial to an MLflow tracking server
+    ///
+    /// Each trial becomes a run. Run the command again to add later values: a trial that has ended
+    /// and is completely copied is not copied again. Credentials come from MLFLOW_TRACKING_TOKEN,
+    /// or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+    #[command(after_help = commands::SOURCE_HELP)]
+    Mlflow(mlflow::MlflowArgs),
     /// Show the versions of this program and of Stoker in the cluster
     Version(Options),
     /// Print a shell completion script, for example `source <(stoker completions bash)`
@@ -147,6 +155,7 @@ fn main() -> ExitCode {
         Command::Job(command) => job::job(command, output),
         Command::Ui(args) => ui::serve(args, output),
         Command::Tensorboard(args) => tensorboard::run(args, output),
+        Command::Mlflow(args) => mlflow::run(args, output),
         Command::Version(options) => commands::block_on(async {
             version::version(options, output).await;
             Ok(0)

@@ -12,7 +12,6 @@ use std::path::Path;
 
 use stoker_api::experiment::ReopenedTrials;
 use stoker_api::trial::Trial;
-use stoker_engine::trial::TrialRecord;
 
 pub(crate) use self::delete::{delete, delete_record, delete_run, mark_deleted};
 pub(crate) use self::follow::StoredFollower;
@@ -29,7 +28,7 @@ use crate::failure::Failure;
 use crate::json;
 use crate::list::experiments::Listed;
 use crate::list::{self, List};
-use crate::metrics::{MetricsFiles, TrialFiles};
+use crate::metrics::MetricsFiles;
 use crate::print::{self, Format, Output};
 use crate::reopen;
 use crate::run_root::RunRoot;
@@ -116,21 +115,7 @@ pub(crate) async fn metrics_files(
     name: &str,
     index: Option<u32>,
 ) -> Result<MetricsFiles, Failure> {
-    let run = RecordedRun::open(root, name).await?;
-    let name = match index {
-        Some(index) => format!("trial {} of {}", run.trial(index)?.spec.index, run.id()),
-        None => format!("experiment {}", run.id()),
-    };
-    let trials = run.trials.iter().filter(|(number, _)| index.is_none_or(|of| of == **number));
-    let files = |(number, trial): (&u32, &TrialRecord)| {
-        TrialFiles::new(*number, run.paths.trial(*number), &trial.status.attempts)
-    };
-    Ok(MetricsFiles {
-        name,
-        storage: run.storage()?,
-        trials: trials.map(files).collect(),
-        searcher: run.experiment.spec.searcher.clone(),
-    })
+    RecordedRun::open(root, name).await?.metrics_files(index)
 }
 
 /// Lists the checkpoints of a run or of one trial.

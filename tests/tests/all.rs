@@ -16,6 +16,7 @@ mod language;
 mod learner;
 mod links;
 mod local_run;
+mod mlflow;
 mod page;
 mod promotion;
 mod proxy;

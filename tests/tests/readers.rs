@@ -12,7 +12,7 @@ use crate::local_run::run;
 /// Returns the path of a tool that scripts/fetch-tools installs: Python with the readers, or the S3
 /// server.
 pub(crate) fn tool(name: &str) -> std::path::PathBuf {
-    let path = cache().join("tools/python-4/bin").join(name);
+    let path = cache().join("tools/python-5/bin").join(name);
     assert!(path.exists(), "{} is missing; run scripts/fetch-tools", path.display());
     path
 }

@@ -35,7 +35,8 @@ pub(crate) async fn experiment(
     metrics::print_experiment(&files, args).await.map_err(|error| with_remedy(error, &experiment))
 }
 
-fn files(
+/// Returns the metrics files of these trials, which `name` describes in messages.
+pub(crate) fn files(
     name: String,
     experiment: &Experiment,
     trials: &[Trial],
@@ -54,7 +55,8 @@ fn files(
     })
 }
 
-fn with_remedy(error: Failure, experiment: &Experiment) -> Failure {
+/// Adds a remedy to an error of the storage.
+pub(crate) fn with_remedy(error: Failure, experiment: &Experiment) -> Failure {
     match error {
         Failure::Storage(error) => storage::failure(error, &storage::of(experiment)),
         other => other,

@@ -69,6 +69,13 @@ pub(crate) struct MetricsFiles {
     pub(crate) searcher: Searcher,
 }
 
+impl MetricsFiles {
+    /// Returns the URL of a trial's files.
+    pub(crate) fn location(&self, trial: &TrialFiles) -> String {
+        format!("{}/{}", self.storage.url().trim_end_matches('/'), trial.path)
+    }
+}
+
 /// Files with the metrics of one trial.
 #[derive(Debug)]
 pub(crate) struct TrialFiles {
@@ -87,6 +94,11 @@ impl TrialFiles {
             Some((attempt.number, batches))
         };
         Self { index, path, resumed: attempts.iter().filter_map(batches).collect() }
+    }
+
+    /// Returns the index of the trial.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
     }
 }
 
@@ -172,7 +184,7 @@ fn not_written(error: ParquetError) -> Failure {
 }
 
 /// Reads the rows of a trial. Returns them with the trial's index.
-async fn read(
+pub(crate) async fn read(
     reader: &Reader<'_>,
     trial: &TrialFiles,
     all_attempts: bool,

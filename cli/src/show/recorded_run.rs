@@ -14,6 +14,7 @@ use crate::cluster::text;
 use crate::commands::names::TrialRef;
 use crate::explain::Explained;
 use crate::failure::Failure;
+use crate::metrics::{MetricsFiles, TrialFiles};
 use crate::print;
 use crate::run::record::{RecordDir, is_locked, trial_object};
 use crate::run::{MetricRanking, RunPaths, setup};
@@ -172,6 +173,24 @@ impl RecordedRun {
         }
         let endpoint = self.experiment.spec.checkpoint_storage.endpoint.as_deref();
         Ok(Storage::open(&self.paths.root, endpoint)?)
+    }
+
+    /// Returns the metrics files of all trials, or of one trial.
+    pub(crate) fn metrics_files(&self, index: Option<u32>) -> Result<MetricsFiles, Failure> {
+        let name = match index {
+            Some(index) => format!("trial {} of {}", self.trial(index)?.spec.index, self.id()),
+            None => format!("experiment {}", self.id()),
+        };
+        let trials = self.trials.iter().filter(|(number, _)| index.is_none_or(|of| of == **number));
+        let files = |(number, trial): (&u32, &TrialRecord)| {
+            TrialFiles::new(*number, self.paths.trial(*number), &trial.status.attempts)
+        };
+        Ok(MetricsFiles {
+            name,
+            storage: self.storage()?,
+            trials: trials.map(files).collect(),
+            searcher: self.experiment.spec.searcher.clone(),
+        })
     }
 
     /// Returns the trial with this index.

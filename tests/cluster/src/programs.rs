@@ -63,7 +63,7 @@ pub(crate) fn control_plane(name: &str) -> Result<PathBuf, Error> {
 
 /// Returns the path of the S3 server, which scripts/fetch-tools installs.
 pub(crate) fn weed() -> Result<PathBuf, Error> {
-    let path = cache()?.join("tools/python-4/bin/weed");
+    let path = cache()?.join("tools/python-5/bin/weed");
     if path.exists() {
         return Ok(path);
     }

@@ -161,6 +161,9 @@ fn max_plane(geometry: &Geometry, x: &[f32], output: &mut [f32], indices: &mut [
     });
 }
 
+/// Number of windows of pairs that one step compares.
+const LANES: usize = 4;
+
 /// Same as [`max_plane`], for windows of 2 by 2 values that neither overlap nor reach the padding.
 #[inline(always)]
 fn max_plane_of_pairs(geometry: &Geometry, x: &[f32], output: &mut [f32], indices: &mut [u32]) {
@@ -168,20 +171,56 @@ fn max_plane_of_pairs(geometry: &Geometry, x: &[f32], output: &mut [f32], indice
     let outputs = output.chunks_exact_mut(num_windows).zip(indices.chunks_exact_mut(num_windows));
     for (row, ((output, indices), rows)) in outputs.zip(x.chunks_exact(2 * width)).enumerate() {
         let (top, bottom) = rows.split_at(width);
-        let pairs = top.chunks_exact(2).zip(bottom.chunks_exact(2));
-        let windows = output.iter_mut().zip(indices).zip(pairs);
-        for (window, ((output, index), (top, bottom))) in windows.enumerate() {
-            let start = (2 * (row * width + window)) as u32;
-            let below = start + width as u32;
-            let values = [(top[1], start + 1), (bottom[0], below), (bottom[1], below + 1)];
-            (*output, *index) = (top[0], start);
-            for (value, position) in values {
-                let is_better = value > *output || value.is_nan();
-                *output = if is_better { value } else { *output };
-                *index = if is_better { position } else { *index };
+        let start = 2 * row * width;
+        if num_windows < LANES {
+            for window in 0..num_windows {
+                let pair = 2 * window..2 * window + 2;
+                let begin = start + pair.start;
+                let (best, index) =
+                    max_of_pairs::<1>(&top[pair.clone()], &bottom[pair], begin, width);
+                (output[window], indices[window]) = (best[0], index[0]);
             }
+            continue;
+        }
+        for window in (0..num_windows).step_by(LANES) {
+            // The last windows overlap earlier ones.
+            let window = window.min(num_windows - LANES);
+            let (values, windows) = (2 * window..2 * (window + LANES), window..window + LANES);
+            let begin = start + values.start;
+            let (best, index) =
+                max_of_pairs::<LANES>(&top[values.clone()], &bottom[values], begin, width);
+            output[windows.clone()].copy_from_slice(&best);
+            indices[windows].copy_from_slice(&index);
         }
     }
+}
+
+/// Returns the maximum of each window and its index. The first value of `top` has the index
+/// `start`, and that of `bottom` is `width` further.
+///
+/// Which value is larger cannot be predicted, so branches would be slow. The compiler only selects
+/// floating-point numbers without a branch if there are several.
+#[inline(always)]
+fn max_of_pairs<const NUM: usize>(
+    top: &[f32],
+    bottom: &[f32],
+    start: usize,
+    width: usize,
+) -> ([f32; NUM], [u32; NUM]) {
+    let (top, bottom) = (&top[..2 * NUM], &bottom[..2 * NUM]);
+    let mut best: [f32; NUM] = std::array::from_fn(|lane| top[2 * lane]);
+    let mut indices: [u32; NUM] = std::array::from_fn(|lane| (start + 2 * lane) as u32);
+    let others = [(top, 1, 1), (bottom, 0, width), (bottom, 1, width + 1)];
+    for (row, column, offset) in others {
+        for lane in 0..NUM {
+            let value = row[2 * lane + column];
+            let is_better = (value > best[lane]) | value.is_nan();
+            best[lane] = if is_better { value } else { best[lane] };
+            let index = (start + offset + 2 * lane) as u32;
+            indices[lane] = if is_better { index } else { indices[lane] };
+        }
+    }
+    (best, indices)
 }
 
 #[inline(always)]
@@ -191,7 +230,8 @@ fn max_row(x: &[f32], start: usize, stride: usize, best: &mut [f32], best_index:
     for index in 0..best.len() {
         let value = x[index * stride];
         let is_first = best_index[index] == NO_INDEX;
-        let is_better = value > best[index] || value.is_nan() || is_first;
+        // Without `||`, which branches: which value is larger cannot be predicted.
+        let is_better = (value > best[index]) | value.is_nan() | is_first;
         best[index] = if is_better { value } else { best[index] };
         let position = (start + index * stride) as u32;
         best_index[index] = if is_better { position } else { best_index[index] };
@@ -348,9 +388,10 @@ mod tests {
     /// Input shape, kernel, stride, padding and dilation.
     type Row = ([usize; 4], [usize; 2], [usize; 2], [usize; 2], [usize; 2]);
 
-    const ROWS: [Row; 7] = [
+    const ROWS: [Row; 8] = [
         ([2, 3, 6, 8], [2, 2], [2, 2], [0, 0], [1, 1]),
         ([2, 3, 7, 5], [2, 2], [2, 2], [0, 0], [1, 1]),
+        ([1, 2, 4, 14], [2, 2], [2, 2], [0, 0], [1, 1]),
         ([1, 2, 5, 9], [3, 3], [1, 1], [1, 1], [1, 1]),
         ([1, 1, 6, 7], [3, 2], [2, 3], [1, 0], [1, 1]),
         ([11, 1, 4, 4], [1, 1], [1, 1], [0, 0], [1, 1]),
@@ -369,6 +410,27 @@ mod tests {
         Pool::Average { count_include_pad: true },
         Pool::Average { count_include_pad: false },
     ];
+
+    #[test]
+    fn pairs_agree_with_other_windows() {
+        // Ties, NaN and infinities, in rows with and without a rest of windows.
+        const VALUES: [f32; 8] =
+            [0.0, -0.0, 1.0, 1.0, -1.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        for width in (2..24).step_by(2) {
+            let geometry =
+                Geometry::new([1, 1, 40, width], [2, 2], [2, 2], [1, 1], [(0, 0); 2]).unwrap();
+            assert!(geometry.is_pairs());
+            let value = |index: usize| VALUES[index.wrapping_mul(2_654_435_761) >> 9 & 7];
+            let x: Vec<f32> = (0..40 * width).map(value).collect();
+            let pool = |pool: fn(&Geometry, &[f32], &mut [f32], &mut [u32])| {
+                let mut output = vec![f32::NEG_INFINITY; geometry.plane_out()];
+                let mut indices = vec![NO_INDEX; output.len()];
+                pool(&geometry, &x, &mut output, &mut indices);
+                (output.into_iter().map(f32::to_bits).collect::<Vec<_>>(), indices)
+            };
+            assert_eq!(pool(max_plane_of_pairs), pool(max_plane), "{width}");
+        }
+    }
 
     fn max_options((_, kernel, stride, padding, dilation): &Row) -> MaxPoolOptions<2> {
         let options = MaxPoolOptions::new(*kernel).with_stride(*stride).with_padding(*padding);

@@ -26,7 +26,6 @@ use self::client::{Client, RunRef};
 use self::entries::{ENTRIES_MAX, PARAMS_MAX, TAG_EXPORTED};
 use crate::cluster::connect::Cluster;
 use crate::cluster::{experiment as experiments, metrics as cluster_metrics, storage, text};
-use crate::commands::names::TrialRef;
 use crate::commands::{SourceArgs, block_on};
 use crate::failure::Failure;
 use crate::metrics::{self, MetricsFiles, TrialFiles};
@@ -104,18 +103,14 @@ async fn recorded(args: &MlflowArgs) -> Result<Source, Failure> {
 
 async fn on_cluster(args: &MlflowArgs) -> Result<Source, Failure> {
     let cluster = Cluster::connect(&args.source.cluster).await?;
-    let (experiment, trials): (Experiment, Vec<Trial>) =
-        match (cluster.experiment(&args.name).await, TrialRef::split(&args.name)) {
-            (Ok(experiment), _) => {
-                let trials = experiments::trials(&cluster, &experiment).await?;
-                (experiment, trials.into_iter().map(|(trial, _)| trial).collect())
-            }
-            (Err(_), Some(trial)) => {
-                let trial = cluster.trial(&trial.to_string()).await?;
-                (cluster.experiment(&trial.spec.experiment).await?, vec![trial])
-            }
-            (Err(error), None) => return Err(error),
-        };
+    let (experiment, trial) = experiments::experiment_or_trial(&cluster, &args.name).await?;
+    let trials: Vec<Trial> = match trial {
+        Some(trial) => vec![trial],
+        None => {
+            let trials = experiments::trials(&cluster, &experiment).await?;
+            trials.into_iter().map(|(trial, _)| trial).collect()
+        }
+    };
     let files = cluster_metrics::files(args.name.clone(), &experiment, &trials, &args.storage)?;
     let trials = trials.into_iter().map(|trial| (trial.spec.index, trial)).collect();
     Ok(Source { experiment, trials, files })

@@ -13,15 +13,13 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use stoker_api::experiment::Experiment;
 use stoker_storage::{Storage, layout};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 
 use self::copy::EventFiles;
 use crate::cluster::connect::Cluster;
-use crate::cluster::storage;
-use crate::commands::names::TrialRef;
+use crate::cluster::{experiment, storage};
 use crate::commands::{SourceArgs, block_on};
 use crate::failure::Failure;
 use crate::print::{self, Output};
@@ -88,19 +86,12 @@ async fn recorded(args: &TensorboardArgs) -> Result<Source, Failure> {
 
 async fn on_cluster(args: &TensorboardArgs) -> Result<Source, Failure> {
     let cluster = Cluster::connect(&args.source.cluster).await?;
-    let source = |experiment: &Experiment, trial| {
-        let storage = args.storage.open(&storage::of(experiment))?;
-        Ok(Source { storage, path: storage::experiment_path(experiment), trial })
-    };
-    match (cluster.experiment(&args.name).await, TrialRef::split(&args.name)) {
-        (Ok(experiment), _) => source(&experiment, None),
-        (Err(_), Some(trial)) => {
-            let trial = cluster.trial(&trial.to_string()).await?;
-            let experiment = cluster.experiment(&trial.spec.experiment).await?;
-            source(&experiment, Some(trial.spec.index))
-        }
-        (Err(error), None) => Err(error),
-    }
+    let (found, trial) = experiment::experiment_or_trial(&cluster, &args.name).await?;
+    Ok(Source {
+        storage: args.storage.open(&storage::of(&found))?,
+        path: storage::experiment_path(&found),
+        trial: trial.map(|trial| trial.spec.index),
+    })
 }
 
 async fn serve(args: &TensorboardArgs, source: &Source, output: Output) -> Result<u8, Failure> {

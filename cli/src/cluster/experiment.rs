@@ -11,6 +11,7 @@ use stoker_engine::trial::TrialRecord;
 use super::connect::Cluster;
 use super::resource::ClusterResource;
 use super::{events, storage, text};
+use crate::commands::names::TrialRef;
 use crate::describe::{self, Description, desired};
 use crate::explain::Explained;
 use crate::failure::Failure;
@@ -46,6 +47,21 @@ fn phase(experiment: &Experiment) -> String {
     match is_invalid && !status.phase.is_terminal() {
         true => "Invalid".to_owned(),
         false => format!("{:?}", status.phase),
+    }
+}
+
+/// Reads the experiment with this name, or the trial with this name and its experiment.
+pub(crate) async fn experiment_or_trial(
+    cluster: &Cluster,
+    name: &str,
+) -> Result<(Experiment, Option<Trial>), Failure> {
+    match (cluster.experiment(name).await, TrialRef::split(name)) {
+        (Ok(experiment), _) => Ok((experiment, None)),
+        (Err(_), Some(trial)) => {
+            let trial = cluster.trial(&trial.to_string()).await?;
+            Ok((cluster.experiment(&trial.spec.experiment).await?, Some(trial)))
+        }
+        (Err(error), None) => Err(error),
     }
 }
 

@@ -266,8 +266,8 @@ impl Client {
             };
             let status = response.status();
             let text = response.text().await.map_err(|error| self.unreachable(&error))?;
-            let is_busy =
-                matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+            let is_busy = status == StatusCode::TOO_MANY_REQUESTS
+                || (status == StatusCode::SERVICE_UNAVAILABLE && !url.path().ends_with(CREATE_RUN));
             if is_busy && let Some(wait) = waits.next() {
                 tokio::time::sleep(*wait).await;
                 continue;
@@ -374,6 +374,7 @@ fn parse(field: &str, uri: &str) -> Result<(Url, Option<Credentials>), Failure> 
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::TcpListener;
+    use std::thread::JoinHandle;
 
     use super::*;
 
@@ -431,12 +432,14 @@ mod tests {
         assert!(!error.to_string().contains("s3cret"), "{error}");
     }
 
-    #[test]
-    fn busy_servers_are_asked_again() {
+    const BUSY: (&str, &str) = ("503 Service Unavailable", "");
+
+    /// Starts a server that gives these responses, each with a status and a body, and then ends.
+    fn serve(responses: &'static [(&str, &str)]) -> (Client, JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server = std::thread::spawn(move || {
-            for (status, body) in [("503 Service Unavailable", ""), ("200 OK", "{}")] {
+            for (status, body) in responses {
                 let (mut stream, _) = listener.accept().unwrap();
                 let mut request = Vec::new();
                 while !request.ends_with(b"}") {
@@ -450,9 +453,26 @@ mod tests {
                 write!(stream, "{head}content-length: {length}\r\n\r\n{body}").unwrap();
             }
         });
-        let client = client(Some(&url), &[]).unwrap();
+        (client(Some(&url), &[]).unwrap(), server)
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(client.update("7", &json!({ "status": "RUNNING" }))).unwrap();
+        runtime.block_on(future)
+    }
+
+    #[test]
+    fn busy_servers_are_asked_again() {
+        let (client, server) = serve(&[BUSY, ("200 OK", "{}")]);
+        block_on(client.update("7", &json!({ "status": "RUNNING" }))).unwrap();
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn busy_servers_create_no_second_run() {
+        let (client, server) = serve(&[BUSY]);
+        let error = block_on(client.create_run(&json!({ "run_name": "a-1" }))).unwrap_err();
+        assert!(error.to_string().contains("refused run a-1 with 503"), "{error}");
         server.join().unwrap();
     }
 

@@ -6,6 +6,41 @@ use stoker_api::names::ENV_DEVICE;
 use crate::Result;
 use crate::error::Infrastructure;
 
+#[cfg(feature = "cuda")]
+mod driver;
+
+/// Minimum version of CUDA that the driver must support. `cudarc` binds to this version: see its
+/// feature in the workspace's `Cargo.toml`.
+#[cfg(any(test, feature = "cuda"))]
+const DRIVER_MIN: DriverVersion = DriverVersion(12_080);
+
+/// A version of CUDA in its own encoding: 12080 is 12.8.
+#[cfg(any(test, feature = "cuda"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct DriverVersion(i32);
+
+#[cfg(any(test, feature = "cuda"))]
+impl std::fmt::Display for DriverVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+#[cfg(any(test, feature = "cuda"))]
+impl DriverVersion {
+    /// Fails if the driver is too old for this build.
+    fn check(self) -> Result<()> {
+        if self >= DRIVER_MIN {
+            return Ok(());
+        }
+        Err(Infrastructure(format!(
+            "the NVIDIA driver of this node supports CUDA {self}, but must support {DRIVER_MIN} or \
+             later; install driver 570 or later, or set {ENV_DEVICE}=cpu to train on CPUs"
+        ))
+        .into())
+    }
+}
+
 /// Device of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct RankDevice {
@@ -21,10 +56,15 @@ impl RankDevice {
     ///
     /// # Errors
     ///
-    /// Fails if this rank has no GPU, or if `STOKER_DEVICE` is neither `cpu` nor `cuda`.
+    /// Fails if this rank has no GPU, its driver is too old, or `STOKER_DEVICE` is neither `cpu`
+    /// nor `cuda`.
     pub(crate) fn for_local_rank(local_rank: usize) -> Result<Self> {
         let requested = std::env::var(ENV_DEVICE).ok().filter(|value| !value.is_empty());
         let gpu = select_gpu(requested.as_deref(), local_rank, num_gpus())?;
+        #[cfg(feature = "cuda")]
+        if gpu.is_some() {
+            driver::version()?.check()?;
+        }
         Ok(Self { device: gpu.map_or_else(host, cuda).autodiff(), gpu })
     }
 }
@@ -130,6 +170,15 @@ fn num_gpus() -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn old_drivers_are_refused_with_their_version() {
+        DriverVersion(12_080).check().unwrap();
+        DriverVersion(13_000).check().unwrap();
+        let error = DriverVersion(12_040).check().unwrap_err().to_string();
+        assert!(error.contains("supports CUDA 12.4, but must support 12.8"), "{error}");
+        assert!(error.contains("driver 570") && error.contains("STOKER_DEVICE=cpu"), "{error}");
+    }
 
     #[test]
     fn workers_share_the_gpus_of_a_machine() {

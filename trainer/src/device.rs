@@ -59,6 +59,8 @@ impl RankDevice {
     /// Fails if this rank has no GPU, its driver is too old, or `STOKER_DEVICE` is neither `cpu`
     /// nor `cuda`.
     pub(crate) fn for_local_rank(local_rank: usize) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        cache_kernels();
         let requested = std::env::var(ENV_DEVICE).ok().filter(|value| !value.is_empty());
         let gpu = select_gpu(requested.as_deref(), local_rank, num_gpus())?;
         #[cfg(feature = "cuda")]
@@ -145,6 +147,22 @@ pub(crate) fn prefer_host() -> Result<()> {
         return Err(Infrastructure(text).into());
     }
     Ok(())
+}
+
+/// Makes burn keep compiled kernels and the results of tuning in `cubecl`, in the user's cache
+/// directory, for the next process on this machine. Otherwise, the location would depend on the
+/// working directory. A file `cubecl.toml` with another location has priority.
+#[cfg(feature = "cuda")]
+fn cache_kernels() {
+    use cubecl_runtime::config::cache::CacheConfig;
+    use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig as _};
+
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    if matches!(config.environment.path, CacheConfig::Target) {
+        config.environment.path = CacheConfig::Global;
+    }
+    // False if the program has set or used a configuration before, which then remains.
+    let _ = CubeClRuntimeConfig::try_set(config);
 }
 
 #[cfg(feature = "cuda")]

@@ -13,6 +13,10 @@ use crate::Result;
 use crate::collective::{Collective, all_gather_json};
 use crate::precision::to_single;
 
+mod unread;
+
+pub(crate) use unread::UnreadMetrics;
+
 /// A number on the host or on the device.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives for one step")]
@@ -46,6 +50,22 @@ impl Number {
         match self {
             Self::Host(value) => value,
             Self::Device(tensor) => tensor.into_scalar::<f64>(),
+        }
+    }
+
+    fn tensor(&self) -> Option<&Tensor<1>> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(tensor) => Some(tensor),
+        }
+    }
+
+    /// Takes the number out of the graph of the backward pass.
+    fn detach(&mut self) {
+        if let Self::Device(tensor) = self
+            && tensor.device().is_autodiff()
+        {
+            *tensor = tensor.clone().inner();
         }
     }
 }
@@ -205,6 +225,7 @@ impl StepOutput {
     /// Runs the backward pass. If this batch is `whole`, that is, all that the step learns from,
     /// the gradients are of the mean loss and need no division afterwards.
     pub(crate) fn backward<M: Module>(self, model: &M, whole: bool) -> Backward {
+        let metrics = UnreadMetrics::new(self.metrics);
         let mut count = self.count.read();
         let mut scale = if self.is_mean { count } else { 1.0 };
         let is_whole = whole && count > 0.0;
@@ -222,12 +243,12 @@ impl StepOutput {
             #[cfg(feature = "learner")]
             GradientSource::Gradients(gradients) => gradients.unwrap_or_default(),
         };
-        Backward { gradients, scale, count, metrics: Metrics::read(self.metrics) }
+        Backward { gradients, scale, count, metrics }
     }
 
     /// Discards the loss and returns the metrics.
     pub fn into_metrics(self) -> Metrics {
-        Metrics::read(self.metrics)
+        UnreadMetrics::new(self.metrics).read()
     }
 }
 
@@ -243,7 +264,7 @@ pub(crate) struct Backward {
     /// Factor that turns the gradients into those of the sum over samples.
     pub(crate) scale: f64,
     pub(crate) count: f64,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: UnreadMetrics,
 }
 
 /// Sums and counts by metric name, in `f64`.
@@ -268,12 +289,6 @@ impl From<Metrics> for BTreeMap<String, [u64; 2]> {
 }
 
 impl Metrics {
-    fn read(metrics: Vec<(String, Number, Number)>) -> Self {
-        let read =
-            |(name, sum, count): (String, Number, Number)| (name, (sum.read(), count.read()));
-        Self(metrics.into_iter().map(read).collect())
-    }
-
     /// Adds the sums and counts of another batch or rank.
     pub fn add(&mut self, other: &Self) {
         for (name, (sum, count)) in &other.0 {

@@ -9,7 +9,7 @@ use burn::tensor::TensorData;
 use super::Selection;
 use crate::Result;
 use crate::collective::Collective;
-use crate::step::{Backward, Metrics, StepOutput};
+use crate::step::{Backward, StepOutput, UnreadMetrics};
 
 mod all_reduce;
 mod parameters;
@@ -38,7 +38,7 @@ impl GradientSum {
         model: &M,
         output: Option<StepOutput>,
         whole: bool,
-    ) -> Metrics {
+    ) -> UnreadMetrics {
         self.add_selected(model, &Selection::default(), output, whole)
     }
 
@@ -49,8 +49,8 @@ impl GradientSum {
         selection: &Selection,
         output: Option<StepOutput>,
         whole: bool,
-    ) -> Metrics {
-        let Some(output) = output else { return Metrics::default() };
+    ) -> UnreadMetrics {
+        let Some(output) = output else { return UnreadMetrics::default() };
         let Backward { mut gradients, scale, count, metrics } = output.backward(model, whole);
         let Self { gradients: sum, num_gradients, .. } = self;
         for_each_parameter(model, &mut |index, param| {

@@ -354,7 +354,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let (optimizers, rates) = (&mut self.optimizers, &mut self.rates);
         let rates = rates.get_or_insert_with(|| optimizers.next_rates());
         self.model.replace(|model| optimizers.step_at(rates, model, gradients))?;
-        Ok(metrics)
+        Ok(metrics.read())
     }
 
     /// Ends the steps of this batch.

@@ -18,7 +18,7 @@ use super::run::Run;
 use crate::Result;
 use crate::collective::{Collective, all_gather_json};
 use crate::optim::GradientSum;
-use crate::step::Metrics;
+use crate::step::{Metrics, UnreadMetrics};
 
 /// Number of names that are kept although the current step may not have them. A program that
 /// changes its names in each step would otherwise collect them.
@@ -72,7 +72,8 @@ impl MetricNames {
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// All-reduces the metrics of a step, and the gradients if there are any. Stop requests travel
-    /// with them, so that all ranks see them at the same point of the program.
+    /// with them, so that all ranks see them at the same point of the program. With one rank,
+    /// returns its metrics unread.
     ///
     /// # Errors
     ///
@@ -80,13 +81,14 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     pub(super) fn exchange_step(
         &mut self,
         position: &str,
-        local: Metrics,
+        local: UnreadMetrics,
         gradients: Option<GradientSum>,
-    ) -> Result<(Metrics, Option<GradientSum>)> {
+    ) -> Result<(UnreadMetrics, Option<GradientSum>)> {
         let (context, ranks) = (self.context, self.context.distributed().collective());
         if ranks.size() == 1 {
             return Ok((local, gradients));
         }
+        let local = local.read();
         let mut head = self.head(position, &local);
         let gradients = match gradients {
             Some(sum) => {
@@ -108,7 +110,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let mut stop_state = [0.0; STOP_NUMBERS];
         stop_state.copy_from_slice(&head[1..NEW_NAMES]);
         self.stop_state = StopState::from_sums(stop_state);
-        Ok((self.metric_names.read_sums(&head[NEW_NAMES + 1..]), gradients))
+        Ok((self.metric_names.read_sums(&head[NEW_NAMES + 1..]).into(), gradients))
     }
 
     /// Returns this rank's numbers, except the counts of its gradients.

@@ -214,7 +214,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             let gradients = self.optimizers.normalize(&*self.model, sum, ranks.collective())?;
             self.model.replace(|model| self.optimizers.step(model, gradients))?;
         }
-        self.end_batch(&metrics)
+        // After the step is queued: a GPU computes it while this thread waits for the metrics.
+        self.end_batch(&metrics.read())
     }
 
     /// Counts a trained batch. `metrics` are over all ranks.

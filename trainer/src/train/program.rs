@@ -55,6 +55,8 @@ pub struct Standalone {
     pub checkpoint_period: Option<Length>,
     /// Batches between rows of training metrics (default: 100).
     pub scheduling_unit: u64,
+    /// Half precision of steps and validations (default: none).
+    pub mixed_precision: MixedPrecision,
     /// Whether to print nothing.
     pub quiet: bool,
 }
@@ -71,6 +73,7 @@ impl Default for Standalone {
             save_trial_best: 1,
             checkpoint_period: None,
             scheduling_unit: 100,
+            mixed_precision: MixedPrecision::None,
             quiet: false,
         }
     }
@@ -131,7 +134,7 @@ impl Standalone {
             aggregation_frequency: 1,
             average_aggregated_gradients: true,
             gradient_compression: GradientCompression::None,
-            mixed_precision: MixedPrecision::None,
+            mixed_precision: self.mixed_precision,
             storage: StorageConfig {
                 url: url.unwrap_or_default(),
                 endpoint: None,

@@ -1,7 +1,7 @@
 //! Arguments and environment of a program without a runner.
 
 use serde_json::{Value, json};
-use stoker_api::experiment::{Length, Unit};
+use stoker_api::experiment::{Length, MixedPrecision, Unit};
 
 use super::Standalone;
 use crate::Result;
@@ -23,7 +23,8 @@ Options for training without a runner:
   --save-batches N       saves every N batches instead of after each epoch
   --save-trial-latest N  retains the N latest checkpoints (default: 1)
   --save-trial-best N    retains the N best checkpoints by validation_loss (default: 1)
-  --row-batches N        batches between rows of training metrics (default: 100)";
+  --row-batches N        batches between rows of training metrics (default: 100)
+  --mixed-precision KIND none or bf16: half precision of steps and validations (default: none)";
 
 /// Returns the options set in the environment.
 pub(crate) fn from_environment() -> Result<Standalone> {
@@ -56,7 +57,7 @@ pub(super) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Optio
     Ok(Some(standalone))
 }
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "--hparams",
     "--hparam",
     "--data",
@@ -70,6 +71,7 @@ const NAMES: [&str; 13] = [
     "--save-trial-latest",
     "--save-trial-best",
     "--row-batches",
+    "--mixed-precision",
 ];
 
 fn set(standalone: &mut Standalone, name: &str, value: &str) -> Result<()> {
@@ -98,6 +100,7 @@ fn set(standalone: &mut Standalone, name: &str, value: &str) -> Result<()> {
             latest => standalone.save_trial_latest = latest,
         },
         "--save-trial-best" => standalone.save_trial_best = number(name, value)?,
+        "--mixed-precision" => standalone.mixed_precision = mixed_precision(name, value)?,
         _ => standalone.scheduling_unit = number::<u64>(name, value)?.max(1),
     }
     Ok(())
@@ -121,6 +124,14 @@ fn length(name: &str, text: &str, unit: Unit) -> Result<Length> {
     match number(name, text)? {
         0 => Err(format!("{name} must be at least 1").into()),
         units => Ok(Length::new(unit, units)),
+    }
+}
+
+fn mixed_precision(name: &str, text: &str) -> Result<MixedPrecision> {
+    match text {
+        "none" => Ok(MixedPrecision::None),
+        "bf16" => Ok(MixedPrecision::Bf16),
+        _ => Err(format!("{name} must be none or bf16, not {text}").into()),
     }
 }
 
@@ -151,8 +162,11 @@ mod tests {
         check("--folder a/b", Standalone { folder: Some("a/b".into()), ..none.clone() });
         check(
             "--save-trial-latest 3 --save-trial-best=0",
-            Standalone { save_trial_latest: 3, save_trial_best: 0, ..none },
+            Standalone { save_trial_latest: 3, save_trial_best: 0, ..none.clone() },
         );
+        let bf16 = Standalone { mixed_precision: MixedPrecision::Bf16, ..none.clone() };
+        check("--mixed-precision bf16", bf16);
+        check("--mixed-precision=none", none);
         assert_eq!(of("--epochs 1 --help").unwrap(), None);
     }
 
@@ -165,6 +179,7 @@ mod tests {
         check("--epochs", "--epochs needs a value");
         check("--epochs 0", "--epochs must be at least 1");
         check("--save-trial-latest 0", "--save-trial-latest must be at least 1");
+        check("--mixed-precision f16", "--mixed-precision must be none or bf16, not f16");
         check("--seed x", "--seed must be a non-negative integer, not x");
         check("--hparams 1", "--hparams must be a JSON object, not 1");
         check("--hparam a", "--hparam a must be NAME=VALUE");

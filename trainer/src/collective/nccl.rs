@@ -27,7 +27,7 @@ use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 
 use super::group::{DeviceAllReduce, Group};
 use super::handshake::check_interrupt;
-use super::nccl_check::{check_versions, nccl_unavailable};
+use super::nccl_check::{check_versions, nccl_failed, nccl_unavailable};
 use super::{Collective as _, all_gather_json};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};
@@ -101,9 +101,9 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
             // Some ranks did not join, so do not wait for them when the communicator ends.
             joined.ok().iter_mut().for_each(Communicator::mark_failed);
             check_interrupt(stop)?;
-            return Err(nccl_unavailable(&format!("rank {rank}: {why}")));
+            return Err(nccl_failed(&format!("rank {rank}: {why}")));
         }
-        (None, Err(why)) => return Err(nccl_unavailable(&why)),
+        (None, Err(why)) => return Err(nccl_failed(&why)),
     }
     Ok(())
 }

@@ -34,11 +34,30 @@ pub(super) fn nccl_unavailable(why: &str) -> crate::Error {
     .into()
 }
 
+/// Builds the error for ranks that have NCCL, which could not connect them. `why` names the rank
+/// and NCCL's reason.
+pub(super) fn nccl_failed(why: &str) -> crate::Error {
+    Infrastructure(format!(
+        "NCCL cannot connect the ranks: {why}; set NCCL_DEBUG=WARN for details, or \
+         {ENV_DEVICE}=cpu to train on CPUs"
+    ))
+    .into()
+}
+
 #[cfg(test)]
 mod tests {
     use stoker_api::contract::ExitCode;
 
     use super::*;
+
+    #[test]
+    fn refusals_of_nccl_do_not_ask_to_install_it() {
+        let error = nccl_failed("rank 0: Duplicate GPU detected");
+        let text = error.to_string();
+        assert!(text.contains("rank 0: Duplicate GPU") && text.contains("NCCL_DEBUG=WARN"));
+        assert!(!text.contains("install"), "{text}");
+        assert_eq!(crate::error::exit_code(&*error), ExitCode::Infrastructure);
+    }
 
     #[test]
     fn gpu_gangs_require_the_same_nccl() {

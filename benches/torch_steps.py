@@ -1,9 +1,10 @@
 """A side of `stoker-bench trainer`: training steps in PyTorch with the models of src/models.rs.
 
-    torch_steps.py MODEL THREADS [VARIANT]
+    torch_steps.py MODEL THREADS [VARIANT [DEVICE [PRECISION]]]
 
-The variant is eager (the default), compile or channels-last. The model `product` measures matrix
-products instead: each line of stdin has their sizes, and the response the largest rate.
+The variant is eager (the default), compile or channels-last, the device cpu (the default) or cuda,
+the precision f32 (the default), tf32 or bf16. The model `product` measures matrix products instead:
+each line of stdin has their sizes, and the response the largest rate.
 If torchrun's variables are set, the process is one of several ranks that use DDP over gloo.
 The program reads a number of steps from each line of stdin, trains them on one fixed batch, and
 responds with their times and losses.
@@ -20,7 +21,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-VOCABULARY, SEQUENCE, WIDTH, HEADS = 65, 64, 128, 4
+VOCABULARY = 65
+# Width, heads, layers, sequence and batch.
+GPT_SIZES = {"gpt": (128, 4, 2, 64, 16), "gpt768": (768, 12, 12, 256, 16)}
 
 
 def mlp():
@@ -40,49 +43,56 @@ def cnn():
 
 
 class Layer(nn.Module):
-    def __init__(self):
+    def __init__(self, width, heads):
         super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attention, self.projection = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        samples, length, _ = x.shape
-        parts = self.attention(self.norm_1(x)).split(WIDTH, dim=2)
+        samples, length, width = x.shape
+        parts = self.attention(self.norm_1(x)).split(width, dim=2)
         query, key, value = (
-            part.view(samples, length, HEADS, -1).transpose(1, 2) for part in parts
+            part.view(samples, length, self.heads, -1).transpose(1, 2) for part in parts
         )
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(attended.transpose(1, 2).reshape(samples, length, WIDTH))
+        x = x + self.projection(attended.transpose(1, 2).reshape(samples, length, width))
         return x + self.outer(F.gelu(self.inner(self.norm_2(x))))
 
 
 class Gpt(nn.Module):
-    def __init__(self):
+    def __init__(self, width, heads, layers, sequence):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
-        self.layers = nn.Sequential(Layer(), Layer())
-        self.norm, self.output = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(sequence, width)
+        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
+        self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens):
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.tokens(tokens) + self.positions(positions)
         return self.output(self.norm(self.layers(x))).flatten(0, 1)
 
 
-def gpt():
-    tokens = torch.randint(VOCABULARY, (2, 16, SEQUENCE))
-    return Gpt(), tokens[0], tokens[1].flatten()
+def gpt(name):
+    width, heads, layers, sequence, batch = GPT_SIZES[name]
+    tokens = torch.randint(VOCABULARY, (2, batch, sequence))
+    return Gpt(width, heads, layers, sequence), tokens[0], tokens[1].flatten()
 
 
-def product():
+def product(device, dtype):
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     for line in sys.stdin:
         best = 0.0
         for n in map(int, line.split(",")):
-            left, out = torch.randn(n, n), torch.empty(n, n)
+            left = torch.randn(n, n, device=device, dtype=dtype)
+            out = torch.empty_like(left)
             torch.mm(left, left, out=out)
             for _ in range(20):
+                wait()
                 begin = time.perf_counter_ns()
                 torch.mm(left, left, out=out)
+                wait()
                 best = max(best, 2 * n**3 / (time.perf_counter_ns() - begin))
         print(json.dumps({"gflops": best}), flush=True)
 
@@ -90,10 +100,15 @@ def product():
 def main():
     torch.set_num_threads(int(sys.argv[2]))
     torch.manual_seed(0)
+    defaults = ["eager", "cpu", "f32"]
+    variant, device, precision = sys.argv[3:] + defaults[len(sys.argv[3:]) :]
+    # By default, PyTorch uses TF32 for convolutions but not for matrix products.
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     if sys.argv[1] == "product":
-        return product()
-    variant = (sys.argv[3:] or ["eager"])[0]
-    model, inputs, labels = {"mlp": mlp, "cnn": cnn, "gpt": gpt}[sys.argv[1]]()
+        return product(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+    model, inputs, labels = {"mlp": mlp, "cnn": cnn}.get(sys.argv[1], lambda: gpt(sys.argv[1]))()
+    model, inputs, labels = model.to(device), inputs.to(device), labels.to(device)
     follows = False
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group("gloo")
@@ -104,11 +119,12 @@ def main():
         inputs = inputs.to(memory_format=torch.channels_last)
 
     def loss_of(inputs, labels):
-        return F.cross_entropy(model(inputs), labels)
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+            return F.cross_entropy(model(inputs), labels)
 
     if variant == "compile":
         loss_of = torch.compile(loss_of)
-    # `fused` is PyTorch's fastest SGD on a CPU.
+    # `fused` is PyTorch's fastest SGD.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(json.dumps({"parameters": parameters}), flush=True)

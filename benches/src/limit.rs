@@ -5,16 +5,20 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use burn::nn::LinearConfig;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 use serde::{Deserialize, Serialize};
+use stoker_api::names::ENV_DEVICE;
 use stoker_kernels::{Activation, LinearExt};
-use stoker_trainer::Result;
+use stoker_trainer::{Result, Standalone};
 
 use crate::protocol::{self, Side};
+use crate::training::Precision;
 
-/// Sizes of the square matrices.
-const SIZES: &str = "256,384,512,768,1024";
+/// Sizes of the square matrices on a CPU.
+const CPU_SIZES: &str = "256,384,512,768,1024";
+/// Sizes of the square matrices on a GPU.
+const GPU_SIZES: &str = "2048,4096,8192";
 /// Number of times that each product is timed in a turn.
 const REPEATS: usize = 20;
 
@@ -22,36 +26,70 @@ const REPEATS: usize = 20;
 #[derive(Debug, Deserialize, Serialize)]
 struct Rate {
     gflops: f64,
+    /// Error of a product relative to its exact result, both as norms.
+    #[serde(default)]
+    error: Option<f64>,
 }
 
 /// Measures the products of burn and of the fused operators for each line of sizes from stdin.
 ///
 /// # Errors
 ///
-/// A command is invalid.
-pub(crate) fn serve() -> Result<()> {
-    let device = Device::default();
+/// A command is invalid, or the device fails.
+pub(crate) fn serve(precision: Precision) -> Result<()> {
+    let standalone =
+        Standalone { quiet: true, mixed_precision: precision.mixed(), ..Standalone::default() };
+    let context = standalone.context()?;
+    let device = context.device().clone().without_autodiff();
     while let Some(sizes) = protocol::next_command()? {
         let mut gflops = 0.0f64;
         for size in sizes.split(',') {
             let n: usize = size.parse()?;
             let left = Tensor::<2>::random([n, n], Distribution::Normal(0.0, 1.0), &device);
+            let left = left.cast(context.dtype());
             let linear = LinearConfig::new(n, n).with_bias(false).init(&device);
-            let mut time = |product: &dyn Fn() -> Tensor<2>| {
+            let linear =
+                Linear { weight: linear.weight.map(|w| w.cast(context.dtype())), ..linear };
+            let mut time = |product: &dyn Fn() -> Tensor<2>| -> Result<()> {
                 black_box(product());
                 for _ in 0..REPEATS {
+                    device.sync().map_err(|error| error.to_string())?;
                     let begin = Instant::now();
                     black_box(product());
+                    device.sync().map_err(|error| error.to_string())?;
                     let nanoseconds = begin.elapsed().as_nanos() as f64;
                     gflops = gflops.max(2.0 * (n as f64).powi(3) / nanoseconds);
                 }
+                Ok(())
             };
-            time(&|| left.clone().matmul(left.clone()));
-            time(&|| linear.forward_fused(left.clone(), Activation::Identity));
+            time(&|| left.clone().matmul(left.clone()))?;
+            time(&|| linear.forward_fused(left.clone(), Activation::Identity))?;
         }
-        protocol::respond(&Rate { gflops })?;
+        let error = Some(product_error(&device, context.dtype()));
+        protocol::respond(&Rate { gflops, error })?;
     }
     Ok(())
+}
+
+/// Returns the relative error of a product of two 256 x 256 matrices of normal values.
+fn product_error(device: &Device, dtype: DType) -> f64 {
+    const N: usize = 256;
+    let random = || {
+        let values = Tensor::<2>::random([N, N], Distribution::Normal(0.0, 1.0), device);
+        values.cast(dtype)
+    };
+    let on_host = |tensor: Tensor<2>| -> Vec<f64> { tensor.into_data().iter::<f64>().collect() };
+    let (left, right) = (random(), random());
+    let product = on_host(left.clone().matmul(right.clone()));
+    let (left, right) = (on_host(left), on_host(right));
+    let (mut errors, mut squares) = (0.0, 0.0);
+    for (index, value) in product.into_iter().enumerate() {
+        let (row, column) = (index / N, index % N);
+        let exact: f64 = (0..N).map(|k| left[row * N + k] * right[k * N + column]).sum();
+        errors += (value - exact).powi(2);
+        squares += exact.powi(2);
+    }
+    (errors / squares).sqrt()
 }
 
 /// Returns the greatest rate of all programs in turns, in 1e9 operations per second.
@@ -59,19 +97,31 @@ pub(crate) fn serve() -> Result<()> {
 /// # Errors
 ///
 /// A program failed.
-pub(crate) fn best_rate(programs: Vec<(&Path, Vec<String>)>, threads: usize) -> Result<f64> {
+pub(crate) fn best_rate(
+    programs: Vec<(&Path, Vec<String>)>,
+    threads: usize,
+    device: &str,
+) -> Result<f64> {
+    let sizes = if device == "cpu" { CPU_SIZES } else { GPU_SIZES };
     let mut sides = vec![];
     for (program, arguments) in programs {
         let mut command = Command::new(program);
         command.args(arguments).env("RAYON_NUM_THREADS", threads.to_string());
-        command.env("OMP_NUM_THREADS", threads.to_string());
-        sides.push(Side::start("product", &mut command)?);
+        command.env("OMP_NUM_THREADS", threads.to_string()).env(ENV_DEVICE, device);
+        sides.push((program, Side::start("product", &mut command)?));
     }
-    let mut best = 0.0f64;
+    let mut bests = vec![0.0f64; sides.len()];
     for _ in 0..3 {
-        for side in &mut sides {
-            best = best.max(side.request::<Rate>(SIZES)?.gflops);
+        for ((program, side), best) in sides.iter_mut().zip(&mut bests) {
+            let Rate { gflops, error } = side.request(sizes)?;
+            if let (Some(error), 0.0) = (error, *best) {
+                eprintln!("relative error of a product of {}: {error:.1e}", program.display());
+            }
+            *best = best.max(gflops);
         }
     }
-    Ok(best)
+    for ((program, _), gflops) in sides.iter().zip(&bests) {
+        eprintln!("matrix products of {}: {gflops:.0} GFLOP/s", program.display());
+    }
+    Ok(bests.into_iter().fold(0.0, f64::max))
 }

@@ -53,10 +53,15 @@ enum Bench {
         model: training::Model,
         #[arg(long)]
         folder: PathBuf,
+        #[arg(long, default_value = "f32")]
+        precision: training::Precision,
     },
     /// Our side of `trainer` that times matrix products
     #[command(hide = true)]
-    ProductSide,
+    ProductSide {
+        #[arg(long, default_value = "f32")]
+        precision: training::Precision,
+    },
     /// One rank of our side of `collective`, part `sum`
     #[command(hide = true)]
     SumSide,
@@ -99,10 +104,12 @@ fn main() -> ExitCode {
         Bench::FeedSide { format, feed, workers, folder } => {
             loading::train(&folder, format, feed, workers)
         }
-        Bench::ProductSide => limit::serve(),
+        Bench::ProductSide { precision } => limit::serve(precision),
         Bench::SumSide => collective::side(),
         Bench::SaveSide { folder } => saving::run(&folder),
-        Bench::Side { way, model, folder } => training::run(way, model, &folder),
+        Bench::Side { way, model, folder, precision } => {
+            training::run(way, model, &folder, precision)
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -10,7 +10,7 @@ use burn::nn::{
 };
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{ModuleOptimizer, SgdConfig};
-use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use stoker_kernels::{
     Activation, AttentionMask, Conv2dExt, EmbeddingExt, LayerNormExt, LinearExt, MaxPool2dExt,
     OptimizerConfigExt, TransformerEncoderExt,
@@ -42,6 +42,9 @@ pub(crate) trait Subject: Module + 'static {
 
     /// Returns `samples` random samples on the device.
     fn data(samples: usize, device: &Device) -> Batch<Self>;
+
+    /// Returns the inputs in another data type, if they are not integers.
+    fn cast(inputs: Self::Input, dtype: DType) -> Self::Input;
 
     /// Returns the number of floating-point operations in the matrix products of a training step on
     /// one batch.
@@ -82,6 +85,10 @@ impl Subject for Mlp {
 
     fn data(samples: usize, device: &Device) -> Batch<Self> {
         (normal([samples, 784], device), classes([samples, 1], 10, device))
+    }
+
+    fn cast(inputs: Tensor<2>, dtype: DType) -> Tensor<2> {
+        inputs.cast(dtype)
     }
 
     fn flops() -> f64 {
@@ -131,6 +138,10 @@ impl Subject for Cnn {
         (normal([samples, 1, 28, 28], device), classes([samples, 1], 10, device))
     }
 
+    fn cast(inputs: Tensor<4>, dtype: DType) -> Tensor<4> {
+        inputs.cast(dtype)
+    }
+
     fn flops() -> f64 {
         // Weights over the padding do not count: an axis has 3 * 28 - 2 pairs of weight and input.
         let first = 82 * 82 * 16;
@@ -150,15 +161,40 @@ impl Subject for Cnn {
 
 /// Number of distinct tokens.
 const VOCABULARY: usize = 65;
-/// Number of tokens in a sample.
-const SEQUENCE: usize = 64;
-/// Embedding size of a token.
-const WIDTH: usize = 128;
 /// Constant of layer normalizations, the default of burn and PyTorch.
 const EPSILON: f64 = 1e-5;
 
-/// Causal language model on sequences of 64 tokens, in batches of 16. It has two pre-norm layers of
-/// burn's transformer, with 4 heads and width 128.
+/// Size of a causal language model.
+struct GptSize {
+    width: usize,
+    heads: usize,
+    layers: usize,
+    /// Number of tokens in a sample.
+    sequence: usize,
+    batch: usize,
+}
+
+const GPT: GptSize = GptSize { width: 128, heads: 4, layers: 2, sequence: 64, batch: 16 };
+const GPT_768: GptSize = GptSize { width: 768, heads: 12, layers: 12, sequence: 256, batch: 16 };
+
+impl GptSize {
+    fn data(&self, samples: usize, device: &Device) -> Batch<Gpt> {
+        let tokens = || classes([samples, self.sequence], VOCABULARY, device);
+        (tokens(), tokens())
+    }
+
+    fn flops(&self) -> f64 {
+        let linear = 12 * self.width * self.width;
+        // A token reads the keys and values of itself and of those before it.
+        let attention = 2 * self.width * (self.sequence + 1) / 2;
+        let num_tokens = self.batch * self.sequence;
+        let per_token = self.layers * (linear + attention) + self.width * VOCABULARY;
+        (2 * num_tokens * 3 * per_token) as f64
+    }
+}
+
+/// Causal language model of pre-norm layers of burn's transformer, on sequences of 64 tokens, in
+/// batches of 16. It has 2 layers with 4 heads and width 128.
 #[derive(Debug, Module)]
 pub(crate) struct Gpt {
     tokens: Embedding,
@@ -168,35 +204,41 @@ pub(crate) struct Gpt {
     output: Linear,
 }
 
-impl Subject for Gpt {
-    type Input = Tensor<2, Int>;
-
-    const BATCH: usize = 16;
-
-    fn new(device: &Device) -> Self {
-        let layers = TransformerEncoderConfig::new(WIDTH, 4 * WIDTH, 4, 2)
+impl Gpt {
+    fn of_size(size: &GptSize, device: &Device) -> Self {
+        let GptSize { width, heads, layers, sequence, .. } = *size;
+        let layers = TransformerEncoderConfig::new(width, 4 * width, heads, layers)
             .with_dropout(0.0)
             .with_norm_first(true);
         Self {
-            tokens: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
-            positions: EmbeddingConfig::new(SEQUENCE, WIDTH).init(device),
+            tokens: EmbeddingConfig::new(VOCABULARY, width).init(device),
+            positions: EmbeddingConfig::new(sequence, width).init(device),
             layers: layers.init(device),
-            norm: LayerNormConfig::new(WIDTH).init(device),
-            output: LinearConfig::new(WIDTH, VOCABULARY).init(device),
+            norm: LayerNormConfig::new(width).init(device),
+            output: LinearConfig::new(width, VOCABULARY).init(device),
         }
+    }
+}
+
+impl Subject for Gpt {
+    type Input = Tensor<2, Int>;
+
+    const BATCH: usize = GPT.batch;
+
+    fn new(device: &Device) -> Self {
+        Self::of_size(&GPT, device)
     }
 
     fn data(samples: usize, device: &Device) -> Batch<Self> {
-        let tokens = || classes([samples, SEQUENCE], VOCABULARY, device);
-        (tokens(), tokens())
+        GPT.data(samples, device)
+    }
+
+    fn cast(inputs: Tensor<2, Int>, _: DType) -> Tensor<2, Int> {
+        inputs
     }
 
     fn flops() -> f64 {
-        let linear = 12 * WIDTH * WIDTH;
-        // A token reads the keys and values of itself and of those before it.
-        let attention = 2 * WIDTH * (SEQUENCE + 1) / 2;
-        let num_tokens = Self::BATCH * SEQUENCE;
-        (2 * num_tokens * 3 * (2 * (linear + attention) + WIDTH * VOCABULARY)) as f64
+        GPT.flops()
     }
 
     fn logits(&self, inputs: Tensor<2, Int>) -> Tensor<2> {
@@ -208,6 +250,39 @@ impl Subject for Gpt {
         let encoded = self.norm.forward_fused(encoded, EPSILON);
         let logits = self.output.forward_fused(encoded, Activation::Identity);
         logits.reshape([samples * length, VOCABULARY])
+    }
+}
+
+/// [`Gpt`] with 12 layers, 12 heads and width 768, the size of GPT-2's smallest model, on sequences
+/// of 256 tokens.
+#[derive(Debug, Module)]
+pub(crate) struct Gpt768 {
+    gpt: Gpt,
+}
+
+impl Subject for Gpt768 {
+    type Input = Tensor<2, Int>;
+
+    const BATCH: usize = GPT_768.batch;
+
+    fn new(device: &Device) -> Self {
+        Self { gpt: Gpt::of_size(&GPT_768, device) }
+    }
+
+    fn data(samples: usize, device: &Device) -> Batch<Self> {
+        GPT_768.data(samples, device)
+    }
+
+    fn cast(inputs: Tensor<2, Int>, _: DType) -> Tensor<2, Int> {
+        inputs
+    }
+
+    fn flops() -> f64 {
+        GPT_768.flops()
+    }
+
+    fn logits(&self, inputs: Tensor<2, Int>) -> Tensor<2> {
+        self.gpt.logits(inputs)
     }
 }
 

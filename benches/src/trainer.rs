@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::{Args, ValueEnum};
+use stoker_api::names::ENV_DEVICE;
 use stoker_trainer::Result;
 
 use crate::limit;
 use crate::protocol::{Ready, Side, Steps};
 use crate::rounds::{Comparison, median};
-use crate::training::{LoopKind, Model};
+use crate::training::{LoopKind, Model, Precision};
 
 /// Options of `trainer`.
 #[derive(Args, Debug)]
@@ -28,19 +29,27 @@ pub(crate) struct Arguments {
     /// Models to benchmark
     #[arg(long, value_delimiter = ',', default_value = "mlp,cnn,gpt")]
     models: Vec<Model>,
+    /// Device of `step`: `cuda` requires a build with that feature. `threads` then only limits the
+    /// threads on the CPU
+    #[arg(long, default_value = "cpu")]
+    device: Where,
+    /// Precisions of `step`. Only `f32` on CPUs
+    #[arg(long, value_delimiter = ',', default_value = "f32")]
+    precisions: Vec<Precision>,
     /// Parts to run: a training step against PyTorch and JAX, and the loop against a custom loop
     #[arg(long, value_delimiter = ',', default_value = "step,loop")]
     parts: Vec<Part>,
     /// Steps of each side in one turn of `step`
     #[arg(long, default_value_t = 20)]
     steps: usize,
-    /// Programs to compare a step with. `channels-last` applies to models of images
-    #[arg(long, value_delimiter = ',', default_value = "eager,compile,channels-last,jax")]
+    /// Programs to compare a step with. `channels-last` applies to models of images [default: all
+    /// on CPUs, `eager,compile` on GPUs]
+    #[arg(long, value_delimiter = ',')]
     rivals: Vec<Rival>,
-    /// Python with PyTorch, required for `step`
+    /// Python with PyTorch, required for `step`. The command sets it for CPUs
     #[arg(long)]
     python: Option<PathBuf>,
-    /// Python with JAX, required for `step`
+    /// Python with JAX, required for `step` with `jax`. The command sets it for CPUs
     #[arg(long)]
     jax: Option<PathBuf>,
     /// Directory for the checkpoints and metrics of `loop` [default: a temporary directory]
@@ -57,6 +66,35 @@ enum Part {
     Loop,
 }
 
+/// The device of a step.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Where {
+    Cpu,
+    Cuda,
+}
+
+/// What all sides of a step have in common.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    model: Model,
+    threads: usize,
+    device: Where,
+    precision: Precision,
+}
+
+impl Setting {
+    fn title(self) -> String {
+        match self.device {
+            Where::Cpu => format!("{}, threads {}", name(self.model), self.threads),
+            Where::Cuda => format!("{}, {}", name(self.model), name(self.precision)),
+        }
+    }
+
+    fn options(self) -> [String; 2] {
+        [name(self.device), name(self.precision)]
+    }
+}
+
 /// A program to compare a step with.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Rival {
@@ -70,12 +108,6 @@ enum Rival {
     Jax,
 }
 
-impl Rival {
-    fn name(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
-}
-
 /// Program with PyTorch's models.
 pub(crate) const TORCH_STEPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_steps.py");
 /// Program with JAX's models.
@@ -87,19 +119,27 @@ const JAX_STEPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/jax_steps.py");
 ///
 /// A side failed or does not learn, or the models have different numbers of parameters.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let on_gpu = arguments.device == Where::Cuda;
+    if on_gpu && arguments.parts != [Part::Step] {
+        return Err("--device cuda requires --parts step".into());
+    }
+    if !on_gpu && arguments.precisions != [Precision::F32] {
+        return Err("--precisions other than f32 require --device cuda".into());
+    }
     let mut comparisons = vec![];
     for &part in &arguments.parts {
         if !arguments.json {
             println!("{}", heading(part));
         }
-        for &threads in &arguments.threads {
+        for (&threads, &precision) in pairs(&arguments.threads, &arguments.precisions) {
             let gflops = match part {
-                Part::Step => best_rate(arguments, threads)?,
+                Part::Step => best_rate(arguments, threads, precision)?,
                 Part::Loop => 0.0,
             };
             for &model in &arguments.models {
+                let setting = Setting { model, threads, device: arguments.device, precision };
                 let measured = match part {
-                    Part::Step => step(arguments, model, threads, gflops)?,
+                    Part::Step => step(arguments, setting, gflops)?,
                     Part::Loop => whole_loop(arguments, model, threads)?,
                 };
                 if !arguments.json {
@@ -115,6 +155,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// Returns all pairs of an element of each slice.
+fn pairs<'a, A, B>(first: &'a [A], second: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    first.iter().flat_map(move |a| second.iter().map(move |b| (a, b)))
+}
+
 fn heading(part: Part) -> String {
     let (what, theirs) = match part {
         Part::Step => ("ms per step", "theirs"),
@@ -124,21 +169,34 @@ fn heading(part: Part) -> String {
 }
 
 /// Returns the rate of the fastest matrix product of all programs, in 1e9 operations per second.
-fn best_rate(arguments: &Arguments, threads: usize) -> Result<f64> {
+///
+/// JAX measures products only on CPUs.
+fn best_rate(arguments: &Arguments, threads: usize, precision: Precision) -> Result<f64> {
+    let on_gpu = arguments.device == Where::Cuda;
     let own = std::env::current_exe()?;
-    let mut programs = vec![(own.as_path(), vec!["product-side".to_owned()])];
-    for (python, script) in [(&arguments.python, TORCH_STEPS), (&arguments.jax, JAX_STEPS)] {
-        if let Some(python) = python {
-            let words = [script, "product", &threads.to_string()].map(str::to_owned);
-            programs.push((python, words.into()));
-        }
+    let mut programs = vec![];
+    let words = |script: &str| [script, "product", &threads.to_string()].map(str::to_owned);
+    if let Some(python) = &arguments.python {
+        let mut words = words(TORCH_STEPS).to_vec();
+        words.extend([name(Rival::Eager), name(arguments.device), name(precision)]);
+        programs.push((python.as_path(), words));
     }
-    let gflops = limit::best_rate(programs, threads)?;
-    eprintln!("the fastest matrix product on {threads} threads: {gflops:.0} GFLOP/s");
+    let own_words = ["product-side", "--precision", &name(precision)].map(str::to_owned);
+    programs.push((own.as_path(), own_words.into()));
+    if !on_gpu {
+        let jax = arguments.jax.iter().map(|python| (python.as_path(), words(JAX_STEPS).into()));
+        programs.extend(jax);
+    }
+    let gflops = limit::best_rate(programs, threads, &name(arguments.device))?;
+    let device = match arguments.device {
+        Where::Cpu => format!("{threads} threads"),
+        Where::Cuda => format!("the GPU in {}", name(precision)),
+    };
+    eprintln!("the fastest matrix product on {device}: {gflops:.0} GFLOP/s");
     Ok(gflops)
 }
 
-fn start_rival(arguments: &Arguments, rival: Rival, model: Model, threads: usize) -> Result<Side> {
+fn start_rival(arguments: &Arguments, rival: Rival, setting: Setting) -> Result<Side> {
     let (python, script, option) = match rival {
         Rival::Jax => (&arguments.jax, JAX_STEPS, "--jax"),
         Rival::Eager | Rival::Compile | Rival::ChannelsLast => {
@@ -146,45 +204,54 @@ fn start_rival(arguments: &Arguments, rival: Rival, model: Model, threads: usize
         }
     };
     let Some(python) = python else {
-        let message = format!("part step requires {option}; `cargo xtask bench trainer` sets it");
-        return Err(message.into());
+        let name = name(rival);
+        return Err(
+            format!("{name} requires {option} with the path of a Python that has it").into()
+        );
     };
     let mut command = Command::new(python);
-    command.args([script, &name(model), &threads.to_string(), &rival.name()]);
-    command.env("OMP_NUM_THREADS", threads.to_string());
-    Side::start(&rival.name(), &mut command)
+    let threads = setting.threads.to_string();
+    command.args([script, &name(setting.model), &threads, &name(rival)]).args(setting.options());
+    command.env("OMP_NUM_THREADS", threads);
+    Side::start(&name(rival), &mut command)
 }
 
 /// Benchmarks forward, loss, backward and optimizer step on a batch in memory, and the peak memory
-/// of the processes. `gflops` is the rate of the fastest matrix product.
-fn step(
-    arguments: &Arguments,
-    model: Model,
-    threads: usize,
-    gflops: f64,
-) -> Result<Vec<Comparison>> {
-    let mut rivals = arguments.rivals.clone();
-    rivals.retain(|rival| *rival != Rival::ChannelsLast || model == Model::Cnn);
+/// of the processes on the CPU. `gflops` is the rate of the fastest matrix product.
+fn step(arguments: &Arguments, setting: Setting, gflops: f64) -> Result<Vec<Comparison>> {
+    let Setting { model, threads, device, precision } = setting;
+    let mut rivals = match (arguments.rivals.is_empty(), device) {
+        (false, _) => arguments.rivals.clone(),
+        (true, Where::Cpu) => Rival::value_variants().to_vec(),
+        (true, Where::Cuda) => vec![Rival::Eager, Rival::Compile],
+    };
+    rivals.retain(|rival| match rival {
+        Rival::ChannelsLast => model == Model::Cnn,
+        Rival::Jax => model != Model::Gpt768,
+        Rival::Eager | Rival::Compile => true,
+    });
     let take = |steps: &Steps| {
         median(steps.nanoseconds.iter().map(|nanoseconds| *nanoseconds as f64 / 1e6).collect())
     };
     let (mut rounds, mut peaks) = (vec![], vec![]);
     for _ in 0..arguments.lives {
-        let mut sides = vec![start_side(LoopKind::Step, model, threads, Path::new("unused"))?];
+        let mut ours = side_command(LoopKind::Step, model, threads, Path::new("unused"))?;
+        ours.args(["--precision", &name(precision)]).env(ENV_DEVICE, name(device));
+        let mut sides = vec![Side::start("Stoker", &mut ours)?];
         for rival in &rivals {
-            sides.push(start_rival(arguments, *rival, model, threads)?);
+            sides.push(start_rival(arguments, *rival, setting)?);
         }
         rounds.extend(take_turns(&mut sides, arguments.steps, arguments.rounds, true, take)?);
         peaks.push(sides.iter().map(Side::peak_mib).collect::<Result<Vec<_>>>()?);
     }
-    let title = format!("{}, threads {threads}", name(model));
+    let title = setting.title();
     let against = |measured: &[Vec<f64>], side: usize| -> Vec<_> {
         measured.iter().map(|sides| (sides[0], sides[side])).collect()
     };
     let mut comparisons = vec![];
     for (what, measured) in [("step", &rounds), ("MiB", &peaks)] {
         for (side, rival) in (1..).zip(&rivals) {
-            let name = format!("{what} {title}, {}", rival.name());
+            let name = format!("{what} {title}, {}", name(*rival));
             comparisons.push(Comparison::new(name, &against(measured, side)));
         }
     }
@@ -208,8 +275,13 @@ fn whole_loop(arguments: &Arguments, model: Model, threads: usize) -> Result<Vec
             Some(folder) => tempfile::tempdir_in(folder)?,
             None => tempfile::tempdir()?,
         };
-        let bare = start_side(LoopKind::Bare, model, threads, folder.path())?;
-        let fit = start_side(LoopKind::Fit, model, threads, folder.path())?;
+        let start = |way| -> Result<Side> {
+            Side::start(
+                &crate::trainer::name(way),
+                &mut side_command(way, model, threads, folder.path())?,
+            )
+        };
+        let (bare, fit) = (start(LoopKind::Bare)?, start(LoopKind::Fit)?);
         let steps = model.checkpoint_batches();
         rounds.extend(take_turns(&mut [fit, bare], steps, arguments.rounds, false, take)?);
     }
@@ -226,16 +298,16 @@ fn milliseconds(rounds: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     rounds.into_iter().map(|(ours, theirs)| (ours / 1e6, theirs / 1e6)).collect()
 }
 
-fn start_side(way: LoopKind, model: Model, threads: usize, folder: &Path) -> Result<Side> {
-    let way = way.to_possible_value().ok_or("the way has no name")?;
+fn side_command(way: LoopKind, model: Model, threads: usize, folder: &Path) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["side", way.get_name(), &name(model), "--folder"]).arg(folder);
+    command.args(["side", &name(way), &name(model), "--folder"]).arg(folder);
     command.env("RAYON_NUM_THREADS", threads.to_string());
-    Side::start(way.get_name(), &mut command)
+    Ok(command)
 }
 
-pub(crate) fn name(model: Model) -> String {
-    model.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+/// Returns the name of a value on the command line.
+pub(crate) fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 /// Runs all sides in turns, and returns the result of `take` for each side in each round. The first

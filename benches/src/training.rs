@@ -4,16 +4,16 @@ use std::path::Path;
 use std::time::Instant;
 
 use burn::nn::loss::CrossEntropyLoss;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use clap::ValueEnum;
-use stoker_api::experiment::{Length, Unit};
+use stoker_api::experiment::{Length, MixedPrecision, Unit};
 use stoker_kernels::cross_entropy;
 use stoker_trainer::{
-    BatchContext, Callback, Control, Data, Fit, Logs, Optimizers, Permutation, Result, Rows,
-    Source, Standalone, StepOutput,
+    BatchContext, Callback, Context, Control, Data, Fit, Logs, Optimizers, Permutation, Result,
+    Rows, Source, Standalone, StepOutput,
 };
 
-use crate::models::{Batch, Cnn, Gpt, LEARNING_RATE, Mlp, Subject, optimizer};
+use crate::models::{Batch, Cnn, Gpt, Gpt768, LEARNING_RATE, Mlp, Subject, optimizer};
 use crate::protocol::{self, Ready, Steps};
 
 /// A model to benchmark.
@@ -25,6 +25,28 @@ pub(crate) enum Model {
     Cnn,
     /// A causal transformer, 2 layers, d 128, 4 heads, sequence 64, batch 16
     Gpt,
+    /// A causal transformer for GPUs, 12 layers, d 768, 12 heads, sequence 256, batch 16
+    Gpt768,
+}
+
+/// The precision of a step's products.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Precision {
+    /// Single precision; in PyTorch without TF32
+    F32,
+    /// Single precision; in PyTorch with products rounded to TF32
+    Tf32,
+    /// bf16, with weights in single precision
+    Bf16,
+}
+
+impl Precision {
+    pub(crate) fn mixed(self) -> MixedPrecision {
+        match self {
+            Self::F32 | Self::Tf32 => MixedPrecision::None,
+            Self::Bf16 => MixedPrecision::Bf16,
+        }
+    }
 }
 
 /// The loop that trains the model.
@@ -47,7 +69,7 @@ impl Model {
         match self {
             Self::Mlp => 1000,
             Self::Cnn => 200,
-            Self::Gpt => 100,
+            Self::Gpt | Self::Gpt768 => 100,
         }
     }
 
@@ -57,6 +79,7 @@ impl Model {
             Self::Mlp => Mlp::flops(),
             Self::Cnn => Cnn::flops(),
             Self::Gpt => Gpt::flops(),
+            Self::Gpt768 => Gpt768::flops(),
         }
     }
 }
@@ -66,20 +89,31 @@ impl Model {
 /// # Errors
 ///
 /// The training failed.
-pub(crate) fn run(way: LoopKind, model: Model, folder: &Path) -> Result<()> {
+pub(crate) fn run(way: LoopKind, model: Model, folder: &Path, precision: Precision) -> Result<()> {
     match model {
-        Model::Mlp => run_model::<Mlp>(way, model, folder),
-        Model::Cnn => run_model::<Cnn>(way, model, folder),
-        Model::Gpt => run_model::<Gpt>(way, model, folder),
+        Model::Mlp => run_model::<Mlp>(way, model, folder, precision),
+        Model::Cnn => run_model::<Cnn>(way, model, folder, precision),
+        Model::Gpt => run_model::<Gpt>(way, model, folder, precision),
+        Model::Gpt768 => run_model::<Gpt768>(way, model, folder, precision),
     }
 }
 
-fn run_model<S: Subject>(way: LoopKind, model: Model, folder: &Path) -> Result<()> {
+fn run_model<S: Subject>(
+    way: LoopKind,
+    model: Model,
+    folder: &Path,
+    precision: Precision,
+) -> Result<()> {
     match way {
         LoopKind::Step => {
-            let standalone = Standalone { quiet: true, length: endless(), ..Standalone::default() };
-            let batch = S::data(S::BATCH, &Device::default().autodiff());
-            fit::<S>(standalone, Data::new(OneBatch(batch)), loss::<S>)
+            let mixed_precision = precision.mixed();
+            let length = endless();
+            let standalone =
+                Standalone { quiet: true, length, mixed_precision, ..Standalone::default() };
+            let context = standalone.context()?;
+            let (inputs, labels) = S::data(S::BATCH, context.device());
+            let batch = (S::cast(inputs, context.dtype()), labels);
+            fit::<S>(&context, Data::new(OneBatch(batch)), loss::<S>)
         }
         LoopKind::Fit => {
             let standalone = Standalone {
@@ -93,7 +127,7 @@ fn run_model<S: Subject>(way: LoopKind, model: Model, folder: &Path) -> Result<(
                 ..Standalone::default()
             };
             let arrays = S::data(S::BATCH * EPOCH_BATCHES, &Device::default());
-            fit::<S>(standalone, Data::arrays(arrays)?, loss_and_accuracy::<S>)
+            fit::<S>(&standalone.context()?, Data::arrays(arrays)?, loss_and_accuracy::<S>)
         }
         LoopKind::Bare => bare::<S>(),
     }
@@ -106,11 +140,10 @@ pub(crate) fn endless() -> Option<Length> {
 
 /// Trains with our loop, which handles commands between two batches.
 fn fit<S: Subject>(
-    standalone: Standalone,
+    context: &Context,
     data: Data<Batch<S>>,
     step: fn(&S, Batch<S>) -> StepOutput,
 ) -> Result<()> {
-    let context = standalone.context()?;
     let model = S::new(context.device());
     let optimizers = Optimizers::one(optimizer(), LEARNING_RATE);
     let follows = context.distributed().rank() > 0;
@@ -123,7 +156,12 @@ fn fit<S: Subject>(
 fn loss<S: Subject>(model: &S, (inputs, labels): Batch<S>) -> StepOutput {
     let labels: Tensor<1, Int> = labels.flatten(0, 1);
     let samples = labels.dims()[0];
-    StepOutput::mean(cross_entropy(&plain_loss(), model.logits(inputs), labels), samples)
+    let logits = model.logits(inputs);
+    let logits = match logits.dtype() {
+        DType::BF16 => logits.cast(DType::F32),
+        _ => logits,
+    };
+    StepOutput::mean(cross_entropy(&plain_loss(), logits, labels), samples)
 }
 
 /// Cross-entropy without options.

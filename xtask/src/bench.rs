@@ -39,8 +39,19 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     }
     let mut bench = Command::new(env!("CARGO"));
     bench.current_dir(repository());
-    bench.args(["run", "--quiet", "--release", "--package", "stoker-benches", "--"]);
-    bench.args(arguments);
+    bench.args(["run", "--quiet", "--release", "--package", "stoker-benches"]);
+    let on_gpu = arguments.join("=").contains("--device=cuda");
+    if on_gpu {
+        let llvm = printed_path("scripts/fetch-llvm", &[])?;
+        bench.env("XDG_DATA_HOME", llvm).args(["--features", "cuda", "--target-dir"]);
+        bench.arg(target_folder().join("cuda"));
+    }
+    bench.arg("--").args(arguments);
+    if on_gpu {
+        // The installed PyTorch and JAX are for CPUs.
+        let status = bench.status().map_err(|source| start("cargo", source))?;
+        return succeeded("the benchmark", status.success());
+    }
     let needs_no_python = |argument: &String| {
         ["help", "--help", "-h", "--python", "kernels"].contains(&argument.as_str())
     };
@@ -96,17 +107,26 @@ fn stoker() -> Result<PathBuf, BenchError> {
     build.args(["build", "--quiet", "--release", "--package", "stoker-cli"]);
     let status = build.status().map_err(|source| start("cargo", source))?;
     succeeded("the build of stoker", status.success())?;
+    Ok(target_folder().join("release/stoker"))
+}
+
+fn target_folder() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    Ok(repository().join(target).join("release/stoker"))
+    repository().join(target)
 }
 
 /// Returns the path of a Python with the packages to compare with. A script installs missing
 /// packages. `set` names packages other than PyTorch.
 fn python(set: Option<&str>) -> Result<PathBuf, BenchError> {
-    let script = repository().join("scripts/fetch-bench-tools");
+    printed_path("scripts/fetch-bench-tools", set.as_slice())
+}
+
+/// Runs a script of the repository and returns the path that it prints.
+fn printed_path(script: &str, arguments: &[&str]) -> Result<PathBuf, BenchError> {
+    let script = repository().join(script);
     let program = script.display().to_string();
     let mut fetch = Command::new(&script);
-    fetch.args(set);
+    fetch.args(arguments);
     let output = fetch.stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| start(&program, error))?;
     succeeded(&program, output.status.success())?;

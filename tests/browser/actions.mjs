@@ -1,39 +1,9 @@
 // The buttons of a local run, pressed by a user: pause, activate, cancel and delete.
 
-import { existsSync, readFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { existsSync } from 'node:fs';
 
-import { base, browse, check, equal, follow, input, noFaults, until, visit } from './page.mjs';
-
-const folder = join(input.root, 'local', input.id);
-const read = (name) => JSON.parse(readFileSync(join(folder, 'record', name), 'utf8'));
-const experiment = () => read('experiment.json');
-/** Returns the state that the page has requested. The runner reads it some time later. */
-const requested = () => read('request.json').state;
-
-/** Waits until the page has exactly these buttons. */
-async function offers(page, expected, between = async () => {}) {
-  let titles = [];
-  const same = async () => {
-    await between();
-    titles = await page.locator('#actions button, #actions a').allInnerTexts();
-    return JSON.stringify(titles) === JSON.stringify(expected);
-  };
-  await until(same, `the buttons ${expected.join(', ')}`).catch((error) => {
-    throw new Error(`${error.message}; the page has ${titles.join(', ')}`);
-  });
-}
-
-const button = (page, title) =>
-  page.locator('#actions button, #actions a', { hasText: new RegExp(`^${title}…?$`) });
-
-/** Opens the question before an action, and returns its text. */
-async function question(page, title) {
-  await follow(page, button(page, title));
-  return page.innerText('.effects');
-}
-
-const answer = (page) => follow(page, page.locator('form.confirm button'));
+import { answer, button, folder, offers, phase, question, requested } from './buttons.mjs';
+import { base, browse, check, equal, follow, noFaults, until, visit } from './page.mjs';
 
 await browse(async (open) => {
   const page = await open(base());
@@ -41,7 +11,7 @@ await browse(async (open) => {
   await offers(page, all);
   await follow(page, button(page, 'Pause'));
   equal(requested(), 'paused', 'request after Pause');
-  await until(() => experiment().status.phase === 'Paused', 'the trials pause');
+  await until(() => phase() === 'Paused', 'the trials pause');
   await offers(page, ['Activate', 'Cancel…', 'Kill…']);
   // The page reads the record a moment later.
   await page.waitForSelector('#phase[data-phase=Paused]');
@@ -53,12 +23,12 @@ await browse(async (open) => {
 
   await follow(page, button(page, 'Activate'));
   equal(requested(), 'active', 'request after Activate');
-  await until(() => experiment().status.phase === 'Running', 'the trials continue');
+  await until(() => phase() === 'Running', 'the trials continue');
   await offers(page, all);
   await question(page, 'Cancel');
   await answer(page);
   equal(requested(), 'cancelled', 'request after Cancel');
-  await until(() => experiment().status.phase === 'Cancelled', 'the experiment ends');
+  await until(() => phase() === 'Cancelled', 'the experiment ends');
   // A page that is loaded while the runner exits is not live.
   await offers(page, ['Delete…'], () => visit(page, base()));
   noFaults(page);
@@ -68,13 +38,13 @@ await browse(async (open) => {
   await page.fill('input[name=name]', 'another');
   await answer(page);
   check((await page.innerText('[role=alert]')).includes('iris-random'), 'no reason is shown');
-  check(existsSync(folder), 'the run is deleted in spite of the wrong name');
+  check(existsSync(folder()), 'the run is deleted in spite of the wrong name');
   // The refusal is the response to the form.
   page.faults.splice(0);
   await page.fill('input[name=name]', 'iris-random');
   await answer(page);
   equal(new URL(page.url()).pathname, '/experiments', 'page after Delete');
-  check(!existsSync(folder), 'the record remains');
+  check(!existsSync(folder()), 'the record remains');
   for (const one of [page, list]) {
     const isGone = async () => !(await one.innerText('main')).includes('iris-random');
     await until(isGone, 'the run leaves the list');

@@ -2,11 +2,11 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 use stoker_test_cluster::wait_until;
-use stoker_tests::{describe_output, has_data, program, repository, stoker};
+use stoker_tests::{cache, describe_output, has_data, program, repository, stoker};
 use tempfile::TempDir;
 
 use crate::browser::{Browser, Process, Tools};
@@ -104,9 +104,12 @@ impl Page {
 
     /// Runs an example of iris to its end.
     fn train(&self, file: &str, more: &[&str]) {
-        let file = repository().join("examples/iris").join(file);
-        let output = run(&file, self.root.path(), more);
+        let output = self.run(file, more);
         assert!(output.status.success(), "{}", describe_output(&output));
+    }
+
+    fn run(&self, file: &str, more: &[&str]) -> Output {
+        run(&repository().join("examples/iris").join(file), self.root.path(), more)
     }
 
     /// Returns the permanent name of the experiment.
@@ -130,19 +133,29 @@ impl Page {
     }
 
     /// Same as [`check`](Self::check), with more options of `stoker ui`.
-    fn check_with(mut self, script: &str, more: &[&str]) {
+    fn check_with(self, script: &str, more: &[&str]) {
+        self.check_and(script, more, |_| panic!("the script printed `run`"));
+    }
+
+    /// Same as [`check_with`](Self::check_with). The command `run` calls `act`.
+    fn check_and(mut self, script: &str, more: &[&str], act: impl Fn(&Self)) {
         let server = Server::start(self.root.path(), "0", more);
         let port = server.port();
         self.input["url"] = server.url.as_str().into();
         self.input["root"] = self.root.path().to_str().into();
         let mut server = Some(server);
         let browser = self.browser.take().unwrap_or_else(Browser::wait);
-        self.tools.run(&browser, script, &self.input, |command| match command {
+        let page = &self;
+        page.tools.run(&browser, script, &page.input, |command| match command {
             "stop" => {
                 server = None;
                 "stopped".to_owned()
             }
-            "start" => server.insert(Server::start(self.root.path(), &port, more)).url.clone(),
+            "start" => server.insert(Server::start(page.root.path(), &port, more)).url.clone(),
+            "run" => {
+                act(page);
+                "ended".to_owned()
+            }
             other => panic!("the script printed {other:?}"),
         });
     }
@@ -297,7 +310,10 @@ fn page_shows_the_first_experiment() {
 /// Returns the page of a search that trains one short trial after the other, for as long as the
 /// browser needs.
 fn of_running_search(tools: Tools) -> Page {
-    let mut page = Page::new(tools);
+    add_running_search(Page::new(tools))
+}
+
+fn add_running_search(mut page: Page) -> Page {
     page.browser = Some(Browser::wait());
     let sets = ["searcher.maxLength.epochs=300", "searcher.random.maxTrials=5000"];
     let sets = sets.into_iter().chain(["searcher.random.maxConcurrentTrials=1"]);
@@ -317,7 +333,7 @@ fn of_running_search(tools: Tools) -> Page {
         trials.any(|path| path.exists()).then_some(()).ok_or_else(|| "no trial 1".to_owned())
     };
     wait_until("the second trial starts", has_trial).unwrap_or_else(|error| panic!("{error}"));
-    page.input = json!({"id": page.id("iris-random")});
+    page.input["id"] = page.id("iris-random").into();
     page
 }
 
@@ -333,4 +349,21 @@ fn page_steers_a_local_run() {
     if let Some(tools) = tools() {
         of_running_search(tools).check_with("actions.mjs", &["--allow-actions"]);
     }
+}
+
+#[test]
+fn page_kills_and_continues_local_runs() {
+    let Some(tools) = tools() else { return };
+    let mut page = Page::new(tools);
+    // Without its data, the experiment fails.
+    let data = page.root.path().join("data-of-iris");
+    let root = format!("data.root={}", data.display());
+    let options = ["--set", &root, "--set", "searcher.maxLength={epochs: 1}"];
+    let output = page.run("const.yaml", &options);
+    assert!(!output.status.success(), "{}", describe_output(&output));
+    page.input["failed"] = page.id("iris").into();
+    add_running_search(page).check_and("reopen.mjs", &["--allow-actions"], |page| {
+        std::os::unix::fs::symlink(cache().join("data/iris"), &data).unwrap();
+        page.train("const.yaml", &options);
+    });
 }

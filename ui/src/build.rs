@@ -32,10 +32,7 @@ pub(crate) fn frame(site: &Site, run: &Run, view: &'static str, title: &str) -> 
         view,
         base: run.base(),
         metric: run.experiment.spec.searcher.metric.clone(),
-        live: run.is_live().then(|| {
-            let version = Version::of_one(run.version);
-            format!("/live?e={}/{}&v={version}", text::query(&run.namespace), run.id())
-        }),
+        live: run.is_live().then(|| live(run)),
         place: site.place.clone(),
         crumbs: vec![
             crumb("Experiments", "/experiments".to_owned()),
@@ -49,6 +46,12 @@ pub(crate) fn frame(site: &Site, run: &Run, view: &'static str, title: &str) -> 
         viewer: site.viewer.clone(),
         is_signed_out: false,
     }
+}
+
+/// Returns the address of a run's live updates.
+pub(crate) fn live(run: &Run) -> String {
+    let version = Version::of_one(run.version);
+    format!("/live?e={}/{}&v={version}", text::query(&run.namespace), run.id())
 }
 
 /// Returns the frame of a page about several experiments, or about none.

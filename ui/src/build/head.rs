@@ -8,7 +8,7 @@ use stoker_api::time::Timestamp;
 use stoker_engine::experiment::explain::length;
 use stoker_engine::trial::TrialRecord;
 
-use super::frame;
+use super::{frame, live};
 use crate::data::{attempt_seconds, best_value, state};
 use crate::site::Site;
 use crate::store::{Run, Standing, created};
@@ -65,8 +65,14 @@ pub(crate) fn method(experiment: &Experiment) -> String {
 pub(crate) fn head(site: &Site, run: &Run, tab: ExperimentTab) -> ExperimentHead {
     let spec = &run.experiment.spec;
     let name = text::name(&run.name);
+    let controls = super::actions::controls(site, run);
+    let mut frame = frame(site, run, "experiment", &format!("{name} · Stoker"));
+    if controls.asked.is_some() {
+        // The action may start an experiment that has ended.
+        frame.live = Some(live(run));
+    }
     ExperimentHead {
-        frame: frame(site, run, "experiment", &format!("{name} · Stoker")),
+        frame,
         namespace: run.namespace.clone(),
         name,
         id: run.id(),
@@ -79,7 +85,7 @@ pub(crate) fn head(site: &Site, run: &Run, tab: ExperimentTab) -> ExperimentHead
         notice: notice(run),
         tabs: tabs(run, tab),
         commands: commands(site, run),
-        controls: super::actions::controls(site, run),
+        controls,
     }
 }
 

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -119,7 +120,7 @@ def main():
         inputs = inputs.to(memory_format=torch.channels_last)
 
     def loss_of(inputs, labels):
-        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext():
             return F.cross_entropy(model(inputs), labels)
 
     if variant == "compile":

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use stoker_api::names::ENV_DEVICE;
 use stoker_trainer::{Distributed, Result};
 
 use crate::protocol::{self, Ready, Side, Steps};
@@ -213,7 +214,7 @@ fn train(arguments: &Arguments, python: &Path, model: Model) -> Result<Vec<Compa
     let ours = || -> Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["side", "step", &name(model), "--folder", "unused"]);
-        command.env("RAYON_NUM_THREADS", "1");
+        command.env("RAYON_NUM_THREADS", "1").env(ENV_DEVICE, "cpu");
         Ok(command)
     };
     let theirs = || -> Result<Command> {

@@ -19,6 +19,10 @@ use crate::training::Precision;
 const CPU_SIZES: &str = "256,384,512,768,1024";
 /// Sizes of the square matrices on a GPU.
 const GPU_SIZES: &str = "2048,4096,8192";
+/// Greatest size of the matrices whose product is compared with the exact one.
+const ERROR_SIZE_MAX: usize = 4096;
+/// Number of rows of the product to compare.
+const ERROR_ROWS: usize = 8;
 /// Number of times that each product is timed in a turn.
 const REPEATS: usize = 20;
 
@@ -26,7 +30,7 @@ const REPEATS: usize = 20;
 #[derive(Debug, Deserialize, Serialize)]
 struct Rate {
     gflops: f64,
-    /// Error of a product relative to its exact result, both as norms.
+    /// Frobenius norm of the error of a product over that of the exact product.
     #[serde(default)]
     error: Option<f64>,
 }
@@ -65,29 +69,34 @@ pub(crate) fn serve(precision: Precision) -> Result<()> {
             time(&|| left.clone().matmul(left.clone()))?;
             time(&|| linear.forward_fused(left.clone(), Activation::Identity))?;
         }
-        let error = Some(product_error(&device, context.dtype()));
+        let sizes = sizes.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
+        let size = sizes.into_iter().max().unwrap_or(1).min(ERROR_SIZE_MAX);
+        let error = Some(product_error(size, &device, context.dtype()));
         protocol::respond(&Rate { gflops, error })?;
     }
     Ok(())
 }
 
-/// Returns the relative error of a product of two 256 x 256 matrices of normal values.
-fn product_error(device: &Device, dtype: DType) -> f64 {
-    const N: usize = 256;
-    let random = || {
-        let values = Tensor::<2>::random([N, N], Distribution::Normal(0.0, 1.0), device);
-        values.cast(dtype)
-    };
+/// Returns the relative error of a product of square matrices of normal values, in its first rows.
+/// `dtype` rounds the inputs; their values in single precision are the exact ones.
+fn product_error(size: usize, device: &Device, dtype: DType) -> f64 {
+    let random = || Tensor::<2>::random([size; 2], Distribution::Normal(0.0, 1.0), device);
     let on_host = |tensor: Tensor<2>| -> Vec<f64> { tensor.into_data().iter::<f64>().collect() };
     let (left, right) = (random(), random());
-    let product = on_host(left.clone().matmul(right.clone()));
+    let product = left.clone().cast(dtype).matmul(right.clone().cast(dtype));
+    let product = on_host(product.narrow(0, 0, ERROR_ROWS.min(size)));
     let (left, right) = (on_host(left), on_host(right));
     let (mut errors, mut squares) = (0.0, 0.0);
-    for (index, value) in product.into_iter().enumerate() {
-        let (row, column) = (index / N, index % N);
-        let exact: f64 = (0..N).map(|k| left[row * N + k] * right[k * N + column]).sum();
-        errors += (value - exact).powi(2);
-        squares += exact.powi(2);
+    for (row, product) in product.chunks_exact(size).enumerate() {
+        let mut exact = vec![0.0; size];
+        for (k, right) in right.chunks_exact(size).enumerate() {
+            let left = left[row * size + k];
+            exact.iter_mut().zip(right).for_each(|(sum, right)| *sum += left * right);
+        }
+        for (value, exact) in product.iter().zip(exact) {
+            errors += (value - exact).powi(2);
+            squares += exact.powi(2);
+        }
     }
     (errors / squares).sqrt()
 }
@@ -111,10 +120,10 @@ pub(crate) fn best_rate(
         sides.push((program, Side::start("product", &mut command)?));
     }
     let mut bests = vec![0.0f64; sides.len()];
-    for _ in 0..3 {
+    for turn in 0..3 {
         for ((program, side), best) in sides.iter_mut().zip(&mut bests) {
             let Rate { gflops, error } = side.request(sizes)?;
-            if let (Some(error), 0.0) = (error, *best) {
+            if let (Some(error), 0) = (error, turn) {
                 eprintln!("relative error of a product of {}: {error:.1e}", program.display());
             }
             *best = best.max(gflops);

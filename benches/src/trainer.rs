@@ -29,10 +29,9 @@ pub(crate) struct Arguments {
     /// Models to benchmark
     #[arg(long, value_delimiter = ',', default_value = "mlp,cnn,gpt")]
     models: Vec<Model>,
-    /// Device of `step`: `cuda` requires a build with that feature. `threads` then only limits the
-    /// threads on the CPU
+    /// Device of `step`. With `cuda`, only the first number of threads is used
     #[arg(long, default_value = "cpu")]
-    device: Where,
+    device: DeviceKind,
     /// Precisions of `step`. Only `f32` on CPUs
     #[arg(long, value_delimiter = ',', default_value = "f32")]
     precisions: Vec<Precision>,
@@ -46,10 +45,10 @@ pub(crate) struct Arguments {
     /// on CPUs, `eager,compile` on GPUs]
     #[arg(long, value_delimiter = ',')]
     rivals: Vec<Rival>,
-    /// Python with PyTorch, required for `step`. The command sets it for CPUs
+    /// Python with PyTorch. `cargo xtask bench` sets it unless the device is `cuda`
     #[arg(long)]
     python: Option<PathBuf>,
-    /// Python with JAX, required for `step` with `jax`. The command sets it for CPUs
+    /// Python with JAX. `cargo xtask bench` sets it unless the device is `cuda`
     #[arg(long)]
     jax: Option<PathBuf>,
     /// Directory for the checkpoints and metrics of `loop` [default: a temporary directory]
@@ -60,6 +59,42 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+impl Arguments {
+    /// Fails if the options exclude each other, or if a program is missing.
+    fn check(&self) -> Result<()> {
+        let on_gpu = self.device == DeviceKind::Cuda;
+        if on_gpu && self.parts != [Part::Step] {
+            return Err("--device cuda requires --parts step".into());
+        }
+        if !on_gpu && self.precisions != [Precision::F32] {
+            return Err("--precisions other than f32 require --device cuda".into());
+        }
+        if self.threads.is_empty() || !self.parts.contains(&Part::Step) {
+            return Ok(());
+        }
+        let rivals = self.rivals();
+        let has_jax = rivals.contains(&Rival::Jax);
+        if has_jax && on_gpu {
+            return Err("--rivals jax requires --device cpu".into());
+        }
+        if has_jax && self.jax.is_none() {
+            return Err("--rivals jax requires --jax, the path of a Python with JAX".into());
+        }
+        if rivals.iter().any(|rival| *rival != Rival::Jax) && self.python.is_none() {
+            return Err("part step requires --python, the path of a Python with PyTorch".into());
+        }
+        Ok(())
+    }
+
+    fn rivals(&self) -> Vec<Rival> {
+        match (self.rivals.is_empty(), self.device) {
+            (false, _) => self.rivals.clone(),
+            (true, DeviceKind::Cpu) => Rival::value_variants().to_vec(),
+            (true, DeviceKind::Cuda) => vec![Rival::Eager, Rival::Compile],
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Part {
     Step,
@@ -68,25 +103,25 @@ enum Part {
 
 /// The device of a step.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum Where {
+enum DeviceKind {
     Cpu,
     Cuda,
 }
 
-/// What all sides of a step have in common.
+/// Settings that all sides of a step share.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     model: Model,
     threads: usize,
-    device: Where,
+    device: DeviceKind,
     precision: Precision,
 }
 
 impl Setting {
     fn title(self) -> String {
         match self.device {
-            Where::Cpu => format!("{}, threads {}", name(self.model), self.threads),
-            Where::Cuda => format!("{}, {}", name(self.model), name(self.precision)),
+            DeviceKind::Cpu => format!("{}, threads {}", name(self.model), self.threads),
+            DeviceKind::Cuda => format!("{}, {}", name(self.model), name(self.precision)),
         }
     }
 
@@ -119,19 +154,17 @@ const JAX_STEPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/jax_steps.py");
 ///
 /// A side failed or does not learn, or the models have different numbers of parameters.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let on_gpu = arguments.device == Where::Cuda;
-    if on_gpu && arguments.parts != [Part::Step] {
-        return Err("--device cuda requires --parts step".into());
-    }
-    if !on_gpu && arguments.precisions != [Precision::F32] {
-        return Err("--precisions other than f32 require --device cuda".into());
-    }
+    arguments.check()?;
+    let threads = match arguments.device {
+        DeviceKind::Cpu => &arguments.threads[..],
+        DeviceKind::Cuda => &arguments.threads[..1],
+    };
     let mut comparisons = vec![];
     for &part in &arguments.parts {
         if !arguments.json {
             println!("{}", heading(part));
         }
-        for (&threads, &precision) in pairs(&arguments.threads, &arguments.precisions) {
+        for (&threads, &precision) in pairs(threads, &arguments.precisions) {
             let gflops = match part {
                 Part::Step => best_rate(arguments, threads, precision)?,
                 Part::Loop => 0.0,
@@ -172,7 +205,7 @@ fn heading(part: Part) -> String {
 ///
 /// JAX measures products only on CPUs.
 fn best_rate(arguments: &Arguments, threads: usize, precision: Precision) -> Result<f64> {
-    let on_gpu = arguments.device == Where::Cuda;
+    let on_gpu = arguments.device == DeviceKind::Cuda;
     let own = std::env::current_exe()?;
     let mut programs = vec![];
     let words = |script: &str| [script, "product", &threads.to_string()].map(str::to_owned);
@@ -189,26 +222,19 @@ fn best_rate(arguments: &Arguments, threads: usize, precision: Precision) -> Res
     }
     let gflops = limit::best_rate(programs, threads, &name(arguments.device))?;
     let device = match arguments.device {
-        Where::Cpu => format!("{threads} threads"),
-        Where::Cuda => format!("the GPU in {}", name(precision)),
+        DeviceKind::Cpu => format!("{threads} threads"),
+        DeviceKind::Cuda => format!("the GPU in {}", name(precision)),
     };
     eprintln!("the fastest matrix product on {device}: {gflops:.0} GFLOP/s");
     Ok(gflops)
 }
 
 fn start_rival(arguments: &Arguments, rival: Rival, setting: Setting) -> Result<Side> {
-    let (python, script, option) = match rival {
-        Rival::Jax => (&arguments.jax, JAX_STEPS, "--jax"),
-        Rival::Eager | Rival::Compile | Rival::ChannelsLast => {
-            (&arguments.python, TORCH_STEPS, "--python")
-        }
+    let (python, script) = match rival {
+        Rival::Jax => (&arguments.jax, JAX_STEPS),
+        Rival::Eager | Rival::Compile | Rival::ChannelsLast => (&arguments.python, TORCH_STEPS),
     };
-    let Some(python) = python else {
-        let name = name(rival);
-        return Err(
-            format!("{name} requires {option} with the path of a Python that has it").into()
-        );
-    };
+    let python = python.as_ref().ok_or("a rival without Python")?;
     let mut command = Command::new(python);
     let threads = setting.threads.to_string();
     command.args([script, &name(setting.model), &threads, &name(rival)]).args(setting.options());
@@ -220,11 +246,7 @@ fn start_rival(arguments: &Arguments, rival: Rival, setting: Setting) -> Result<
 /// of the processes on the CPU. `gflops` is the rate of the fastest matrix product.
 fn step(arguments: &Arguments, setting: Setting, gflops: f64) -> Result<Vec<Comparison>> {
     let Setting { model, threads, device, precision } = setting;
-    let mut rivals = match (arguments.rivals.is_empty(), device) {
-        (false, _) => arguments.rivals.clone(),
-        (true, Where::Cpu) => Rival::value_variants().to_vec(),
-        (true, Where::Cuda) => vec![Rival::Eager, Rival::Compile],
-    };
+    let mut rivals = arguments.rivals();
     rivals.retain(|rival| match rival {
         Rival::ChannelsLast => model == Model::Cnn,
         Rival::Jax => model != Model::Gpt768,
@@ -264,7 +286,7 @@ fn step(arguments: &Arguments, setting: Setting, gflops: f64) -> Result<Vec<Comp
 /// Benchmarks all of `Context::fit`: the median batch, and the mean batch, which includes the
 /// turn's one checkpoint and its rows of metrics.
 fn whole_loop(arguments: &Arguments, model: Model, threads: usize) -> Result<Vec<Comparison>> {
-    let name = format!("{}, threads {threads}", name(model));
+    let title = format!("{}, threads {threads}", name(model));
     let take = |steps: &Steps| {
         let nanoseconds: Vec<f64> = steps.nanoseconds.iter().map(|time| *time as f64).collect();
         (median(nanoseconds.clone()), nanoseconds.iter().sum::<f64>() / nanoseconds.len() as f64)
@@ -275,11 +297,9 @@ fn whole_loop(arguments: &Arguments, model: Model, threads: usize) -> Result<Vec
             Some(folder) => tempfile::tempdir_in(folder)?,
             None => tempfile::tempdir()?,
         };
-        let start = |way| -> Result<Side> {
-            Side::start(
-                &crate::trainer::name(way),
-                &mut side_command(way, model, threads, folder.path())?,
-            )
+        let start = |way| {
+            let mut command = side_command(way, model, threads, folder.path())?;
+            Side::start(&name(way), &mut command)
         };
         let (bare, fit) = (start(LoopKind::Bare)?, start(LoopKind::Fit)?);
         let steps = model.checkpoint_batches();
@@ -289,7 +309,7 @@ fn whole_loop(arguments: &Arguments, model: Model, threads: usize) -> Result<Vec
     let means: Vec<_> = rounds.iter().map(|sides| (sides[0].1, sides[1].1)).collect();
     Ok([("median", medians), ("mean", means)]
         .map(|(what, rounds)| {
-            Comparison::new(format!("loop {name}, {what}"), &milliseconds(rounds))
+            Comparison::new(format!("loop {title}, {what}"), &milliseconds(rounds))
         })
         .into())
 }
@@ -301,7 +321,7 @@ fn milliseconds(rounds: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 fn side_command(way: LoopKind, model: Model, threads: usize, folder: &Path) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["side", &name(way), &name(model), "--folder"]).arg(folder);
-    command.env("RAYON_NUM_THREADS", threads.to_string());
+    command.env("RAYON_NUM_THREADS", threads.to_string()).env(ENV_DEVICE, "cpu");
     Ok(command)
 }
 
@@ -352,4 +372,38 @@ fn take_turns<T: Copy + Default>(
         eprintln!("losses of all sides fell from {first:.4?} to {last:.4?}");
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn options_that_exclude_each_other_are_named() {
+        let check = |options: &str, expected: Option<&str>| {
+            let words = ["bench", "--python", "p"].into_iter().chain(options.split_whitespace());
+            let refused =
+                Cli::parse_from(words).arguments.check().map_err(|error| error.to_string());
+            match expected {
+                None => assert_eq!(refused, Ok(()), "{options}"),
+                Some(expected) => assert!(refused.unwrap_err().contains(expected), "{options}"),
+            }
+        };
+        check("--jax j", None);
+        check("", Some("--rivals jax requires --jax"));
+        check("--rivals eager", None);
+        check("--parts loop", None);
+        check("--device cuda --parts step", None);
+        check("--device cuda", Some("requires --parts step"));
+        check("--device cuda --parts step --rivals jax", Some("requires --device cpu"));
+        check("--jax j --precisions bf16", Some("require --device cuda"));
+    }
 }

@@ -37,21 +37,13 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
         Some("search") => return search(&arguments[1..]),
         _ => {}
     }
+    if arguments.join("=").contains("--device=cuda") {
+        return on_gpu(arguments);
+    }
     let mut bench = Command::new(env!("CARGO"));
     bench.current_dir(repository());
-    bench.args(["run", "--quiet", "--release", "--package", "stoker-benches"]);
-    let on_gpu = arguments.join("=").contains("--device=cuda");
-    if on_gpu {
-        let llvm = printed_path("scripts/fetch-llvm", &[])?;
-        bench.env("XDG_DATA_HOME", llvm).args(["--features", "cuda", "--target-dir"]);
-        bench.arg(target_folder().join("cuda"));
-    }
-    bench.arg("--").args(arguments);
-    if on_gpu {
-        // The installed PyTorch and JAX are for CPUs.
-        let status = bench.status().map_err(|source| start("cargo", source))?;
-        return succeeded("the benchmark", status.success());
-    }
+    bench.args(["run", "--quiet", "--release", "--package", "stoker-benches", "--"]);
+    bench.args(arguments);
     let needs_no_python = |argument: &String| {
         ["help", "--help", "-h", "--python", "kernels"].contains(&argument.as_str())
     };
@@ -66,6 +58,16 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
         bench.arg("--jax").arg(python(Some("jax"))?);
     }
     let status = bench.status().map_err(|source| start("cargo", source))?;
+    succeeded("the benchmark", status.success())
+}
+
+/// Builds `stoker-bench` for GPUs, and runs it. The user names a Python: the installed PyTorch is for
+/// CPUs.
+fn on_gpu(arguments: &[String]) -> Result<(), BenchError> {
+    let trainer = printed_path("scripts/build-cuda", &["--package", "stoker-benches"])?;
+    let program = trainer.with_file_name("stoker-bench");
+    let status = Command::new(&program).args(arguments).status();
+    let status = status.map_err(|source| start(&program.display().to_string(), source))?;
     succeeded("the benchmark", status.success())
 }
 
@@ -107,12 +109,8 @@ fn stoker() -> Result<PathBuf, BenchError> {
     build.args(["build", "--quiet", "--release", "--package", "stoker-cli"]);
     let status = build.status().map_err(|source| start("cargo", source))?;
     succeeded("the build of stoker", status.success())?;
-    Ok(target_folder().join("release/stoker"))
-}
-
-fn target_folder() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    repository().join(target)
+    Ok(repository().join(target).join("release/stoker"))
 }
 
 /// Returns the path of a Python with the packages to compare with. A script installs missing

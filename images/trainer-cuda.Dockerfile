@@ -16,7 +16,7 @@ ENV PATH=/usr/local/cargo/bin:/usr/local/cuda/bin:$PATH
 ENV RUSTUP_TOOLCHAIN=1.95.0
 WORKDIR /src
 COPY . .
-# The build uses nvcc only to find the version of CUDA. It downloads LLVM.
+# The build downloads LLVM. A feature of cudarc selects the version of CUDA, not the image.
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --release --locked --package stoker-examples --features cuda && \
     install -D target/release/stoker-trainer /out/stoker-trainer && \

@@ -1,10 +1,14 @@
 //! Version of the NVIDIA driver.
 
-use cudarc::driver::sys::cuDriverGetVersion;
+use cudarc::driver::sys::{CUDA_VERSION, cuDriverGetVersion};
 
 use super::DriverVersion;
 use crate::Result;
 use crate::error::Infrastructure;
+
+/// The version of CUDA whose functions `cudarc` binds to. Its feature in the workspace's
+/// `Cargo.toml` selects it.
+pub(super) const MIN: DriverVersion = DriverVersion(CUDA_VERSION as i32);
 
 /// Returns the version of CUDA that the installed driver supports.
 ///

@@ -53,19 +53,11 @@ impl Number {
         }
     }
 
-    fn tensor(&self) -> Option<&Tensor<1>> {
+    /// Returns the number outside the graph of the backward pass.
+    fn without_autodiff(self) -> Self {
         match self {
-            Self::Host(_) => None,
-            Self::Device(tensor) => Some(tensor),
-        }
-    }
-
-    /// Takes the number out of the graph of the backward pass.
-    fn detach(&mut self) {
-        if let Self::Device(tensor) = self
-            && tensor.device().is_autodiff()
-        {
-            *tensor = tensor.clone().inner();
+            Self::Device(tensor) if tensor.device().is_autodiff() => Self::Device(tensor.inner()),
+            other => other,
         }
     }
 }

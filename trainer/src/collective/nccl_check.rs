@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_of_nccl_do_not_ask_to_install_it() {
+    fn refusal_by_nccl_reports_its_reason() {
         let error = nccl_failed("rank 0: Duplicate GPU detected");
         let text = error.to_string();
         assert!(text.contains("rank 0: Duplicate GPU") && text.contains("NCCL_DEBUG=WARN"));

@@ -214,7 +214,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             let gradients = self.optimizers.normalize(&*self.model, sum, ranks.collective())?;
             self.model.replace(|model| self.optimizers.step(model, gradients))?;
         }
-        // After the step is queued: a GPU computes it while this thread waits for the metrics.
+        // Read last: a GPU would otherwise be idle until the step is queued.
         self.end_batch(&metrics.read())
     }
 

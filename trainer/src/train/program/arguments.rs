@@ -165,6 +165,7 @@ mod tests {
             Standalone { save_trial_latest: 3, save_trial_best: 0, ..none.clone() },
         );
         let bf16 = Standalone { mixed_precision: MixedPrecision::Bf16, ..none.clone() };
+        assert_eq!(bf16.clone().config().unwrap().mixed_precision, MixedPrecision::Bf16);
         check("--mixed-precision bf16", bf16);
         check("--mixed-precision=none", none);
         assert_eq!(of("--epochs 1 --help").unwrap(), None);

@@ -61,8 +61,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     succeeded("the benchmark", status.success())
 }
 
-/// Builds `stoker-bench` for GPUs, and runs it. The user names a Python: the installed PyTorch is for
-/// CPUs.
+/// Builds `stoker-bench` for GPUs, and runs it. The user names a Python, because the installed
+/// PyTorch is for CPUs.
 fn on_gpu(arguments: &[String]) -> Result<(), BenchError> {
     let trainer = printed_path("scripts/build-cuda", &["--package", "stoker-benches"])?;
     let program = trainer.with_file_name("stoker-bench");

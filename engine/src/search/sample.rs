@@ -175,6 +175,67 @@ mod tests {
     }
 
     #[test]
+    fn values_outside_the_space_are_not_in_it() {
+        let space = serde_json::json!({
+            "constant": 3,
+            "choice": { "categorical": ["x", 2] },
+            "whole": { "int": { "min": -2, "max": 5 } },
+            "real": { "double": { "min": 100, "max": 300 } },
+            "scale": { "log": { "min": -3, "max": 1, "base": 10 } },
+            "group": { "oneOf": [
+                { "a": { "double": { "min": 0, "max": 1 } } },
+                { "b": { "double": { "min": 5, "max": 6 } } },
+            ] },
+        });
+        let space = Space::parse(&space).unwrap();
+        let inside = serde_json::json!({
+            "constant": 3, "choice": "x", "whole": 0, "real": 150, "scale": 0.1, "group": { "b": 5.5 },
+        });
+        let check = |name: &str, value: Value, expected: bool| {
+            let mut values = inside.clone();
+            values[name] = value.clone();
+            assert_eq!(is_in_space(&space, &normalized(&values)), expected, "{name}: {value}");
+        };
+        check("constant", 3.into(), true);
+        check("constant", 4.into(), false);
+        check("choice", "x".into(), true);
+        check("choice", 2.0.into(), true);
+        check("choice", "y".into(), false);
+        for (value, expected) in [(-3, false), (-2, true), (5, true), (6, false)] {
+            check("whole", value.into(), expected);
+        }
+        check("whole", 0.5.into(), false);
+        // The margin is a billionth of the width: 2e-7 here.
+        for (value, expected) in [
+            (100.0, true),
+            (100.0 - 1e-7, true),
+            (100.0 - 3e-7, false),
+            (300.0, true),
+            (300.0 + 1e-7, true),
+            (300.0 + 3e-7, false),
+            (200.0, true),
+        ] {
+            check("real", value.into(), expected);
+        }
+        for (value, expected) in [
+            (1e-3, true),
+            (10.0, true),
+            (0.9e-3, false),
+            (10.1, false),
+            (0.0, false),
+            (-0.1, false),
+        ] {
+            check("scale", value.into(), expected);
+        }
+        check("group", serde_json::json!({ "a": 0.5 }), true);
+        check("group", serde_json::json!({ "a": 5.5 }), false);
+        check("group", serde_json::json!({ "b": 0.5 }), false);
+        check("group", serde_json::json!({ "c": 0.5 }), false);
+        check("group", serde_json::json!({ "a": 0.5, "b": 5.5 }), false);
+        check("unknown", 1.into(), false);
+    }
+
+    #[test]
     fn a_number_between_i64_and_u64_is_a_double() {
         let through_json: Value = serde_json::from_str("10000000000000000000").unwrap();
         assert_eq!(normalized(&through_json), Value::from(1e19));

@@ -22,6 +22,8 @@ await browse(async (open) => {
   equal(phase(input.failed), 'Failed', 'phase without the data');
   await visit(page, base(input.failed));
   await offers(page, ['Continue…', 'Delete…']);
+  equal(await page.locator('[data-live-state]').count(), 0, 'state of an ended run');
+  check(await page.locator('#errors').isVisible(), 'the page shows no error');
   const next = await question(page, 'Continue');
   check(next.includes('when `stoker run FILE` runs again'), `effects of Continue: ${next}`);
   // Without a choice, only trials that have stopped continue.
@@ -35,5 +37,6 @@ await browse(async (open) => {
   await ask('run');
   equal([phase(input.failed), trial().phase], ['Completed', 'Completed'], 'phases with the data');
   await page.waitForSelector('#phase[data-phase=Completed]');
+  await page.waitForSelector('#errors', { state: 'hidden' });
   noFaults(page);
 });

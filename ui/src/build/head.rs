@@ -67,8 +67,9 @@ pub(crate) fn head(site: &Site, run: &Run, tab: ExperimentTab) -> ExperimentHead
     let name = text::name(&run.name);
     let controls = super::actions::controls(site, run);
     let mut frame = frame(site, run, "experiment", &format!("{name} · Stoker"));
-    if controls.asked.is_some() {
-        // The action may start an experiment that has ended.
+    let may_start = !matches!(spec.state, DesiredState::Cancelled | DesiredState::Killed);
+    if controls.asked.is_some() && may_start {
+        // Continue starts an experiment that has ended.
         frame.live = Some(live(run));
     }
     ExperimentHead {

@@ -22,7 +22,7 @@ need cc gcc
 # tests and xtask run scripts while they use programs in the build directory.
 if [ -z "${CARGO_MANIFEST_DIR:-}" ] &&
     [ "$(cat "$CARGO_TARGET_DIR/clone" 2>/dev/null)" != "$repo" ]; then
-    for profile in debug:dev release:release lints/debug:dev; do
+    for profile in debug:dev release:release lints/debug:dev cuda/release:release; do
         directory="$CARGO_TARGET_DIR/${profile%:*}"
         if [ -d "$directory" ]; then
             (cd "$repo" && CARGO_TARGET_DIR=$(dirname "$directory") cargo clean --quiet \

@@ -19,7 +19,7 @@ use crate::training::Precision;
 const CPU_SIZES: &str = "256,384,512,768,1024";
 /// Sizes of the square matrices on a GPU.
 const GPU_SIZES: &str = "2048,4096,8192";
-/// Greatest size of the matrices whose product is compared with the exact one.
+/// Largest size for which the error of a product is measured.
 const ERROR_SIZE_MAX: usize = 4096;
 /// Number of rows of the product to compare.
 const ERROR_ROWS: usize = 8;
@@ -30,7 +30,8 @@ const REPEATS: usize = 20;
 #[derive(Debug, Deserialize, Serialize)]
 struct Rate {
     gflops: f64,
-    /// Frobenius norm of the error of a product over that of the exact product.
+    /// Relative error of a product, in the first turn: norm of the difference from the exact
+    /// product, divided by the norm of the exact product.
     #[serde(default)]
     error: Option<f64>,
 }
@@ -45,6 +46,7 @@ pub(crate) fn serve(precision: Precision) -> Result<()> {
         Standalone { quiet: true, mixed_precision: precision.mixed(), ..Standalone::default() };
     let context = standalone.context()?;
     let device = context.device().clone().without_autodiff();
+    let mut is_first = true;
     while let Some(sizes) = protocol::next_command()? {
         let mut gflops = 0.0f64;
         for size in sizes.split(',') {
@@ -71,14 +73,15 @@ pub(crate) fn serve(precision: Precision) -> Result<()> {
         }
         let sizes = sizes.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
         let size = sizes.into_iter().max().unwrap_or(1).min(ERROR_SIZE_MAX);
-        let error = Some(product_error(size, &device, context.dtype()));
+        let error = is_first.then(|| product_error(size, &device, context.dtype()));
+        is_first = false;
         protocol::respond(&Rate { gflops, error })?;
     }
     Ok(())
 }
 
 /// Returns the relative error of a product of square matrices of normal values, in its first rows.
-/// `dtype` rounds the inputs; their values in single precision are the exact ones.
+/// The inputs are rounded to `dtype`; the exact product uses the unrounded inputs.
 fn product_error(size: usize, device: &Device, dtype: DType) -> f64 {
     let random = || Tensor::<2>::random([size; 2], Distribution::Normal(0.0, 1.0), device);
     let on_host = |tensor: Tensor<2>| -> Vec<f64> { tensor.into_data().iter::<f64>().collect() };
@@ -120,10 +123,10 @@ pub(crate) fn best_rate(
         sides.push((program, Side::start("product", &mut command)?));
     }
     let mut bests = vec![0.0f64; sides.len()];
-    for turn in 0..3 {
+    for _ in 0..3 {
         for ((program, side), best) in sides.iter_mut().zip(&mut bests) {
             let Rate { gflops, error } = side.request(sizes)?;
-            if let (Some(error), 0) = (error, turn) {
+            if let Some(error) = error {
                 eprintln!("relative error of a product of {}: {error:.1e}", program.display());
             }
             *best = best.max(gflops);

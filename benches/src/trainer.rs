@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     /// Models to benchmark
     #[arg(long, value_delimiter = ',', default_value = "mlp,cnn,gpt")]
     models: Vec<Model>,
-    /// Device of `step`. With `cuda`, only the first number of threads is used
+    /// Device of `step`. With `cuda`, only the first value of `--threads` is used
     #[arg(long, default_value = "cpu")]
     device: DeviceKind,
     /// Precisions of `step`. Only `f32` on CPUs
@@ -45,10 +45,10 @@ pub(crate) struct Arguments {
     /// on CPUs, `eager,compile` on GPUs]
     #[arg(long, value_delimiter = ',')]
     rivals: Vec<Rival>,
-    /// Python with PyTorch. `cargo xtask bench` sets it unless the device is `cuda`
+    /// Python with PyTorch. `cargo xtask bench` sets it
     #[arg(long)]
     python: Option<PathBuf>,
-    /// Python with JAX. `cargo xtask bench` sets it unless the device is `cuda`
+    /// Python with JAX. `cargo xtask bench` sets it for CPUs
     #[arg(long)]
     jax: Option<PathBuf>,
     /// Directory for the checkpoints and metrics of `loop` [default: a temporary directory]
@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Fails if the options exclude each other, or if a program is missing.
+    /// Fails if the options exclude each other, or if a required path is not set.
     fn check(&self) -> Result<()> {
         let on_gpu = self.device == DeviceKind::Cuda;
         if on_gpu && self.parts != [Part::Step] {
@@ -69,7 +69,7 @@ impl Arguments {
         if !on_gpu && self.precisions != [Precision::F32] {
             return Err("--precisions other than f32 require --device cuda".into());
         }
-        if self.threads.is_empty() || !self.parts.contains(&Part::Step) {
+        if !self.parts.contains(&Part::Step) {
             return Ok(());
         }
         let rivals = self.rivals();
@@ -389,20 +389,21 @@ mod tests {
     #[test]
     fn options_that_exclude_each_other_are_named() {
         let check = |options: &str, expected: Option<&str>| {
-            let words = ["bench", "--python", "p"].into_iter().chain(options.split_whitespace());
-            let refused =
-                Cli::parse_from(words).arguments.check().map_err(|error| error.to_string());
+            let words = ["bench"].into_iter().chain(options.split_whitespace());
+            let arguments = Cli::try_parse_from(words).unwrap().arguments;
+            let refused = arguments.check().map_err(|error| error.to_string());
             match expected {
                 None => assert_eq!(refused, Ok(()), "{options}"),
                 Some(expected) => assert!(refused.unwrap_err().contains(expected), "{options}"),
             }
         };
-        check("--jax j", None);
-        check("", Some("--rivals jax requires --jax"));
-        check("--rivals eager", None);
+        check("--python p --jax j", None);
+        check("--python p", Some("--rivals jax requires --jax"));
+        check("--jax j", Some("part step requires --python"));
+        check("--python p --rivals eager", None);
         check("--parts loop", None);
-        check("--device cuda --parts step", None);
-        check("--device cuda", Some("requires --parts step"));
+        check("--python p --device cuda --parts step", None);
+        check("--python p --device cuda", Some("requires --parts step"));
         check("--device cuda --parts step --rivals jax", Some("requires --device cpu"));
         check("--jax j --precisions bf16", Some("require --device cuda"));
     }

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use burn::nn::loss::CrossEntropyLoss;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use clap::ValueEnum;
 use stoker_api::experiment::{Length, MixedPrecision, Unit};
 use stoker_kernels::cross_entropy;
 use stoker_trainer::{
     BatchContext, Callback, Context, Control, Data, Fit, Logs, Optimizers, Permutation, Result,
-    Rows, Source, Standalone, StepOutput,
+    Rows, Source, Standalone, StepOutput, host,
 };
 
 use crate::models::{Batch, Cnn, Gpt, Gpt768, LEARNING_RATE, Mlp, Subject, optimizer};
@@ -126,7 +126,7 @@ fn run_model<S: Subject>(
                 )),
                 ..Standalone::default()
             };
-            let arrays = S::data(S::BATCH * EPOCH_BATCHES, &Device::default());
+            let arrays = S::data(S::BATCH * EPOCH_BATCHES, &host());
             fit::<S>(&standalone.context()?, Data::arrays(arrays)?, loss_and_accuracy::<S>)
         }
         LoopKind::Bare => bare::<S>(),
@@ -257,8 +257,8 @@ impl StepTimer {
 /// Trains with a custom loop that uses burn and the same fused operators. It shuffles, gathers
 /// batches, steps, and reads the loss and accuracy of each batch, as our loop does for callbacks.
 fn bare<S: Subject>() -> Result<()> {
-    let device = Device::default().autodiff();
-    let arrays = S::data(S::BATCH * EPOCH_BATCHES, &Device::default());
+    let device = host().autodiff();
+    let arrays = S::data(S::BATCH * EPOCH_BATCHES, &host());
     let (mut model, mut optimizer) = (S::new(&device), optimizer());
     protocol::respond(&Ready { parameters: model.num_params() })?;
     let (mut order, mut batch) = (vec![], 0);

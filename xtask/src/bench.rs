@@ -37,7 +37,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
         Some("search") => return search(&arguments[1..]),
         _ => {}
     }
-    if arguments.join("=").contains("--device=cuda") {
+    let is_for_gpus = arguments.first().is_some_and(|bench| bench == "trainer")
+        && arguments.join("=").contains("--device=cuda")
+        && !arguments.iter().any(|argument| ["--help", "-h"].contains(&argument.as_str()));
+    if is_for_gpus {
         return on_gpu(arguments);
     }
     let mut bench = Command::new(env!("CARGO"));
@@ -61,12 +64,15 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     succeeded("the benchmark", status.success())
 }
 
-/// Builds `stoker-bench` for GPUs, and runs it. The user names a Python, because the installed
-/// PyTorch is for CPUs.
+/// Builds `stoker-bench` for GPUs, and runs it.
 fn on_gpu(arguments: &[String]) -> Result<(), BenchError> {
+    let mut more = vec![];
+    if !arguments.iter().any(|argument| argument.starts_with("--python")) {
+        more.extend(["--python".into(), python(None)?.into_os_string()]);
+    }
     let trainer = printed_path("scripts/build-cuda", &["--package", "stoker-benches"])?;
-    let program = trainer.with_file_name("stoker-bench");
-    let status = Command::new(&program).args(arguments).status();
+    let program = repository().join(trainer.with_file_name("stoker-bench"));
+    let status = Command::new(&program).args(arguments).args(more).status();
     let status = status.map_err(|source| start(&program.display().to_string(), source))?;
     succeeded("the benchmark", status.success())
 }

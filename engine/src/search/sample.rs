@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn values_outside_the_space_are_not_in_it() {
+    fn bounds_of_a_space_are_inclusive() {
         let space = serde_json::json!({
             "constant": 3,
             "choice": { "categorical": ["x", 2] },
@@ -189,7 +189,12 @@ mod tests {
         });
         let space = Space::parse(&space).unwrap();
         let inside = serde_json::json!({
-            "constant": 3, "choice": "x", "whole": 0, "real": 150, "scale": 0.1, "group": { "b": 5.5 },
+            "constant": 3,
+            "choice": "x",
+            "whole": 0,
+            "real": 150,
+            "scale": 0.1,
+            "group": { "b": 5.5 },
         });
         let check = |name: &str, value: Value, expected: bool| {
             let mut values = inside.clone();
@@ -219,7 +224,11 @@ mod tests {
         }
         for (value, expected) in [
             (1e-3, true),
+            (1e-3 * (1.0 - 1e-9), true),
+            (1e-3 * (1.0 - 1e-7), false),
             (10.0, true),
+            (10.0 * (1.0 + 1e-9), true),
+            (10.0 * (1.0 + 1e-7), false),
             (0.9e-3, false),
             (10.1, false),
             (0.0, false),
@@ -233,6 +242,8 @@ mod tests {
         check("group", serde_json::json!({ "c": 0.5 }), false);
         check("group", serde_json::json!({ "a": 0.5, "b": 5.5 }), false);
         check("unknown", 1.into(), false);
+        let missing = serde_json::json!({ "constant": 3 });
+        assert!(!is_in_space(&space, &missing));
     }
 
     #[test]

@@ -30,7 +30,8 @@ impl DriverVersion {
         }
         Err(Infrastructure(format!(
             "the NVIDIA driver of this node supports CUDA {self}, but must support {min} or later; \
-             update the driver, or set {ENV_DEVICE}=cpu to train on CPUs"
+             update the driver (570 or later for CUDA 12.8), or set {ENV_DEVICE}=cpu to train on \
+             CPUs"
         ))
         .into())
     }

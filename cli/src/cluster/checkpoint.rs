@@ -273,7 +273,8 @@ impl Download<'_> {
         match self.storage.get_hashed(&path, chunk_bytes).await {
             Err(StorageError::NotFound { .. }) => Err(Failure::System(format!(
                 "cannot read checkpoint {} of trial {}: {path} is missing in {}; choose another \
-                 checkpoint",
+                 checkpoint; if the storage has another address here, set --storage-url and \
+                 --storage-endpoint",
                 self.record.name,
                 self.trial,
                 self.storage.url()

@@ -119,7 +119,7 @@ impl GradientSum {
         if let Some(norm_max) = norm_max {
             let mut squares = self.squares(model)?;
             if ranks.sums_on_device() {
-                // Machines tune their kernels separately, so rounding may differ between ranks.
+                // Processes may tune kernels separately, so rounding may differ between ranks.
                 let local = squares.to_le_bytes().to_vec();
                 let of_first = ranks.broadcast(local.into())?;
                 squares = of_first.as_ref().try_into().map(f64::from_le_bytes).unwrap_or(f64::NAN);

@@ -16,8 +16,8 @@ impl From<Metrics> for UnreadMetrics {
 }
 
 impl UnreadMetrics {
-    /// Takes the metrics out of the graph of the backward pass. Otherwise, they would keep it in
-    /// memory until they are read.
+    /// Takes the metrics out of the graph of the backward pass. Otherwise, unread metrics would
+    /// keep the graph in memory.
     pub(super) fn new(metrics: Vec<(String, Number, Number)>) -> Self {
         let plain = |(name, sum, count): (String, Number, Number)| {
             (name, sum.without_autodiff(), count.without_autodiff())

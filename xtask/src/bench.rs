@@ -37,6 +37,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
         Some("search") => return search(&arguments[1..]),
         _ => {}
     }
+    // Both `--device cuda` and `--device=cuda`.
     let is_for_gpus = arguments.first().is_some_and(|bench| bench == "trainer")
         && arguments.join("=").contains("--device=cuda")
         && !arguments.iter().any(|argument| ["--help", "-h"].contains(&argument.as_str()));

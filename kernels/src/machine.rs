@@ -4,11 +4,16 @@
 #![expect(unsafe_code, reason = "vector instructions need a check at run time, and pointers")]
 
 mod matrix;
+mod offsets;
+mod operands;
+mod panels;
 mod product;
 
 use std::sync::OnceLock;
 
 pub(crate) use matrix::Matrix;
+use offsets::Offsets;
+pub(crate) use operands::{ShiftedRows, Windows};
 pub(crate) use product::{Output, Threads, multiply};
 
 use crate::switch::{Switch, switch};
@@ -74,30 +79,32 @@ pub(crate) fn has_fma() -> bool {
 
 /// Inputs of a tile, the part of a product that stays in registers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TileInput<'a> {
-    /// Value of row `r` and depth `p` at index `r * left_strides[0] + p * left_strides[1]`.
+pub(crate) struct TileInput<'a, R, D, P> {
+    /// Value of row `r` and depth `p` at index `left_rows.at(r) + left_depths.at(p)`.
     pub(crate) left: &'a [f32],
-    pub(crate) left_strides: [usize; 2],
-    /// Value of depth `p` and column `c` at index `p * right_stride + c`.
+    pub(crate) left_rows: R,
+    pub(crate) left_depths: D,
+    /// Value of depth `p` and column `c` at index `right_depths.at(p) + c`.
     pub(crate) right: &'a [f32],
-    pub(crate) right_stride: usize,
+    pub(crate) right_depths: P,
     /// Number of products in each sum. At least 1.
     pub(crate) depth: usize,
 }
 
-impl TileInput<'_> {
+impl<R: Offsets, D: Offsets, P: Offsets> TileInput<'_, R, D, P> {
     /// Checks that a tile of this size reads only inside of the slices.
     ///
     /// # Panics
     ///
     /// It does not.
+    #[inline(always)]
     fn check(&self, rows: usize, columns: usize) {
-        let last = self.depth.checked_sub(1).expect("a tile has at least one product");
-        let [row_stride, depth_stride] = self.left_strides;
-        let end = (rows - 1).checked_mul(row_stride).zip(last.checked_mul(depth_stride));
+        assert!(self.depth > 0, "a tile has at least one product");
+        let end = self.left_rows.largest(rows).zip(self.left_depths.largest(self.depth));
         let end = end.and_then(|(row, depth)| row.checked_add(depth));
         assert!(end.is_some_and(|end| end < self.left.len()), "a tile exceeds its left matrix");
-        let end = last.checked_mul(self.right_stride).and_then(|end| end.checked_add(columns));
+        let end = self.right_depths.largest(self.depth);
+        let end = end.and_then(|end| end.checked_add(columns));
         assert!(end.is_some_and(|end| end <= self.right.len()), "a tile exceeds its right matrix");
     }
 }
@@ -121,10 +128,10 @@ pub(crate) struct Update {
 /// The number of rows or vectors is not supported, a slice is too short, or the processor lacks the
 /// instructions.
 #[allow(unused_unsafe, reason = "the baseline needs no special instructions")]
-pub(crate) fn update_tile(
+pub(crate) fn update_tile<R: Offsets, D: Offsets, P: Offsets>(
     instructions: Instructions,
     vectors: usize,
-    input: &TileInput<'_>,
+    input: &TileInput<'_, R, D, P>,
     update: Update,
     rows: &mut [&mut [f32]],
     column: usize,
@@ -135,9 +142,9 @@ pub(crate) fn update_tile(
             match (rows.len(), vectors) {
                 $(
                     // SAFETY: the processor has the instructions, by the assertion above.
-                    ($num, 1) => unsafe { $tile::<$num, 1>(input, update, rows, column) },
+                    ($num, 1) => unsafe { $tile::<$num, 1, _, _, _>(input, update, rows, column) },
                     // SAFETY: see above.
-                    ($num, 2) => unsafe { $tile::<$num, 2>(input, update, rows, column) },
+                    ($num, 2) => unsafe { $tile::<$num, 2, _, _, _>(input, update, rows, column) },
                 )*
                 (rows, _) => panic!("no tile of {rows} rows and {vectors} vectors"),
             }
@@ -152,7 +159,7 @@ pub(crate) fn update_tile(
     }
 }
 
-/// Defines a tile of `R` rows and `V` vectors per row.
+/// Defines a tile of `N` rows and `V` vectors per row.
 #[cfg(target_arch = "x86_64")]
 macro_rules! tile {
     (
@@ -160,29 +167,29 @@ macro_rules! tile {
         $splat:ident, $load:ident, $store:ident, $multiply:ident, $multiply_add:ident
     ) => {
         #[target_feature(enable = $features)]
-        fn $name<const R: usize, const V: usize>(
-            input: &TileInput<'_>,
+        fn $name<const N: usize, const V: usize, R: Offsets, D: Offsets, P: Offsets>(
+            input: &TileInput<'_, R, D, P>,
             update: Update,
             rows: &mut [&mut [f32]],
             column: usize,
         ) {
             use std::arch::x86_64::{$load, $multiply, $multiply_add, $splat, $store};
 
-            input.check(R, V * $lanes);
+            input.check(N, V * $lanes);
             let (left, right) = (input.left.as_ptr(), input.right.as_ptr());
-            let [row_stride, depth_stride] = input.left_strides;
-            let mut sums = [[$splat(0.0); V]; R];
+            let starts: [usize; N] = std::array::from_fn(|row| input.left_rows.at(row));
+            let mut sums = [[$splat(0.0); V]; N];
             for depth in 0..input.depth {
+                let start = input.right_depths.at(depth);
                 let mut vectors = [$splat(0.0); V];
                 for (vector, value) in vectors.iter_mut().enumerate() {
-                    let index = depth * input.right_stride + vector * $lanes;
                     // SAFETY: `check` has asserted that V vectors at each depth are inside.
-                    *value = unsafe { $load(right.add(index)) };
+                    *value = unsafe { $load(right.add(start + vector * $lanes)) };
                 }
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    let index = row * row_stride + depth * depth_stride;
-                    // SAFETY: `check` has asserted that R rows at each depth are inside.
-                    let value = $splat(unsafe { *left.add(index) });
+                let depth = input.left_depths.at(depth);
+                for (sums, start) in sums.iter_mut().zip(&starts) {
+                    // SAFETY: `check` has asserted that N rows at each depth are inside.
+                    let value = $splat(unsafe { *left.add(start + depth) });
                     for (sum, vector) in sums.iter_mut().zip(&vectors) {
                         *sum = $multiply_add(value, *vector, *sum);
                     }
@@ -231,20 +238,20 @@ tile!(
 );
 
 /// Same as the tiles above, for all processors.
-fn tile_baseline<const R: usize, const V: usize>(
-    input: &TileInput<'_>,
+fn tile_baseline<const N: usize, const V: usize, R: Offsets, D: Offsets, P: Offsets>(
+    input: &TileInput<'_, R, D, P>,
     update: Update,
     rows: &mut [&mut [f32]],
     column: usize,
 ) {
     const LANES: usize = 8;
-    input.check(R, V * LANES);
-    let [row_stride, depth_stride] = input.left_strides;
-    let mut sums = [[[0.0_f32; LANES]; V]; R];
+    input.check(N, V * LANES);
+    let mut sums = [[[0.0_f32; LANES]; V]; N];
     for depth in 0..input.depth {
-        let vectors = input.right[depth * input.right_stride..][..V * LANES].as_chunks::<LANES>().0;
+        let vectors = &input.right[input.right_depths.at(depth)..][..V * LANES];
+        let vectors = vectors.as_chunks::<LANES>().0;
         for (row, sums) in sums.iter_mut().enumerate() {
-            let value = input.left[row * row_stride + depth * depth_stride];
+            let value = input.left[input.left_rows.at(row) + input.left_depths.at(depth)];
             for (sums, vector) in sums.iter_mut().zip(vectors) {
                 for (sum, right) in sums.iter_mut().zip(vector) {
                     *sum = value.mul_add(*right, *sum);

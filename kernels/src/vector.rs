@@ -3,6 +3,23 @@
 /// Independent partial results of a reduction. Four vectors of AVX2 hide the latency of additions.
 const LANES: usize = 32;
 
+/// Copies a short slice to one of the same length, without a call of the C library.
+#[inline(always)]
+pub(crate) fn copy(out: &mut [f32], values: &[f32]) {
+    const WIDTH: usize = 8;
+    debug_assert_eq!(out.len(), values.len());
+    let (blocks, rest) = out.as_chunks_mut::<WIDTH>();
+    blocks.iter_mut().zip(values.as_chunks().0).for_each(|(out, values)| *out = *values);
+    if rest.is_empty() {
+        return;
+    }
+    // A last block that overlaps the one before.
+    match (out.last_chunk_mut::<WIDTH>(), values.last_chunk()) {
+        (Some(out), Some(values)) => *out = *values,
+        _ => out.iter_mut().zip(values).for_each(|(out, value)| *out = *value),
+    }
+}
+
 /// Returns the sum of `function(value)`, with a fixed order of additions.
 #[inline(always)]
 pub(crate) fn sum_of(values: &[f32], function: impl Fn(f32) -> f32) -> f32 {
@@ -155,6 +172,17 @@ mod tests {
             || compute(&values),
         );
         assert_eq!(vectorized, compute(&values));
+    }
+
+    #[test]
+    fn copies_of_any_length() {
+        let values: Vec<f32> = (1..40).map(|value| value as f32).collect();
+        for num in 0..40 {
+            let mut out = [0.0; 40];
+            copy(&mut out[..num], &values[..num]);
+            assert_eq!(out[..num], values[..num]);
+            assert!(out[num..].iter().all(|value| *value == 0.0), "{num}");
+        }
     }
 
     #[test]

@@ -12,8 +12,9 @@ pub(crate) struct Axis {
     /// Positions of a window that have a weight.
     pub(crate) kernel: usize,
     pub(crate) stride: usize,
-    dilation: usize,
+    pub(crate) dilation: usize,
     padding_begin: usize,
+    padding_end: usize,
 }
 
 impl Axis {
@@ -31,7 +32,8 @@ impl Axis {
         let window = dilation * (kernel - 1) + 1;
         let rest = (len + padding.0 + padding.1).checked_sub(window)?;
         let num_windows = rest / stride + 1;
-        Some(Self { len, num_windows, kernel, stride, dilation, padding_begin: padding.0 })
+        let (padding_begin, padding_end) = padding;
+        Some(Self { len, num_windows, kernel, stride, dilation, padding_begin, padding_end })
     }
 
     /// Returns the windows whose position `k` is inside the input, and the input index of the
@@ -52,6 +54,18 @@ impl Axis {
     pub(crate) fn index(&self, window: usize, k: usize) -> Option<usize> {
         let index = (window * self.stride + k * self.dilation).checked_sub(self.padding_begin)?;
         (index < self.len).then_some(index)
+    }
+
+    /// Returns the distance from the first to the last position of a window.
+    pub(crate) fn reach(&self) -> usize {
+        self.dilation * (self.kernel - 1)
+    }
+
+    /// Returns the padding at both ends. `None` if a window could lie within it.
+    pub(crate) fn paddings(&self) -> Option<(usize, usize)> {
+        let reach = self.reach();
+        let fits = self.padding_begin <= reach && self.padding_end <= reach;
+        fits.then_some((self.padding_begin, self.padding_end))
     }
 
     /// Returns `true` if windows have two values, do not overlap, and do not reach the padding.

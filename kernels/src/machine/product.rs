@@ -8,8 +8,9 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::matrix::Matrix;
-use super::{Instructions, SQUARE, TileInput, Update, transpose, update_tile};
+use super::operands::{Left, Right};
+use super::panels::{Panels, ROWS_MAX, WIDTH_MAX};
+use super::{Instructions, Update};
 
 /// Effect of a product on the earlier values of its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,12 +38,6 @@ const DEPTH: usize = 256;
 /// Columns of the right matrix that are copied at a time. The copy fits in a second-level cache.
 const COLUMNS: usize = 512;
 
-/// Maximum of [`Instructions::tile_rows`].
-const ROWS_MAX: usize = 8;
-
-/// Maximum number of columns of a tile: two vectors.
-const WIDTH_MAX: usize = 32;
-
 /// Computes `scale * left * right` into the row-major matrix `out`.
 ///
 /// # Shapes
@@ -52,14 +47,15 @@ const WIDTH_MAX: usize = 32;
 /// # Panics
 ///
 /// The shapes do not match.
-pub(crate) fn multiply(
+pub(crate) fn multiply<'a>(
     out: &mut [f32],
     output: Output,
     scale: f32,
-    left: Matrix<'_>,
-    right: Matrix<'_>,
+    left: impl Into<Left<'a>>,
+    right: impl Into<Right<'a>>,
     threads: Threads,
 ) {
+    let (left, right) = (left.into(), right.into());
     let product = Product { instructions: Instructions::current(), output, scale, left, right };
     product.write(out, threads);
 }
@@ -70,14 +66,14 @@ struct Product<'a> {
     instructions: Instructions,
     output: Output,
     scale: f32,
-    left: Matrix<'a>,
-    right: Matrix<'a>,
+    left: Left<'a>,
+    right: Right<'a>,
 }
 
 impl Product<'_> {
     fn write(&self, out: &mut [f32], threads: Threads) {
-        let [m, k, n] = [self.left.rows, self.left.columns, self.right.columns];
-        assert_eq!(k, self.right.rows, "the inner dimensions of a product differ");
+        let ([m, k], [rows, n]) = (self.left.size(), self.right.size());
+        assert_eq!(k, rows, "the inner dimensions of a product differ");
         assert_eq!(Some(out.len()), m.checked_mul(n), "the output has another size");
         if out.is_empty() {
             return;
@@ -103,7 +99,7 @@ impl Product<'_> {
 
     /// Computes a block of the output.
     fn write_block(&self, Block { first, rows }: &mut Block<'_>) {
-        let [m, k, n] = [rows.len(), self.left.columns, rows[0].len()];
+        let [m, k, n] = [rows.len(), self.left.size()[1], rows[0].len()];
         BUFFERS.with_borrow_mut(|buffers| {
             for start in (0..k).step_by(DEPTH) {
                 let depth = DEPTH.min(k - start);
@@ -162,241 +158,47 @@ thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::default();
 }
 
-/// Columns of the right matrix, divided into panels as wide as a tile.
-struct Panels<'a> {
-    instructions: Instructions,
-    right: Matrix<'a>,
-    /// Panels one after the other, each row by row and filled up with zeros. Empty if tiles read
-    /// all panels but a narrower last one from the matrix.
-    copied: &'a [f32],
-    reads_matrix: bool,
-}
-
-impl<'a> Panels<'a> {
-    /// Copies the panels unless few rows would use the copy. `m` is the number of rows.
-    fn new(
-        instructions: Instructions,
-        right: Matrix<'a>,
-        m: usize,
-        buffer: &'a mut Vec<f32>,
-    ) -> Self {
-        let width = 2 * instructions.lanes();
-        let reads_matrix = right.column_stride == 1 && m <= 2 * instructions.tile_rows()[0];
-        let first = if reads_matrix { right.columns / width } else { 0 };
-        let num = (first * width..right.columns).step_by(width);
-        let num = num.map(|column| right.rows * padded(instructions, right.columns - column));
-        let num: usize = num.sum();
-        // Whole cache lines: a vector of AVX-512 has 64 bytes.
-        let slack = 64 / size_of::<f32>();
-        if buffer.len() < num + slack {
-            buffer.resize(num + slack, 0.0);
-        }
-        let start = buffer.as_ptr().align_offset(64).min(slack);
-        let copied = &mut buffer[start..start + num];
-        let mut rest = &mut *copied;
-        for column in (first * width..right.columns).step_by(width) {
-            let columns = width.min(right.columns - column);
-            let width = padded(instructions, columns);
-            let (panel, next) = rest.split_at_mut(right.rows * width);
-            copy_panel(right.part([0, column], [right.rows, columns]), width, panel);
-            rest = next;
-        }
-        Self { instructions, right, copied, reads_matrix }
-    }
-
-    /// Adds or writes the product with `left` into the columns of `rows` from `first` on.
-    fn multiply(
-        &self,
-        left: Matrix<'_>,
-        update: Update,
-        rows: &mut [&mut [f32]],
-        first: usize,
-        buffer: &mut Vec<f32>,
-    ) {
-        let lanes = self.instructions.lanes();
-        let num_panels = self.right.columns.div_ceil(2 * lanes);
-        let mut start = 0;
-        while start < rows.len() {
-            let fits = |num: &&usize| **num <= rows.len() - start;
-            let num = *self.instructions.tile_rows().iter().find(fits).expect("a tile of one row");
-            let tile_rows = &mut rows[start..start + num];
-            let left = left.part([start, 0], [num, left.columns]);
-            let (left, left_strides) = left_tile(left, num_panels, buffer);
-            start += num;
-            for panel in 0..num_panels {
-                let column = panel * 2 * lanes;
-                let columns = (2 * lanes).min(self.right.columns - column);
-                let (right, right_stride) = self.panel(panel);
-                let depth = self.right.rows;
-                let input = TileInput { left, left_strides, right, right_stride, depth };
-                let vectors = columns.div_ceil(lanes);
-                if columns == vectors * lanes {
-                    let column = first + column;
-                    update_tile(self.instructions, vectors, &input, update, tile_rows, column);
-                } else {
-                    let columns = first + column..first + column + columns;
-                    self.update_edge(vectors, &input, update, tile_rows, columns);
-                }
-            }
-        }
-    }
-
-    /// Returns the values of a panel, and the distance of its rows.
-    fn panel(&self, index: usize) -> (&[f32], usize) {
-        let width = 2 * self.instructions.lanes();
-        let (column, rest) = (index * width, self.right.columns - index * width);
-        if !self.reads_matrix {
-            return (&self.copied[column * self.right.rows..], padded(self.instructions, rest));
-        }
-        if rest >= width {
-            return (&self.right.values[column..], self.right.row_stride);
-        }
-        (self.copied, padded(self.instructions, rest))
-    }
-
-    /// Updates the columns of a tile that has fewer columns than its vectors.
-    fn update_edge(
-        &self,
-        vectors: usize,
-        input: &TileInput<'_>,
-        update: Update,
-        rows: &mut [&mut [f32]],
-        columns: std::ops::Range<usize>,
-    ) {
-        let num = columns.len();
-        let mut edge = [[0.0; WIDTH_MAX]; ROWS_MAX];
-        for (edge, row) in edge.iter_mut().zip(rows.iter()) {
-            edge[..num].copy_from_slice(&row[columns.clone()]);
-        }
-        let mut edges = edge.each_mut().map(|row| &mut row[..]);
-        update_tile(self.instructions, vectors, input, update, &mut edges[..rows.len()], 0);
-        for (edge, row) in edge.iter().zip(rows) {
-            row[columns.clone()].copy_from_slice(&edge[..num]);
-        }
-    }
-}
-
-/// Returns the width of a panel with this many columns or more.
-fn padded(instructions: Instructions, columns: usize) -> usize {
-    let lanes = instructions.lanes();
-    if columns > lanes { 2 * lanes } else { lanes }
-}
-
-/// Copies a panel row by row, each filled up to `width` values with zeros.
-fn copy_panel(right: Matrix<'_>, width: usize, panel: &mut [f32]) {
-    if right.row_stride == 1 && right.column_stride != 1 {
-        return copy_columns(right, width, panel);
-    }
-    for (index, row) in panel.chunks_exact_mut(width).enumerate() {
-        let (row, rest) = row.split_at_mut(right.columns);
-        rest.fill(0.0);
-        if right.column_stride == 1 {
-            copy_row(row, &right.values[index * right.row_stride..][..right.columns]);
-        } else {
-            row.iter_mut().enumerate().for_each(|(column, out)| *out = right.at(index, column));
-        }
-    }
-}
-
-/// Copies short rows, without a call of the C library for those of several vectors.
-#[inline(always)]
-fn copy_row(out: &mut [f32], values: &[f32]) {
-    let ((out, out_rest), (values, rest)) =
-        (out.as_chunks_mut::<SQUARE>(), values.as_chunks::<SQUARE>());
-    out.iter_mut().zip(values).for_each(|(out, values)| *out = *values);
-    out_rest.iter_mut().zip(rest).for_each(|(out, value)| *out = *value);
-}
-
-/// Columns from which a transposed square is faster than single values.
-const COLUMNS_OF_SQUARE_MIN: usize = 3;
-
-/// Same as [`copy_panel`], for a matrix with contiguous columns.
-fn copy_columns(right: Matrix<'_>, width: usize, panel: &mut [f32]) {
-    for start in (0..right.rows).step_by(SQUARE) {
-        let rows = SQUARE.min(right.rows - start);
-        for column in (0..width).step_by(SQUARE) {
-            let mut square = [[0.0; SQUARE]; SQUARE];
-            let columns = column..right.columns.min(column + SQUARE);
-            if columns.len() < COLUMNS_OF_SQUARE_MIN {
-                for (row, index) in panel[start * width..].chunks_exact_mut(width).zip(0..rows) {
-                    row[column..column + SQUARE].fill(0.0);
-                    columns
-                        .clone()
-                        .for_each(|column| row[column] = right.at(start + index, column));
-                }
-                continue;
-            }
-            for (values, column) in square.iter_mut().zip(columns) {
-                let source = &right.values[column * right.column_stride + start..];
-                match source.first_chunk() {
-                    Some(source) if rows == SQUARE => *values = *source,
-                    _ => values[..rows].copy_from_slice(&source[..rows]),
-                }
-            }
-            for (index, values) in transpose(&square).iter().enumerate().take(rows) {
-                copy_row(&mut panel[(start + index) * width + column..][..SQUARE], values);
-            }
-        }
-    }
-}
-
-/// Panels from which a copy of a tile's left matrix is faster.
-const LEFT_COPY_MIN: usize = 3;
-
-/// Returns values and strides of the left matrix of a tile. If many panels read it, it is copied
-/// first, so that it stays in the first-level cache.
-fn left_tile<'a>(
-    left: Matrix<'a>,
-    num_panels: usize,
-    buffer: &'a mut Vec<f32>,
-) -> (&'a [f32], [usize; 2]) {
-    if num_panels < LEFT_COPY_MIN {
-        return (left.values, [left.row_stride, left.column_stride]);
-    }
-    let num = left.rows * left.columns;
-    if buffer.len() < num {
-        buffer.resize(num, 0.0);
-    }
-    let copied = &mut buffer[..num];
-    if left.column_stride == 1 {
-        for (index, row) in copied.chunks_exact_mut(left.columns).enumerate() {
-            row.copy_from_slice(&left.values[index * left.row_stride..][..left.columns]);
-        }
-        return (copied, [left.columns, 1]);
-    }
-    for (depth, values) in copied.chunks_exact_mut(left.rows).enumerate() {
-        if left.row_stride == 1 {
-            copy_row(values, &left.values[depth * left.column_stride..][..left.rows]);
-        } else {
-            values.iter_mut().enumerate().for_each(|(row, out)| *out = left.at(row, depth));
-        }
-    }
-    (copied, [1, left.rows])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::{Matrix, ShiftedRows, Windows};
 
     const ALL: [Instructions; 3] =
         [Instructions::Baseline, Instructions::Avx2, Instructions::Avx512];
 
+    fn left_at(left: &Left<'_>, row: usize, depth: usize) -> f32 {
+        match left {
+            Left::Matrix(matrix) => matrix.at(row, depth),
+            Left::Windows(Windows { values, positions, windows }) => {
+                values[positions[row] as usize + windows[depth] as usize]
+            }
+        }
+    }
+
+    fn right_at(right: &Right<'_>, depth: usize, column: usize) -> f32 {
+        match right {
+            Right::Matrix(matrix) => matrix.at(depth, column),
+            Right::Shifted(rows) => rows.values[rows.starts[depth] as usize + column],
+        }
+    }
+
     /// Sum of products as documented, without tiles.
     fn expected(product: &Product<'_>, out: &[f32]) -> Vec<f32> {
-        let (left, right) = (product.left, product.right);
+        let ([_, num], [_, columns]) = (product.left.size(), product.right.size());
         let mut expected = out.to_vec();
         for (index, value) in expected.iter_mut().enumerate() {
-            let (row, column) = (index / right.columns, index % right.columns);
-            for start in (0..left.columns).step_by(DEPTH) {
+            let (row, column) = (index / columns, index % columns);
+            for start in (0..num).step_by(DEPTH) {
                 let mut sum = 0.0_f32;
-                for depth in start..left.columns.min(start + DEPTH) {
-                    sum = left.at(row, depth).mul_add(right.at(depth, column), sum);
+                for depth in start..num.min(start + DEPTH) {
+                    let left = left_at(&product.left, row, depth);
+                    sum = left.mul_add(right_at(&product.right, depth, column), sum);
                 }
                 let adds = product.output == Output::Add || start > 0;
                 *value =
                     if adds { sum.mul_add(product.scale, *value) } else { sum * product.scale };
             }
-            if left.columns == 0 && product.output == Output::Replace {
+            if num == 0 && product.output == Output::Replace {
                 *value = 0.0;
             }
         }
@@ -404,12 +206,13 @@ mod tests {
     }
 
     /// Compares all instruction sets and numbers of threads with `expected`, bit by bit.
-    fn check(left: Matrix<'_>, right: Matrix<'_>) {
+    fn check<'a>(left: impl Into<Left<'a>>, right: impl Into<Right<'a>>) {
+        let (left, right) = (left.into(), right.into());
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         for output in [Output::Replace, Output::Add] {
             let product =
                 Product { instructions: Instructions::Baseline, output, scale: 0.7, left, right };
-            let before: Vec<f32> = vec![3.0; left.rows * right.columns];
+            let before: Vec<f32> = vec![3.0; left.size()[0] * right.size()[1]];
             let expected = bits(&expected(&product, &before));
             for instructions in ALL.into_iter().filter(|set| set.is_supported()) {
                 for num_threads in [1, 2, 3, 4, 8] {
@@ -418,7 +221,7 @@ mod tests {
                     let product = Product { instructions, ..product };
                     let pool = pool.build().unwrap();
                     pool.install(|| product.write(&mut out, Threads::All));
-                    let shape = [left.rows, left.columns, right.columns];
+                    let shape = [left.size(), right.size()];
                     let name = format!("{shape:?}, {instructions:?}, {num_threads} threads");
                     assert!(bits(&out) == expected, "{name}, {output:?}");
                 }
@@ -469,6 +272,43 @@ mod tests {
                 check(left, matrix(&right[..], [k, n], is_transposed[1]));
             }
         }
+    }
+
+    /// Shapes as above, with tables of distances that repeat and go back.
+    #[test]
+    fn windows_are_multiplied_without_a_copy() {
+        let table = |num: usize, step: u32| -> Vec<u32> {
+            (0..num as u32).map(|index| index / 3 * step + (index * 7) % 5).collect()
+        };
+        for [m, k, n] in [[1, 1, 1], [9, 300, 40], [17, 257, 9], [33, 90, 700]] {
+            let (positions, windows) = (table(m, 11), table(k, 2));
+            let images = values(2000);
+            let windows = Windows { values: &images, positions: &positions, windows: &windows };
+            let right = values(k * n);
+            check(windows, Matrix::row_major(&right, k, n));
+            check(windows, Matrix::row_major(&right, n, k).transposed());
+
+            let starts = table(k, 3);
+            let images = values(*starts.iter().max().unwrap() as usize + n + ShiftedRows::SLACK);
+            let rows = ShiftedRows { values: &images, starts: &starts, columns: n };
+            check(Matrix::row_major(&values(m * k), m, k), rows);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a tile exceeds its left matrix")]
+    fn windows_outside_of_an_image_are_refused() {
+        let windows = Windows { values: &[1.0; 9], positions: &[0, 5], windows: &[0, 4] };
+        let right = Matrix::row_major(&[1.0; 2], 2, 1);
+        multiply(&mut [0.0; 2], Output::Replace, 1.0, windows, right, Threads::One);
+    }
+
+    #[test]
+    #[should_panic(expected = "a tile exceeds its right matrix")]
+    fn rows_without_slack_are_refused() {
+        let rows = ShiftedRows { values: &[1.0; 12], starts: &[0, 3], columns: 9 };
+        let left = Matrix::row_major(&[1.0; 2], 1, 2);
+        multiply(&mut [0.0; 9], Output::Replace, 1.0, left, rows, Threads::One);
     }
 
     #[test]

@@ -1,0 +1,278 @@
+//! Panels of the columns of a product's right operand.
+
+use std::ops::Range;
+
+use super::matrix::Matrix;
+use super::offsets::{Offsets, Stride, Table};
+use super::operands::{Left, Right, Windows};
+use super::{Instructions, SQUARE, TileInput, Update, transpose, update_tile};
+use crate::vector::copy;
+
+/// Maximum of [`Instructions::tile_rows`].
+pub(super) const ROWS_MAX: usize = 8;
+
+/// Maximum number of columns of a tile: two vectors.
+pub(super) const WIDTH_MAX: usize = 32;
+
+/// Columns of the right operand, divided into panels as wide as a tile.
+pub(super) struct Panels<'a> {
+    instructions: Instructions,
+    right: Right<'a>,
+    /// Panels one after the other, each row by row and filled up with zeros. If tiles read the
+    /// operand itself, only the last panel, and only if it is narrower than a tile.
+    copied: &'a [f32],
+    reads_operand: bool,
+}
+
+impl<'a> Panels<'a> {
+    /// Copies the panels unless few rows would use the copy. `m` is the number of rows.
+    pub(super) fn new(
+        instructions: Instructions,
+        right: Right<'a>,
+        m: usize,
+        buffer: &'a mut Vec<f32>,
+    ) -> Self {
+        let Right::Matrix(matrix) = right else {
+            return Self { instructions, right, copied: &[], reads_operand: true };
+        };
+        let width = 2 * instructions.lanes();
+        let reads_operand = matrix.column_stride == 1 && m <= 2 * instructions.tile_rows()[0];
+        let first = if reads_operand { matrix.columns / width } else { 0 };
+        let num = (first * width..matrix.columns).step_by(width);
+        let num = num.map(|column| matrix.rows * padded(instructions, matrix.columns - column));
+        let num: usize = num.sum();
+        // Whole cache lines: a vector of AVX-512 has 64 bytes.
+        let slack = 64 / size_of::<f32>();
+        if buffer.len() < num + slack {
+            buffer.resize(num + slack, 0.0);
+        }
+        let start = buffer.as_ptr().align_offset(64).min(slack);
+        let copied = &mut buffer[start..start + num];
+        let mut rest = &mut *copied;
+        for column in (first * width..matrix.columns).step_by(width) {
+            let columns = width.min(matrix.columns - column);
+            let width = padded(instructions, columns);
+            let (panel, next) = rest.split_at_mut(matrix.rows * width);
+            copy_panel(matrix.part([0, column], [matrix.rows, columns]), width, panel);
+            rest = next;
+        }
+        Self { instructions, right, copied, reads_operand }
+    }
+
+    /// Adds or writes the product with `left` into the columns of `rows` from `first` on.
+    pub(super) fn multiply(
+        &self,
+        left: Left<'_>,
+        update: Update,
+        rows: &mut [&mut [f32]],
+        first: usize,
+        buffer: &mut Vec<f32>,
+    ) {
+        let num_panels = self.right.size()[1].div_ceil(2 * self.instructions.lanes());
+        let depth = left.size()[1];
+        let mut start = 0;
+        while start < rows.len() {
+            let fits = |num: &&usize| **num <= rows.len() - start;
+            let num = *self.instructions.tile_rows().iter().find(fits).expect("a tile of one row");
+            let tile_rows = &mut rows[start..start + num];
+            match left.part([start, 0], [num, depth]) {
+                Left::Matrix(left) => {
+                    let (values, [row, depth]) = left_tile(left, num_panels, buffer);
+                    let left = LeftTile { values, rows: Stride(row), depths: Stride(depth) };
+                    self.update_rows(&left, update, tile_rows, first);
+                }
+                Left::Windows(Windows { values, positions, windows }) => {
+                    let left = LeftTile { values, rows: Table(positions), depths: Table(windows) };
+                    self.update_rows(&left, update, tile_rows, first);
+                }
+            }
+            start += num;
+        }
+    }
+
+    /// Updates the rows of one tile in the columns of all panels.
+    fn update_rows<R: Offsets, D: Offsets>(
+        &self,
+        left: &LeftTile<'_, R, D>,
+        update: Update,
+        rows: &mut [&mut [f32]],
+        first: usize,
+    ) {
+        let lanes = self.instructions.lanes();
+        let [depth, num_columns] = self.right.size();
+        for column in (0..num_columns).step_by(2 * lanes) {
+            let columns = (2 * lanes).min(num_columns - column);
+            let columns = first + column..first + column + columns;
+            match self.right {
+                Right::Shifted(right) => {
+                    let (right, depths) = (&right.values[column..], Table(right.starts));
+                    let input = left.with_right(right, depths, depth);
+                    self.update_columns(&input, update, rows, columns);
+                }
+                Right::Matrix(right) => {
+                    let (right, stride) = self.panel(&right, column);
+                    let input = left.with_right(right, Stride(stride), depth);
+                    self.update_columns(&input, update, rows, columns);
+                }
+            }
+        }
+    }
+
+    /// Returns the values of the panel that starts at a column, and the distance of its rows.
+    fn panel(&self, right: &Matrix<'a>, column: usize) -> (&[f32], usize) {
+        let (width, rest) = (2 * self.instructions.lanes(), right.columns - column);
+        if !self.reads_operand {
+            return (&self.copied[column * right.rows..], padded(self.instructions, rest));
+        }
+        if rest >= width {
+            return (&right.values[column..], right.row_stride);
+        }
+        (self.copied, padded(self.instructions, rest))
+    }
+
+    /// Updates the columns of one tile.
+    fn update_columns<R: Offsets, D: Offsets, P: Offsets>(
+        &self,
+        input: &TileInput<'_, R, D, P>,
+        update: Update,
+        rows: &mut [&mut [f32]],
+        columns: Range<usize>,
+    ) {
+        let lanes = self.instructions.lanes();
+        let vectors = columns.len().div_ceil(lanes);
+        if columns.len() == vectors * lanes {
+            update_tile(self.instructions, vectors, input, update, rows, columns.start);
+        } else {
+            self.update_edge(vectors, input, update, rows, columns);
+        }
+    }
+
+    /// Updates the columns of a tile that has fewer columns than its vectors.
+    fn update_edge<R: Offsets, D: Offsets, P: Offsets>(
+        &self,
+        vectors: usize,
+        input: &TileInput<'_, R, D, P>,
+        update: Update,
+        rows: &mut [&mut [f32]],
+        columns: Range<usize>,
+    ) {
+        let num = columns.len();
+        let mut edge = [[0.0; WIDTH_MAX]; ROWS_MAX];
+        for (edge, row) in edge.iter_mut().zip(rows.iter()) {
+            edge[..num].copy_from_slice(&row[columns.clone()]);
+        }
+        let mut edges = edge.each_mut().map(|row| &mut row[..]);
+        update_tile(self.instructions, vectors, input, update, &mut edges[..rows.len()], 0);
+        for (edge, row) in edge.iter().zip(rows) {
+            row[columns.clone()].copy_from_slice(&edge[..num]);
+        }
+    }
+}
+
+/// Left operand of a tile.
+struct LeftTile<'a, R, D> {
+    values: &'a [f32],
+    rows: R,
+    depths: D,
+}
+
+impl<'a, R: Offsets, D: Offsets> LeftTile<'a, R, D> {
+    fn with_right<P: Offsets>(
+        &self,
+        right: &'a [f32],
+        right_depths: P,
+        depth: usize,
+    ) -> TileInput<'a, R, D, P> {
+        let (left, left_rows, left_depths) = (self.values, self.rows, self.depths);
+        TileInput { left, left_rows, left_depths, right, right_depths, depth }
+    }
+}
+
+/// Returns the width of a panel with this many columns or more.
+fn padded(instructions: Instructions, columns: usize) -> usize {
+    let lanes = instructions.lanes();
+    if columns > lanes { 2 * lanes } else { lanes }
+}
+
+/// Copies a panel row by row, each filled up to `width` values with zeros.
+fn copy_panel(right: Matrix<'_>, width: usize, panel: &mut [f32]) {
+    if right.row_stride == 1 && right.column_stride != 1 {
+        return copy_columns(right, width, panel);
+    }
+    for (index, row) in panel.chunks_exact_mut(width).enumerate() {
+        let (row, rest) = row.split_at_mut(right.columns);
+        rest.fill(0.0);
+        if right.column_stride == 1 {
+            copy(row, &right.values[index * right.row_stride..][..right.columns]);
+        } else {
+            row.iter_mut().enumerate().for_each(|(column, out)| *out = right.at(index, column));
+        }
+    }
+}
+
+/// Columns from which a transposed square is faster than single values.
+const COLUMNS_OF_SQUARE_MIN: usize = 3;
+
+/// Same as [`copy_panel`], for a matrix with contiguous columns.
+fn copy_columns(right: Matrix<'_>, width: usize, panel: &mut [f32]) {
+    for start in (0..right.rows).step_by(SQUARE) {
+        let rows = SQUARE.min(right.rows - start);
+        for column in (0..width).step_by(SQUARE) {
+            let mut square = [[0.0; SQUARE]; SQUARE];
+            let columns = column..right.columns.min(column + SQUARE);
+            if columns.len() < COLUMNS_OF_SQUARE_MIN {
+                for (row, index) in panel[start * width..].chunks_exact_mut(width).zip(0..rows) {
+                    row[column..column + SQUARE].fill(0.0);
+                    columns
+                        .clone()
+                        .for_each(|column| row[column] = right.at(start + index, column));
+                }
+                continue;
+            }
+            for (values, column) in square.iter_mut().zip(columns) {
+                let source = &right.values[column * right.column_stride + start..];
+                match source.first_chunk() {
+                    Some(source) if rows == SQUARE => *values = *source,
+                    _ => values[..rows].copy_from_slice(&source[..rows]),
+                }
+            }
+            for (index, values) in transpose(&square).iter().enumerate().take(rows) {
+                copy(&mut panel[(start + index) * width + column..][..SQUARE], values);
+            }
+        }
+    }
+}
+
+/// Panels from which a copy of a tile's left matrix is faster.
+const LEFT_COPY_MIN: usize = 3;
+
+/// Returns values and strides of the left matrix of a tile. If many panels read it, it is copied
+/// first, so that it stays in the first-level cache.
+fn left_tile<'a>(
+    left: Matrix<'a>,
+    num_panels: usize,
+    buffer: &'a mut Vec<f32>,
+) -> (&'a [f32], [usize; 2]) {
+    if num_panels < LEFT_COPY_MIN {
+        return (left.values, [left.row_stride, left.column_stride]);
+    }
+    let num = left.rows * left.columns;
+    if buffer.len() < num {
+        buffer.resize(num, 0.0);
+    }
+    let copied = &mut buffer[..num];
+    if left.column_stride == 1 {
+        for (index, row) in copied.chunks_exact_mut(left.columns).enumerate() {
+            row.copy_from_slice(&left.values[index * left.row_stride..][..left.columns]);
+        }
+        return (copied, [left.columns, 1]);
+    }
+    for (depth, values) in copied.chunks_exact_mut(left.rows).enumerate() {
+        if left.row_stride == 1 {
+            copy(values, &left.values[depth * left.column_stride..][..left.rows]);
+        } else {
+            values.iter_mut().enumerate().for_each(|(row, out)| *out = left.at(row, depth));
+        }
+    }
+    (copied, [1, left.rows])
+}

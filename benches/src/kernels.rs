@@ -271,7 +271,7 @@ fn conv2d(name: &'static str, shape: [usize; 4], channels_out: usize) -> Operato
         name,
         ours: Box::new(move || {
             let (x, weight, bias, options) = inputs.clone();
-            stoker_kernels::conv2d(x, weight, Some(bias), options).sum()
+            stoker_kernels::conv2d(x, weight, Some(bias), options, Activation::Identity).sum()
         }),
         burns: Box::new(move || {
             let bias = Some(bias.clone());

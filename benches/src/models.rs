@@ -6,7 +6,6 @@ use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{
     Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
-    Relu,
 };
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{ModuleOptimizer, SgdConfig};
@@ -112,7 +111,6 @@ pub(crate) struct Cnn {
     pool: MaxPool2d,
     hidden: Linear,
     output: Linear,
-    relu: Relu,
 }
 
 impl Subject for Cnn {
@@ -130,7 +128,6 @@ impl Subject for Cnn {
             pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
             hidden: LinearConfig::new(32 * 7 * 7, 128).init(device),
             output: LinearConfig::new(128, 10).init(device),
-            relu: Relu::new(),
         }
     }
 
@@ -150,9 +147,9 @@ impl Subject for Cnn {
     }
 
     fn logits(&self, inputs: Tensor<4>) -> Tensor<2> {
-        let half = self.relu.forward(self.first.forward_fused(inputs));
+        let half = self.first.forward_fused(inputs, Activation::Relu);
         let half = self.pool.forward_fused(half);
-        let quarter = self.relu.forward(self.second.forward_fused(half));
+        let quarter = self.second.forward_fused(half, Activation::Relu);
         let quarter = self.pool.forward_fused(quarter);
         let hidden = self.hidden.forward_fused(quarter.flatten(1, 3), Activation::Relu);
         self.output.forward_fused(hidden, Activation::Identity)

@@ -120,7 +120,7 @@ impl Layer {
     }
 
     fn forward(&self, images: Tensor<4>) -> Tensor<4> {
-        Relu.forward(self.norm.forward_fused(self.conv.forward_fused(images)))
+        Relu.forward(self.norm.forward_fused(self.conv.forward_fused(images, Activation::Identity)))
     }
 }
 

@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig, PaddingConfig2d, Relu};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Int, Tensor};
 use serde::Deserialize;
@@ -168,7 +168,7 @@ impl Cnn {
 
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let layer = |conv: &Conv2d, images| {
-            self.pool.forward_fused(Relu.forward(conv.forward_fused(images)))
+            self.pool.forward_fused(conv.forward_fused(images, Activation::Relu))
         };
         let second = layer(&self.second, layer(&self.first, images));
         let dropped = self.dropout.forward(second.flatten(1, 3));

@@ -1,37 +1,51 @@
 //! Two-dimensional convolutions by matrix products.
 
+mod copied;
+mod direct;
+
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn::tensor::module;
 use burn::tensor::ops::ConvOptions;
 
+use self::copied::Copied;
+use self::direct::Direct;
+use crate::activation::{Activation, Kept, apply_relu};
 use crate::array::Array;
 use crate::chunks::{add_partial_sums, chunk_rows, map_chunks};
-use crate::machine::{Matrix, Output, Threads, multiply, vectorize};
+use crate::machine::{Matrix, Threads, vectorize};
 use crate::tape::{Gradient, Operand, record, share_tape};
 use crate::vector::sum_of;
 use crate::window::Axis;
 
-/// Returns the convolution (cross-correlation) of `x` with `weight`, plus `bias`.
+/// Returns `activation` of the convolution (cross-correlation) of `x` with `weight`, plus `bias`.
 ///
 /// Each image becomes a matrix of its windows, as in Chellapilla, Puri and Simard, High
-/// Performance Convolutional Neural Networks for Document Processing, 2006.
+/// Performance Convolutional Neural Networks for Document Processing, 2006. If possible, products
+/// read the windows from a padded image instead, similar to Dukhan, The Indirect Convolution
+/// Algorithm, 2019. Both multiply the weights by the zeros of the padding.
 ///
 /// # Shapes
 ///
 /// `x` `[batch, channels_in, height, width]`,
 /// `weight` `[channels_out, channels_in / groups, kernel_height, kernel_width]`,
 /// `bias` `[channels_out]`, result `[batch, channels_out, height_out, width_out]`.
+///
+/// # Panics
+///
+/// The shapes do not fit.
 pub fn conv2d(
     x: Tensor<4>,
     weight: Tensor<4>,
     bias: Option<Tensor<1>>,
     options: impl Into<ConvOptions<2>>,
+    activation: Activation,
 ) -> Tensor<4> {
     let options = options.into();
-    fused(&x, &weight, bias.as_ref(), &options)
-        .unwrap_or_else(|| module::conv2d(x, weight, bias, options))
+    fused(&x, &weight, bias.as_ref(), &options, activation)
+        .unwrap_or_else(|| activation.apply_burn(module::conv2d(x, weight, bias, options)))
 }
 
 fn fused(
@@ -39,6 +53,7 @@ fn fused(
     weight: &Tensor<4>,
     bias: Option<&Tensor<1>>,
     options: &ConvOptions<2>,
+    activation: Activation,
 ) -> Option<Tensor<4>> {
     let geometry = Geometry::new(x.dims(), weight.dims(), options)?;
     if bias.is_some_and(|bias| bias.dims() != [geometry.channels_out]) {
@@ -52,18 +67,30 @@ fn fused(
     if !share_tape(&[&x, &weight]) || bias.iter().any(|bias| !share_tape(&[&x, bias])) {
         return None;
     }
+    let operands = (x, weight, bias);
+    Some(match Direct::new(geometry) {
+        Some(method) => fused_by(method, operands, activation),
+        None => fused_by(Copied(geometry), operands, activation),
+    })
+}
+
+fn fused_by(
+    method: impl Method + Send + 'static,
+    (x, weight, bias): (Operand, Operand, Option<Operand>),
+    activation: Activation,
+) -> Tensor<4> {
     let (x_array, weight_array) = (x.array(), weight.array());
     let bias_array = bias.as_ref().map(Operand::array);
     let bias_values = bias_array.as_ref().map(Array::values);
-    let output = geometry.forward(x_array.values(), weight_array.values(), bias_values);
-    let output = Array::from_vec(output, &geometry.shape_out());
+    let inputs = Inputs { x: x_array.values(), weight: weight_array.values(), bias: bias_values };
+    let (output, kept) = forward(&method, &inputs, activation);
     let gradient = || -> Arc<dyn Gradient> {
-        Arc::new(ConvGradient { x: x_array, weight: weight_array, geometry })
+        Arc::new(ConvGradient { method, x: x_array, weight: weight_array, kept })
     };
-    Some(match bias {
+    match bias {
         Some(bias) => record([x, weight, bias], output, gradient),
         None => record([x, weight], output, gradient),
-    })
+    }
 }
 
 /// Sizes of a convolution.
@@ -123,6 +150,11 @@ impl Geometry {
         self.channels_in / self.groups * self.height.kernel * self.width.kernel
     }
 
+    /// Number of output channels of a group.
+    fn group_out(&self) -> usize {
+        self.channels_out / self.groups
+    }
+
     /// Multiplications of the forward pass.
     fn num_products(&self) -> usize {
         self.batch * self.image_out() * self.window()
@@ -133,124 +165,156 @@ impl Geometry {
         if self.batch == 1 { Threads::All } else { Threads::One }
     }
 
-    /// Returns the matrix of windows `[window, num_windows]` of one group of an image.
-    /// `scratch` holds it, unless the image itself is the matrix.
-    fn windows<'a>(&self, image: &'a [f32], group: usize, scratch: &'a mut [f32]) -> Matrix<'a> {
-        let plane = self.height.len * self.width.len;
-        let channels = self.channels_in / self.groups;
-        let image = &image[group * channels * plane..][..channels * plane];
-        if self.height.is_identity() && self.width.is_identity() {
-            return Matrix::row_major(image, channels, plane);
-        }
-        let rows = self.positions(channels).zip(scratch.chunks_exact_mut(self.num_windows()));
-        for ((channel, ky, kx), row) in rows {
-            let plane = &image[channel * plane..][..plane];
-            copy_windows(plane, row, &self.height, &self.width, [ky, kx]);
-        }
-        Matrix::row_major(scratch, self.window(), self.num_windows())
-    }
-
-    /// Channel, row and column of each value of a window.
-    fn positions(&self, channels: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    /// Channel, row and column of each weight of a kernel with `channels` channels.
+    fn taps(&self, channels: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let (height, width) = (self.height.kernel, self.width.kernel);
         (0..channels)
             .flat_map(move |c| (0..height).flat_map(move |y| (0..width).map(move |x| (c, y, x))))
     }
+}
 
-    fn forward(&self, x: &[f32], weight: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
-        let (num_windows, window) = (self.num_windows(), self.window());
-        let group_out = self.channels_out / self.groups;
-        let mut output = vec![0.0; self.batch * self.image_out()];
-        let size = chunk_rows(self.batch);
-        let images = output.chunks_mut(size * self.image_out());
-        let parts = images.zip(x.chunks(size * self.image_in())).collect();
-        map_chunks(self.num_products(), parts, |(output, x): (&mut [f32], &[f32])| {
-            let mut scratch = vec![0.0; window * num_windows];
-            let images = output.chunks_exact_mut(self.image_out());
-            for (output, x) in images.zip(x.chunks_exact(self.image_in())) {
-                for (channel, bias) in output.chunks_exact_mut(num_windows).zip(bias.unwrap_or(&[]))
-                {
-                    channel.fill(*bias);
-                }
-                for (group, output) in output.chunks_exact_mut(group_out * num_windows).enumerate()
-                {
-                    let weight = &weight[group * group_out * window..][..group_out * window];
-                    let weight = Matrix::row_major(weight, group_out, window);
-                    let windows = self.windows(x, group, &mut scratch);
-                    multiply(output, Output::Add, 1.0, weight, windows, self.threads());
-                }
+/// Weights `[channels_out, window]` and biases of one group.
+struct Filters<'a> {
+    weight: Matrix<'a>,
+    bias: Option<&'a [f32]>,
+}
+
+impl Filters<'_> {
+    /// Fills `out` `[channels_out, columns]` with the biases.
+    fn fill(&self, out: &mut [f32], columns: usize) {
+        for (channel, out) in out.chunks_exact_mut(columns).enumerate() {
+            out.fill(self.bias.map_or(0.0, |bias| bias[channel]));
+        }
+    }
+}
+
+/// Algorithm for a convolution of one group of one image.
+trait Method: Sync {
+    /// Memory for one image.
+    type Scratch;
+
+    fn geometry(&self) -> &Geometry;
+
+    fn scratch(&self) -> Self::Scratch;
+
+    /// Convolves an image.
+    fn convolve(
+        &self,
+        image: &[f32],
+        filters: &Filters<'_>,
+        out: &mut [f32],
+        scratch: &mut Self::Scratch,
+    );
+
+    /// Adds the gradient of the weights as matrix `[window, channels_out]`. `dy` has the shape
+    /// `[channels_out, num_windows]`.
+    fn add_weight_gradient(
+        &self,
+        image: &[f32],
+        dy: Matrix<'_>,
+        dweight: &mut [f32],
+        scratch: &mut Self::Scratch,
+    );
+
+    /// Returns the weights in the order in which `input_gradient` reads those of each group.
+    fn weights_of_gradient<'a>(&self, weight: &'a [f32]) -> Cow<'a, [f32]>;
+
+    /// Writes the gradient of an image to `dx`, which must be 0.
+    fn input_gradient(
+        &self,
+        dy: &[f32],
+        weight: &[f32],
+        dx: &mut [f32],
+        scratch: &mut Self::Scratch,
+    );
+}
+
+/// Values of the inputs of a convolution.
+struct Inputs<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    bias: Option<&'a [f32]>,
+}
+
+fn forward(method: &impl Method, inputs: &Inputs<'_>, activation: Activation) -> (Array, Kept) {
+    let geometry = method.geometry();
+    let mut output = vec![0.0; geometry.batch * geometry.image_out()];
+    let size = chunk_rows(geometry.batch);
+    let images = output.chunks_mut(size * geometry.image_out());
+    let parts = images.zip(inputs.x.chunks(size * geometry.image_in())).collect();
+    map_chunks(geometry.num_products(), parts, |(output, x): (&mut [f32], &[f32])| {
+        let mut scratch = method.scratch();
+        let outputs = output.chunks_exact_mut(geometry.image_out());
+        for (output, x) in outputs.zip(x.chunks_exact(geometry.image_in())) {
+            convolve_image(method, &Inputs { x, ..*inputs }, output, &mut scratch);
+            // Apply it while the image is still in a cache.
+            if activation == Activation::Relu {
+                apply_relu(output);
             }
-        });
-        output
-    }
-}
-
-/// Copies position `[ky, kx]` of each window of a plane, and 0 from the padding.
-fn copy_windows(plane: &[f32], out: &mut [f32], height: &Axis, width: &Axis, k: [usize; 2]) {
-    let (columns, start) = width.inside(k[1]);
-    for (window, row) in out.chunks_exact_mut(width.num_windows).enumerate() {
-        let Some(y) = height.index(window, k[0]) else {
-            row.fill(0.0);
-            continue;
-        };
-        row[..columns.start].fill(0.0);
-        row[columns.end..].fill(0.0);
-        let source = &plane[y * width.len..][..width.len];
-        let row = &mut row[columns.clone()];
-        if width.stride == 1 {
-            row.copy_from_slice(&source[start..start + row.len()]);
-        } else {
-            let values = source[start.min(width.len)..].iter().step_by(width.stride);
-            row.iter_mut().zip(values).for_each(|(out, value)| *out = *value);
         }
+    });
+    match activation {
+        Activation::Relu => Kept::relu(output, &geometry.shape_out()),
+        Activation::Identity | Activation::Gelu => activation.apply(output, &geometry.shape_out()),
     }
 }
 
-/// Adds position `[ky, kx]` of each window to the plane. Reverse of [`copy_windows`].
-fn add_windows(plane: &mut [f32], windows: &[f32], height: &Axis, width: &Axis, k: [usize; 2]) {
-    let (columns, start) = width.inside(k[1]);
-    for (window, row) in windows.chunks_exact(width.num_windows).enumerate() {
-        let Some(y) = height.index(window, k[0]) else { continue };
-        let target = &mut plane[y * width.len..][..width.len];
-        let row = &row[columns.clone()];
-        if width.stride == 1 {
-            target[start..start + row.len()].iter_mut().zip(row).for_each(|(sum, v)| *sum += v);
-        } else {
-            let sums = target[start.min(width.len)..].iter_mut().step_by(width.stride);
-            sums.zip(row).for_each(|(sum, value)| *sum += value);
-        }
+/// Convolves all groups of one image.
+fn convolve_image<M: Method>(
+    method: &M,
+    inputs: &Inputs<'_>,
+    output: &mut [f32],
+    scratch: &mut M::Scratch,
+) {
+    let geometry = method.geometry();
+    let group_out = geometry.group_out();
+    let groups = output.chunks_exact_mut(geometry.image_out() / geometry.groups);
+    let images = inputs.x.chunks_exact(geometry.image_in() / geometry.groups);
+    let weights = inputs.weight.chunks_exact(group_out * geometry.window());
+    for (group, ((output, image), weight)) in groups.zip(images).zip(weights).enumerate() {
+        let weight = Matrix::row_major(weight, group_out, geometry.window());
+        let bias = inputs.bias.map(|bias| &bias[group * group_out..][..group_out]);
+        method.convolve(image, &Filters { weight, bias }, output, scratch);
     }
 }
 
-struct ConvGradient {
+struct ConvGradient<M> {
+    method: M,
     x: Array,
     weight: Array,
-    geometry: Geometry,
+    kept: Kept,
 }
 
-impl Gradient for ConvGradient {
-    /// With the matrix of windows `c` of an image and the weights as matrix `w`:
-    /// `dw = sum(dy * c^T)`, `dc = w^T * dy`, and `dx` adds each value of `dc` to its position.
+impl<M: Method + Send> Gradient for ConvGradient<M> {
     fn gradients(&self, output: &Array, is_wanted: &[bool]) -> Vec<Option<Array>> {
-        let geometry = &self.geometry;
+        let (method, geometry) = (&self.method, self.method.geometry());
         let (num_weights, channels) = (self.weight.values().len(), geometry.channels_out);
         let (image_in, image_out) = (geometry.image_in(), geometry.image_out());
+        let weight = match is_wanted[0] {
+            true => method.weights_of_gradient(self.weight.values()),
+            false => Cow::default(),
+        };
         let mut dx = vec![0.0; if is_wanted[0] { self.x.values().len() } else { 0 }];
         let size = chunk_rows(geometry.batch);
         let mut images = dx.chunks_mut(size * image_in);
-        let outputs = output.values().chunks(size * image_out);
+        let outputs = output.values().chunks(size * image_out).enumerate();
         let parts = self.x.values().chunks(size * image_in).zip(outputs);
         let parts = parts.map(|(x, dy)| (x, dy, images.next().unwrap_or_default())).collect();
         let sums = map_chunks(geometry.num_products(), parts, |(x, dy, dx)| {
-            let (x, dy, dx): (&[f32], &[f32], &mut [f32]) = (x, dy, dx);
+            let (x, (chunk, dy), dx): (&[f32], (usize, &[f32]), &mut [f32]) = (x, dy, dx);
             // Gradients of the weights, then of the bias.
             let mut sums = vec![0.0; num_weights + channels];
-            let mut scratch = vec![0.0; geometry.window() * geometry.num_windows()];
+            let (dweight, dbias) = sums.split_at_mut(num_weights);
+            let (mut scratch, mut before_activation) = (method.scratch(), vec![]);
             let mut images = dx.chunks_exact_mut(image_in);
-            for (x, dy) in x.chunks_exact(image_in).zip(dy.chunks_exact(image_out)) {
-                self.add_weight_gradients(x, dy, &mut sums, &mut scratch);
+            let outputs = (chunk * size..).zip(dy.chunks_exact(image_out));
+            for (x, (index, dy)) in x.chunks_exact(image_in).zip(outputs) {
+                let start = index * image_out;
+                let dy = self.kept.gradient_of_part(start, dy, &mut before_activation);
+                add_channel_sums(dy, dbias);
+                add_weight_gradients(method, x, dy, dweight, &mut scratch);
                 if let Some(dx) = images.next() {
-                    self.input_gradient(dy, dx, &mut scratch);
+                    input_gradients(method, dy, &weight, dx, &mut scratch);
                 }
             }
             sums
@@ -259,62 +323,65 @@ impl Gradient for ConvGradient {
         let dbias = dweight.split_off(num_weights);
         vec![
             is_wanted[0].then(|| Array::from_vec(dx, &self.x.shape())),
-            Some(Array::from_vec(dweight, &self.weight.shape())),
+            Some(Array::from_vec(by_channels(geometry, &dweight), &self.weight.shape())),
             Some(Array::from_vec(dbias, &[channels])),
         ]
     }
 }
 
-impl ConvGradient {
-    /// Adds the gradients of an image to the sums of weights and bias.
-    fn add_weight_gradients(&self, x: &[f32], dy: &[f32], sums: &mut [f32], scratch: &mut [f32]) {
-        let geometry = &self.geometry;
-        let (dweight, dbias) = sums.split_at_mut(self.weight.values().len());
-        let num_windows = geometry.num_windows();
-        vectorize(
-            #[inline(always)]
-            || {
-                for (sum, dy) in dbias.iter_mut().zip(dy.chunks_exact(num_windows)) {
-                    *sum += sum_of(dy, |value| value);
-                }
-            },
-        );
-        let group_out = geometry.channels_out / geometry.groups;
-        let groups = dweight.chunks_exact_mut(group_out * geometry.window());
-        for (group, (dweight, dy)) in
-            groups.zip(dy.chunks_exact(group_out * num_windows)).enumerate()
-        {
-            let windows = geometry.windows(x, group, scratch).transposed();
-            let dy = Matrix::row_major(dy, group_out, num_windows);
-            multiply(dweight, Output::Add, 1.0, dy, windows, geometry.threads());
-        }
-    }
+fn add_channel_sums(dy: &[f32], dbias: &mut [f32]) {
+    let num_windows = dy.len() / dbias.len();
+    vectorize(
+        #[inline(always)]
+        || {
+            for (sum, dy) in dbias.iter_mut().zip(dy.chunks_exact(num_windows)) {
+                *sum += sum_of(dy, |value| value);
+            }
+        },
+    );
+}
 
-    /// Adds the gradient of an image to `dx`, which is 0 before.
-    fn input_gradient(&self, dy: &[f32], dx: &mut [f32], scratch: &mut [f32]) {
-        let geometry = &self.geometry;
-        let (height, width) = (&geometry.height, &geometry.width);
-        let (window, num_windows) = (geometry.window(), geometry.num_windows());
-        let group_out = geometry.channels_out / geometry.groups;
-        let plane = height.len * width.len;
-        let channels = geometry.channels_in / geometry.groups;
-        let weights = self.weight.values().chunks_exact(group_out * window);
-        let groups = dx.chunks_exact_mut(channels * plane).zip(weights);
-        for ((dx, weight), dy) in groups.zip(dy.chunks_exact(group_out * num_windows)) {
-            let weight = Matrix::row_major(weight, group_out, window).transposed();
-            let dy = Matrix::row_major(dy, group_out, num_windows);
-            if height.is_identity() && width.is_identity() {
-                multiply(dx, Output::Replace, 1.0, weight, dy, geometry.threads());
-                continue;
-            }
-            multiply(scratch, Output::Replace, 1.0, weight, dy, geometry.threads());
-            let positions = geometry.positions(channels).zip(scratch.chunks_exact(num_windows));
-            for ((channel, ky, kx), windows) in positions {
-                let plane = &mut dx[channel * plane..][..plane];
-                add_windows(plane, windows, height, width, [ky, kx]);
-            }
-        }
+/// Adds the gradients of the weights of all groups, each as matrix `[window, channels_out]`.
+fn add_weight_gradients<M: Method>(
+    method: &M,
+    x: &[f32],
+    dy: &[f32],
+    dweight: &mut [f32],
+    scratch: &mut M::Scratch,
+) {
+    let geometry = method.geometry();
+    let (group_out, num_windows) = (geometry.group_out(), geometry.num_windows());
+    let groups = dweight.chunks_exact_mut(group_out * geometry.window());
+    let images = x.chunks_exact(geometry.image_in() / geometry.groups);
+    let outputs = dy.chunks_exact(group_out * num_windows);
+    for ((dweight, image), dy) in groups.zip(images).zip(outputs) {
+        let dy = Matrix::row_major(dy, group_out, num_windows);
+        method.add_weight_gradient(image, dy, dweight, scratch);
     }
+}
+
+fn input_gradients<M: Method>(
+    method: &M,
+    dy: &[f32],
+    weight: &[f32],
+    dx: &mut [f32],
+    scratch: &mut M::Scratch,
+) {
+    let geometry = method.geometry();
+    let groups = dx.chunks_exact_mut(geometry.image_in() / geometry.groups);
+    let weights = weight.chunks_exact(geometry.group_out() * geometry.window());
+    let outputs = dy.chunks_exact(geometry.image_out() / geometry.groups);
+    for ((dx, weight), dy) in groups.zip(weights).zip(outputs) {
+        method.input_gradient(dy, weight, dx, scratch);
+    }
+}
+
+/// Transposes the matrix `[window, channels_out]` of each group.
+fn by_channels(geometry: &Geometry, dweight: &[f32]) -> Vec<f32> {
+    let (window, group_out) = (geometry.window(), geometry.group_out());
+    let groups = dweight.chunks_exact(window * group_out);
+    let rows = groups.flat_map(|group| (0..group_out).map(move |channel| &group[channel..]));
+    rows.flat_map(|row| row.iter().step_by(group_out).copied()).collect()
 }
 
 #[cfg(test)]
@@ -338,6 +405,8 @@ mod tests {
             ([2, 2, 4, 4], 2, [1, 1], symmetric([3, 3], [0, 0], [1, 1], 1)),
             ([1, 2, 5, 5], 2, [3, 3], symmetric([2, 2], [1, 1], [1, 1], 2)),
             ([1, 1, 3, 3], 1, [3, 3], symmetric([1, 1], [0, 0], [1, 1], 1)),
+            ([2, 4, 6, 9], 6, [2, 3], symmetric([1, 1], [1, 2], [1, 2], 2)),
+            ([1, 2, 6, 6], 2, [3, 3], symmetric([1, 1], [3, 3], [1, 1], 1)),
             (
                 [2, 2, 4, 5],
                 3,
@@ -356,34 +425,100 @@ mod tests {
         Case::new(&[num(row.0), num(weight_shape(row)), row.1])
     }
 
-    fn ours(row: &Row) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+    fn ours(row: &Row, activation: Activation) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
         move |inputs: &[Tensor<1>]| {
             let x = inputs[0].clone().reshape(row.0);
             let weight = inputs[1].clone().reshape(weight_shape(row));
-            let y = fused(&x, &weight, inputs.get(2), &row.3).unwrap();
+            let y = fused(&x, &weight, inputs.get(2), &row.3, activation).unwrap();
             let num = y.dims().iter().product::<usize>();
             y.reshape([num])
         }
     }
 
-    fn burns(row: &Row) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+    fn burns(row: &Row, activation: Activation) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
         move |inputs: &[Tensor<1>]| {
             let x = inputs[0].clone().reshape(row.0);
             let weight = inputs[1].clone().reshape(weight_shape(row));
             let y = module::conv2d(x, weight, inputs.get(2).cloned(), row.3.clone());
+            let y = activation.apply_burn(y);
             let num = y.dims().iter().product::<usize>();
             y.reshape([num])
         }
     }
 
     #[test]
-    fn matches_burn_for_options() {
+    fn matches_burn_for_options_and_activations() {
         for row in rows() {
-            let name = format!("{row:?}");
-            assert_matches_burn(&name, &case(&row), &ours(&row), &burns(&row));
-            let no_bias = Case::from_values(case(&row).inputs[..2].to_vec());
-            assert_matches_burn(&name, &no_bias, &ours(&row), &burns(&row));
+            for activation in [Activation::Identity, Activation::Relu, Activation::Gelu] {
+                let name = format!("{row:?}, {activation:?}");
+                let (ours, burns) = (ours(&row, activation), burns(&row, activation));
+                assert_matches_burn(&name, &case(&row), &ours, &burns);
+                let no_bias = Case::from_values(case(&row).inputs[..2].to_vec());
+                assert_matches_burn(&name, &no_bias, &ours, &burns);
+            }
         }
+    }
+
+    /// Output, and gradients of input, weight and bias.
+    fn outcome(method: impl Method + Send, case: &Case, row: &Row) -> [Vec<f32>; 4] {
+        let [x, weight, bias] = [0, 1, 2].map(|index| &case.inputs[index][..]);
+        let inputs = Inputs { x, weight, bias: Some(bias) };
+        let (output, kept) = forward(&method, &inputs, Activation::Relu);
+        let x = Array::from_vec(x.to_vec(), &row.0);
+        let weight = Array::from_vec(weight.to_vec(), &weight_shape(row));
+        let gradient = ConvGradient { method, x, weight, kept };
+        let gradients = gradient.gradients(&output, &[true; 3]);
+        let [x, weight, bias] =
+            [0, 1, 2].map(|index| gradients[index].as_ref().unwrap().values().to_vec());
+        [output.values().to_vec(), x, weight, bias]
+    }
+
+    /// Both methods have the same sums, except in the gradient of the input.
+    #[test]
+    fn methods_agree() {
+        let plain = |groups| ConvOptions::new([1, 1], [1, 1], [1, 1], groups);
+        let large = [
+            ([17, 32, 24, 24], 20, [3, 3], plain(1)),
+            ([1, 32, 24, 24], 20, [3, 3], plain(1)),
+            ([9, 6, 9, 40], 3, [3, 1], ConvOptions::new([1, 1], [1, 0], [1, 1], 3)),
+            ([2, 2, 1, 9], 3, [3, 3], plain(1)),
+        ];
+        let mut num = 0;
+        for row in rows().into_iter().chain(large) {
+            let geometry = Geometry::new(row.0, weight_shape(&row), &row.3).unwrap();
+            let Some(direct) = Direct::new(geometry) else { continue };
+            num += 1;
+            let case = case(&row);
+            let (direct, copied) =
+                (outcome(direct, &case, &row), outcome(Copied(geometry), &case, &row));
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            for index in [0, 2, 3] {
+                assert_eq!(bits(&direct[index]), bits(&copied[index]), "{row:?}, {index}");
+            }
+            let scale = copied[1].iter().fold(1.0, |largest: f32, value| largest.max(value.abs()));
+            for (direct, copied) in direct[1].iter().zip(&copied[1]) {
+                assert!((direct - copied).abs() <= 1e-5 * scale, "{row:?}: {direct}, {copied}");
+            }
+        }
+        assert_eq!(num, 7, "convolutions without copies of windows");
+    }
+
+    #[test]
+    fn windows_are_copied_if_offsets_do_not_fit() {
+        let direct = |shape, kernel: [usize; 2], stride, padding| {
+            let options = ConvOptions::new(stride, padding, [1, 1], 1);
+            let weight = [3, 2, kernel[0], kernel[1]];
+            Direct::new(Geometry::new(shape, weight, &options).unwrap()).is_some()
+        };
+        assert!(direct([1, 2, 9, 9], [3, 3], [1, 1], [2, 2]));
+        assert!(!direct([1, 2, 9, 9], [3, 3], [1, 1], [3, 2]), "windows within the padding");
+        assert!(!direct([1, 2, 9, 9], [3, 3], [1, 1], [2, 3]), "windows within the padding");
+        assert!(!direct([1, 2, 9, 9], [1, 1], [1, 1], [1, 1]), "windows within the padding");
+        assert!(!direct([1, 2, 9, 9], [1, 1], [1, 1], [0, 0]), "the image is the matrix");
+        assert!(!direct([1, 2, 9, 9], [3, 3], [2, 1], [1, 1]), "stride");
+        assert!(!direct([1, 2, 9, 9], [3, 3], [1, 2], [1, 1]), "stride");
+        assert!(direct([1, 2, 9, 4], [3, 3], [1, 1], [1, 1]));
+        assert!(!direct([1, 2, 9, 3], [3, 3], [1, 1], [1, 1]), "5 columns for 3 windows");
     }
 
     #[test]
@@ -393,7 +528,12 @@ mod tests {
                 continue;
             }
             let reference = |inputs: &[Vec<f64>]| reference(&row, inputs);
-            assert_gradients(&format!("{row:?}"), &case(&row), &ours(&row), &reference);
+            assert_gradients(
+                &format!("{row:?}"),
+                &case(&row),
+                &ours(&row, Activation::Identity),
+                &reference,
+            );
         }
     }
 
@@ -433,14 +573,14 @@ mod tests {
         for batch in [1, 13] {
             let options = ConvOptions::new([1, 1], [1, 1], [1, 1], 1);
             let row = ([batch, 16, 28, 28], 24, [3, 3], options);
-            assert_same_on_threads(&case(&row), &ours(&row));
+            assert_same_on_threads(&case(&row), &ours(&row, Activation::Identity));
         }
     }
 
     #[test]
     fn empty_batch_has_zero_gradients() {
         let row = ([0, 2, 4, 4], 3, [3, 3], ConvOptions::new([1, 1], [1, 1], [1, 1], 1));
-        let outcome = run(&case(&row), &ours(&row));
+        let outcome = run(&case(&row), &ours(&row, Activation::Identity));
         assert!(outcome.output.is_empty());
         assert_eq!(outcome.gradients[1], vec![0.0; 54]);
         assert_eq!(outcome.gradients[2], vec![0.0; 3]);
@@ -451,7 +591,7 @@ mod tests {
         let row = ([1, 1, 3, 3], 1, [2, 2], ConvOptions::new([1, 1], [0, 0], [1, 1], 1));
         let mut case = case(&row);
         case.inputs[0][0] = f32::NAN;
-        let output = run(&case, &ours(&row)).output;
+        let output = run(&case, &ours(&row, Activation::Identity)).output;
         let is_nan: Vec<bool> = output.iter().map(|value| value.is_nan()).collect();
         assert_eq!(is_nan, [true, false, false, false]);
     }

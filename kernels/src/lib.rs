@@ -35,6 +35,7 @@
 //! - **NaN and infinity propagate as in PyTorch**, except in rows of attention without any
 //!   visible position, which are zero as in burn.
 
+mod activation;
 mod array;
 mod attention;
 mod batch_norm;
@@ -63,13 +64,14 @@ mod testing;
 #[cfg(test)]
 mod training;
 
+pub use crate::activation::Activation;
 pub use crate::attention::{attention, attention_with_dropout};
 pub use crate::batch_norm::{batch_norm, batch_norm_train};
 pub use crate::conv::conv2d;
 pub use crate::cross_entropy::{cross_entropy, cross_entropy_of_samples, weighted_cross_entropy};
 pub use crate::embedding::embedding;
 pub use crate::layer_norm::layer_norm;
-pub use crate::linear::{Activation, linear};
+pub use crate::linear::linear;
 pub use crate::modules::{
     AvgPool2dExt, BatchNormExt, Conv2dExt, CrossEntropyLossExt, EmbeddingExt, LayerNormExt,
     LinearExt, MaxPool2dExt,

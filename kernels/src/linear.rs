@@ -1,37 +1,14 @@
 //! Linear layers with bias and activation.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, activation, module};
+use burn::tensor::{Tensor, module};
 
+use crate::activation::{Activation, Kept};
 use crate::array::{Array, Strided};
-use crate::chunks::{column_sums, map_in_place, zip_map};
+use crate::chunks::column_sums;
 use crate::machine::{Matrix, Output, Threads, multiply};
 use crate::tape::{Gradient, Operand, record, share_tape};
-use crate::vector::{normal_cdf, normal_density};
-
-/// Function that a linear layer applies to its output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// The output itself.
-    Identity,
-    /// `max(x, 0)`, and NaN for NaN.
-    Relu,
-    /// `x * cdf(x)` with the distribution function of the normal distribution, without the
-    /// approximation by `tanh`.
-    Gelu,
-}
-
-impl Activation {
-    fn apply_burn<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        match self {
-            Self::Identity => x,
-            Self::Relu => activation::relu(x),
-            Self::Gelu => activation::gelu(x),
-        }
-    }
-}
 
 /// Returns `activation(x * weight + bias)`.
 ///
@@ -78,7 +55,7 @@ fn fused<const D: usize>(
     let x_matrix = Matrix::row_major(x_array.values(), rows, d_input);
     multiply(&mut output, Output::Add, 1.0, x_matrix, strided.matrix(&[]), Threads::All);
     shape[D - 1] = d_output;
-    let (output, kept) = activate(output, &shape, activation);
+    let (output, kept) = activation.apply(output, &shape);
     let gradient = || -> Arc<dyn Gradient> {
         Arc::new(LinearGradient { x: x_array, weight: strided, rows, d_input, d_output, kept })
     };
@@ -86,37 +63,6 @@ fn fused<const D: usize>(
         Some(bias) => record([x, weight, bias], output, gradient),
         None => record([x, weight], output, gradient),
     })
-}
-
-/// Values from which the derivative of the activation follows.
-enum Kept {
-    Nothing,
-    ReluOutput(Array),
-    GeluInput(Array),
-}
-
-fn activate(mut values: Vec<f32>, shape: &[usize], activation: Activation) -> (Array, Kept) {
-    match activation {
-        Activation::Identity => (Array::from_vec(values, shape), Kept::Nothing),
-        Activation::Relu => {
-            map_in_place(
-                &mut values,
-                #[inline(always)]
-                |x| if x <= 0.0 { 0.0 } else { x },
-            );
-            let output = Array::from_vec(values, shape);
-            (output.clone(), Kept::ReluOutput(output))
-        }
-        Activation::Gelu => {
-            let input = Array::from_vec(values.clone(), shape);
-            map_in_place(
-                &mut values,
-                #[inline(always)]
-                |x| x * normal_cdf(x),
-            );
-            (Array::from_vec(values, shape), Kept::GeluInput(input))
-        }
-    }
 }
 
 struct LinearGradient {
@@ -128,33 +74,11 @@ struct LinearGradient {
     kept: Kept,
 }
 
-impl LinearGradient {
-    /// Returns the gradient before the activation.
-    fn before_activation<'a>(&self, output: &'a Array) -> Cow<'a, [f32]> {
-        let gradient = output.values();
-        match &self.kept {
-            Kept::Nothing => Cow::Borrowed(gradient),
-            Kept::ReluOutput(output) => Cow::Owned(zip_map(
-                gradient,
-                output.values(),
-                #[inline(always)]
-                |gradient, output| if output <= 0.0 { 0.0 } else { gradient },
-            )),
-            Kept::GeluInput(input) => Cow::Owned(zip_map(
-                gradient,
-                input.values(),
-                #[inline(always)]
-                |gradient, x| gradient * (normal_cdf(x) + x * normal_density(x)),
-            )),
-        }
-    }
-}
-
 impl Gradient for LinearGradient {
     /// `dx = dy * weight^T`, `dweight = x^T * dy`, `dbias` = column sums of `dy`.
     fn gradients(&self, output: &Array, is_wanted: &[bool]) -> Vec<Option<Array>> {
         let Self { rows, d_input, d_output, .. } = *self;
-        let gradient = self.before_activation(output);
+        let gradient = self.kept.gradient(output.values());
         let matrix = Matrix::row_major(&gradient, rows, d_output);
         let product = |shape: &[usize], left: Matrix<'_>, right: Matrix<'_>| {
             let mut out = vec![0.0; shape.iter().product()];
@@ -175,7 +99,7 @@ impl Gradient for LinearGradient {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Distribution;
+    use burn::tensor::{Distribution, activation};
 
     use super::*;
     use crate::testing::{

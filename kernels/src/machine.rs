@@ -1,10 +1,9 @@
 //! Code for the instruction sets of a processor. All unsafe code of this crate is in this file;
-//! decision records 0037 and 0039 explain why it is sound.
+//! decision records 0037, 0039 and 0045 explain why it is sound.
 
 #![expect(unsafe_code, reason = "vector instructions need a check at run time, and pointers")]
 
 mod matrix;
-mod offsets;
 mod operands;
 mod panels;
 mod product;
@@ -12,7 +11,6 @@ mod product;
 use std::sync::OnceLock;
 
 pub(crate) use matrix::Matrix;
-use offsets::Offsets;
 pub(crate) use operands::{ShiftedRows, Windows};
 pub(crate) use product::{Output, Threads, multiply};
 
@@ -71,10 +69,61 @@ impl Instructions {
     }
 }
 
+/// Maximum of [`Instructions::lanes`].
+pub(crate) const LANES_MAX: usize = 16;
+
 /// Returns `true` if the processor computes `a * b + c` in one instruction, as all products do.
 /// Otherwise burn's operators are faster.
 pub(crate) fn has_fma() -> bool {
     !cfg!(target_arch = "x86_64") || Instructions::Avx2.is_supported()
+}
+
+/// Offsets of the rows or depths of an operand from its first value.
+///
+/// # Safety
+///
+/// `at(index)` is at most `largest(num)` for each index below `num`, whenever they are called.
+pub(crate) unsafe trait Offsets: Copy {
+    fn at(self, index: usize) -> usize;
+
+    /// Returns the largest of the first `num` offsets. `None` if it exceeds `usize`, or if there
+    /// are fewer or none.
+    fn largest(self, num: usize) -> Option<usize>;
+}
+
+/// Equal distances from each row or depth to the next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stride(pub(crate) usize);
+
+// SAFETY: multiples of a stride increase, and that of the last index does not overflow.
+unsafe impl Offsets for Stride {
+    #[inline(always)]
+    fn at(self, index: usize) -> usize {
+        index * self.0
+    }
+
+    #[inline(always)]
+    fn largest(self, num: usize) -> Option<usize> {
+        num.checked_sub(1)?.checked_mul(self.0)
+    }
+}
+
+/// Any offsets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Table<'a>(pub(crate) &'a [u32]);
+
+// SAFETY: the slice does not change while it is borrowed, and `largest` is its maximum.
+unsafe impl Offsets for Table<'_> {
+    #[inline(always)]
+    fn at(self, index: usize) -> usize {
+        self.0[index] as usize
+    }
+
+    #[inline(always)]
+    fn largest(self, num: usize) -> Option<usize> {
+        // Copied values, because the compiler uses no vectors for references.
+        self.0.get(..num)?.iter().copied().max().map(|largest| largest as usize)
+    }
 }
 
 /// Inputs of a tile, the part of a product that stays in registers.
@@ -96,7 +145,7 @@ impl<R: Offsets, D: Offsets, P: Offsets> TileInput<'_, R, D, P> {
     ///
     /// # Panics
     ///
-    /// It does not.
+    /// It would read outside of a slice, or the depth is 0.
     #[inline(always)]
     fn check(&self, rows: usize, columns: usize) {
         assert!(self.depth > 0, "a tile has at least one product");
@@ -338,4 +387,20 @@ pub(crate) fn vectorize<R>(work: impl FnOnce() -> R) -> R {
 #[target_feature(enable = "avx2,fma")]
 fn with_avx2<R>(work: impl FnOnce() -> R) -> R {
     work()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn largest_distance_covers_all_rows() {
+        assert_eq!(Stride(3).largest(4), Some(9));
+        assert_eq!(Stride(usize::MAX).largest(3), None);
+        assert_eq!(Stride(3).largest(0), None);
+        assert_eq!(Table(&[4, 9, 2]).largest(3), Some(9));
+        assert_eq!(Table(&[4, 9, 2]).largest(1), Some(4));
+        assert_eq!(Table(&[4]).largest(2), None, "row 1 has no distance");
+        assert_eq!(Table(&[]).largest(0), None);
+    }
 }

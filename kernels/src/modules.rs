@@ -8,7 +8,7 @@ use burn::nn::{BatchNorm, Embedding, LayerNorm, Linear, PaddingConfig2d};
 use burn::tensor::ops::{AvgPoolOptions, ConvOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor};
 
-use crate::linear::Activation;
+use crate::activation::Activation;
 
 /// Fused forward pass of [`Linear`].
 pub trait LinearExt {
@@ -93,17 +93,17 @@ impl EmbeddingExt for Embedding {
 
 /// Fused forward pass of [`Conv2d`].
 pub trait Conv2dExt {
-    /// Returns the convolution of `x`. See [`conv2d`](crate::conv2d()).
-    fn forward_fused(&self, x: Tensor<4>) -> Tensor<4>;
+    /// Returns `activation` of the convolution of `x`. See [`conv2d`](crate::conv2d()).
+    fn forward_fused(&self, x: Tensor<4>, activation: Activation) -> Tensor<4>;
 }
 
 impl Conv2dExt for Conv2d {
-    fn forward_fused(&self, x: Tensor<4>) -> Tensor<4> {
+    fn forward_fused(&self, x: Tensor<4>, activation: Activation) -> Tensor<4> {
         let padding = padding_pairs(&self.padding, x.dims(), self.kernel_size, self.stride);
         let options =
             ConvOptions::new_with_padding(self.stride, padding, self.dilation, self.groups);
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        crate::conv2d(x, self.weight.val(), bias, options)
+        crate::conv2d(x, self.weight.val(), bias, options, activation)
     }
 }
 
@@ -217,7 +217,11 @@ mod tests {
                 let name = format!("{padding:?}, {stride:?}");
                 let conv = Conv2dConfig::new([4, 6], [3, 2]).with_stride(stride).with_groups(2);
                 let conv = conv.with_padding(padding.clone()).init(&device());
-                assert_close(&name, conv.forward_fused(x.clone()), conv.forward(x.clone()));
+                assert_close(
+                    &name,
+                    conv.forward_fused(x.clone(), Activation::Identity),
+                    conv.forward(x.clone()),
+                );
                 let pool = MaxPool2dConfig::new([3, 2]).with_strides(stride);
                 let pool = pool.with_padding(padding.clone()).init();
                 assert_close(&name, pool.forward_fused(x.clone()), pool.forward(x.clone()));

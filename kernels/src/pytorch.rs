@@ -176,7 +176,7 @@ impl<'a> Inputs<'a> {
                 let Options { stride, dilation, groups, .. } = *options;
                 let options = ConvOptions::new_with_padding(stride, padding, dilation, groups);
                 let (x, weight) = (self.float("x"), self.float("weight"));
-                crate::conv2d(x, weight, self.optional("bias"), options)
+                crate::conv2d(x, weight, self.optional("bias"), options, Activation::Identity)
             }
             "max_pool2d" => {
                 let pool = MaxPoolOptions::new(options.kernel).with_stride(options.stride);

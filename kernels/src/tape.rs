@@ -163,7 +163,7 @@ mod tests {
     fn conv_of(x: &Tensor<1>, weight: &Tensor<1>) -> Tensor<1> {
         let (x, weight) = (x.clone().reshape([1, 1, 4, 4]), weight.clone().reshape([2, 1, 3, 3]));
         let options = burn::tensor::ops::ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
-        conv2d(x, weight, None, options).reshape([8])
+        conv2d(x, weight, None, options, Activation::Identity).reshape([8])
     }
 
     /// The first layer of a model has an input without gradient.

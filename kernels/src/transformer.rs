@@ -7,7 +7,7 @@ use burn::nn::{Dropout, Gelu, Linear};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, Tensor};
 
-use crate::linear::Activation;
+use crate::activation::Activation;
 use crate::modules::{LayerNormExt, LinearExt};
 use crate::tape::Operand;
 

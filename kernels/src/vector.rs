@@ -4,10 +4,14 @@
 const LANES: usize = 32;
 
 /// Copies a short slice to one of the same length, without a call of the C library.
+///
+/// # Panics
+///
+/// The lengths differ.
 #[inline(always)]
 pub(crate) fn copy(out: &mut [f32], values: &[f32]) {
     const WIDTH: usize = 8;
-    debug_assert_eq!(out.len(), values.len());
+    assert_eq!(out.len(), values.len(), "a copy has another length");
     let (blocks, rest) = out.as_chunks_mut::<WIDTH>();
     blocks.iter_mut().zip(values.as_chunks().0).for_each(|(out, values)| *out = *values);
     if rest.is_empty() {

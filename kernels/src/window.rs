@@ -61,7 +61,7 @@ impl Axis {
         self.dilation * (self.kernel - 1)
     }
 
-    /// Returns the padding at both ends. `None` if a window could lie within it.
+    /// Returns the padding at both ends. `None` if a window could contain only padding.
     pub(crate) fn paddings(&self) -> Option<(usize, usize)> {
         let reach = self.reach();
         let fits = self.padding_begin <= reach && self.padding_end <= reach;

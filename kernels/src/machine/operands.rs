@@ -1,7 +1,7 @@
 //! Operands of products: matrices, and windows of padded images without a copy of each window.
 
+use super::LANES_MAX;
 use super::matrix::Matrix;
-use super::panels::WIDTH_MAX;
 
 /// Left operand of a product.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ impl Left<'_> {
     pub(super) fn size(&self) -> [usize; 2] {
         match self {
             Self::Matrix(matrix) => [matrix.rows, matrix.columns],
-            Self::Windows(windows) => [windows.positions.len(), windows.windows.len()],
+            Self::Windows(windows) => [windows.tap_offsets.len(), windows.window_offsets.len()],
         }
     }
 
@@ -63,7 +63,7 @@ impl Right<'_> {
     pub(super) fn size(&self) -> [usize; 2] {
         match self {
             Self::Matrix(matrix) => [matrix.rows, matrix.columns],
-            Self::Shifted(rows) => [rows.starts.len(), rows.columns],
+            Self::Shifted(rows) => [rows.row_offsets.len(), rows.columns],
         }
     }
 
@@ -75,37 +75,43 @@ impl Right<'_> {
     }
 }
 
-/// Matrix `[position, window]` with element `values[positions[position] + windows[window]]`.
+/// Windows `[tap, window]` of padded images. Their element is
+/// `values[tap_offsets[tap] + window_offsets[window]]`.
+///
+/// A product panics if that is outside of `values`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows<'a> {
     pub(crate) values: &'a [f32],
-    pub(crate) positions: &'a [u32],
-    pub(crate) windows: &'a [u32],
+    pub(crate) tap_offsets: &'a [u32],
+    pub(crate) window_offsets: &'a [u32],
 }
 
 impl<'a> Windows<'a> {
     /// Returns the part of this size whose first element is at `first`.
     pub(super) fn part(self, first: [usize; 2], size: [usize; 2]) -> Self {
-        let positions = &self.positions[first[0]..][..size[0]];
-        Self { positions, windows: &self.windows[first[1]..][..size[1]], ..self }
+        let tap_offsets = &self.tap_offsets[first[0]..][..size[0]];
+        let window_offsets = &self.window_offsets[first[1]..][..size[1]];
+        Self { tap_offsets, window_offsets, ..self }
     }
 }
 
-/// Matrix whose row `r` is `values[starts[r]..]`. Rows may overlap.
+/// Rows `values[row_offsets[row]..][..columns]`, which may overlap.
+///
+/// A product may read up to [`SLACK`](Self::SLACK) values after a row, without using them. It
+/// panics if they are outside of `values`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShiftedRows<'a> {
     pub(crate) values: &'a [f32],
-    pub(crate) starts: &'a [u32],
+    pub(crate) row_offsets: &'a [u32],
     pub(crate) columns: usize,
 }
 
 impl<'a> ShiftedRows<'a> {
-    /// Values after the last row that a product may read, though it does not use them.
-    pub(crate) const SLACK: usize = WIDTH_MAX;
+    pub(crate) const SLACK: usize = LANES_MAX - 1;
 
     /// Returns the part of this size whose first element is at `first`.
     pub(super) fn part(self, first: [usize; 2], size: [usize; 2]) -> Self {
-        let starts = &self.starts[first[0]..][..size[0]];
-        Self { values: &self.values[first[1]..], starts, columns: size[1] }
+        let row_offsets = &self.row_offsets[first[0]..][..size[0]];
+        Self { values: &self.values[first[1]..], row_offsets, columns: size[1] }
     }
 }

@@ -3,23 +3,26 @@
 use std::ops::Range;
 
 use super::matrix::Matrix;
-use super::offsets::{Offsets, Stride, Table};
 use super::operands::{Left, Right, Windows};
-use super::{Instructions, SQUARE, TileInput, Update, transpose, update_tile};
+use super::{
+    Instructions, LANES_MAX, Offsets, SQUARE, Stride, Table, TileInput, Update, transpose,
+    update_tile,
+};
 use crate::vector::copy;
 
 /// Maximum of [`Instructions::tile_rows`].
 pub(super) const ROWS_MAX: usize = 8;
 
 /// Maximum number of columns of a tile: two vectors.
-pub(super) const WIDTH_MAX: usize = 32;
+pub(super) const WIDTH_MAX: usize = 2 * LANES_MAX;
 
 /// Columns of the right operand, divided into panels as wide as a tile.
 pub(super) struct Panels<'a> {
     instructions: Instructions,
     right: Right<'a>,
-    /// Panels one after the other, each row by row and filled up with zeros. If tiles read the
-    /// operand itself, only the last panel, and only if it is narrower than a tile.
+    /// Panels one after the other, each row by row and filled up with zeros. If tiles read a
+    /// matrix itself, only the last panel, and only if it is narrower than a tile. Empty for other
+    /// operands.
     copied: &'a [f32],
     reads_operand: bool,
 }
@@ -81,8 +84,9 @@ impl<'a> Panels<'a> {
                     let left = LeftTile { values, rows: Stride(row), depths: Stride(depth) };
                     self.update_rows(&left, update, tile_rows, first);
                 }
-                Left::Windows(Windows { values, positions, windows }) => {
-                    let left = LeftTile { values, rows: Table(positions), depths: Table(windows) };
+                Left::Windows(Windows { values, tap_offsets, window_offsets }) => {
+                    let (rows, depths) = (Table(tap_offsets), Table(window_offsets));
+                    let left = LeftTile { values, rows, depths };
                     self.update_rows(&left, update, tile_rows, first);
                 }
             }
@@ -105,7 +109,7 @@ impl<'a> Panels<'a> {
             let columns = first + column..first + column + columns;
             match self.right {
                 Right::Shifted(right) => {
-                    let (right, depths) = (&right.values[column..], Table(right.starts));
+                    let (right, depths) = (&right.values[column..], Table(right.row_offsets));
                     let input = left.with_right(right, depths, depth);
                     self.update_columns(&input, update, rows, columns);
                 }

@@ -169,8 +169,8 @@ mod tests {
     fn left_at(left: &Left<'_>, row: usize, depth: usize) -> f32 {
         match left {
             Left::Matrix(matrix) => matrix.at(row, depth),
-            Left::Windows(Windows { values, positions, windows }) => {
-                values[positions[row] as usize + windows[depth] as usize]
+            Left::Windows(Windows { values, tap_offsets, window_offsets }) => {
+                values[tap_offsets[row] as usize + window_offsets[depth] as usize]
             }
         }
     }
@@ -178,7 +178,7 @@ mod tests {
     fn right_at(right: &Right<'_>, depth: usize, column: usize) -> f32 {
         match right {
             Right::Matrix(matrix) => matrix.at(depth, column),
-            Right::Shifted(rows) => rows.values[rows.starts[depth] as usize + column],
+            Right::Shifted(rows) => rows.values[rows.row_offsets[depth] as usize + column],
         }
     }
 
@@ -281,34 +281,68 @@ mod tests {
             (0..num as u32).map(|index| index / 3 * step + (index * 7) % 5).collect()
         };
         for [m, k, n] in [[1, 1, 1], [9, 300, 40], [17, 257, 9], [33, 90, 700]] {
-            let (positions, windows) = (table(m, 11), table(k, 2));
-            let images = values(2000);
-            let windows = Windows { values: &images, positions: &positions, windows: &windows };
+            let (tap_offsets, window_offsets) = (table(m, 11), table(k, 2));
+            let values_of_images = values(2000);
+            let windows = Windows {
+                values: &values_of_images,
+                tap_offsets: &tap_offsets,
+                window_offsets: &window_offsets,
+            };
             let right = values(k * n);
             check(windows, Matrix::row_major(&right, k, n));
             check(windows, Matrix::row_major(&right, n, k).transposed());
 
-            let starts = table(k, 3);
-            let images = values(*starts.iter().max().unwrap() as usize + n + ShiftedRows::SLACK);
-            let rows = ShiftedRows { values: &images, starts: &starts, columns: n };
+            let row_offsets = table(k, 3);
+            let num = *row_offsets.iter().max().unwrap() as usize + n + ShiftedRows::SLACK;
+            let values_of_rows = values(num);
+            let rows =
+                ShiftedRows { values: &values_of_rows, row_offsets: &row_offsets, columns: n };
             check(Matrix::row_major(&values(m * k), m, k), rows);
+            check(windows, rows);
         }
     }
 
-    #[test]
-    #[should_panic(expected = "a tile exceeds its left matrix")]
-    fn windows_outside_of_an_image_are_refused() {
-        let windows = Windows { values: &[1.0; 9], positions: &[0, 5], windows: &[0, 4] };
+    fn multiply_windows(num: usize) {
+        let values = vec![1.0; num];
+        let windows = Windows { values: &values, tap_offsets: &[0, 5], window_offsets: &[0, 4] };
         let right = Matrix::row_major(&[1.0; 2], 2, 1);
         multiply(&mut [0.0; 2], Output::Replace, 1.0, windows, right, Threads::One);
     }
 
     #[test]
-    #[should_panic(expected = "a tile exceeds its right matrix")]
-    fn rows_without_slack_are_refused() {
-        let rows = ShiftedRows { values: &[1.0; 12], starts: &[0, 3], columns: 9 };
+    fn last_window_may_end_with_the_image() {
+        multiply_windows(10);
+    }
+
+    #[test]
+    #[should_panic(expected = "a tile exceeds its left matrix")]
+    fn windows_outside_of_an_image_are_refused() {
+        multiply_windows(9);
+    }
+
+    fn multiply_rows(num: usize) {
+        let values = vec![1.0; num];
+        let rows = ShiftedRows { values: &values, row_offsets: &[0, 3], columns: 8 };
         let left = Matrix::row_major(&[1.0; 2], 1, 2);
-        multiply(&mut [0.0; 9], Output::Replace, 1.0, left, rows, Threads::One);
+        let product = Product {
+            instructions: Instructions::Baseline,
+            output: Output::Replace,
+            scale: 1.0,
+            left: left.into(),
+            right: rows.into(),
+        };
+        product.write(&mut [0.0; 8], Threads::One);
+    }
+
+    #[test]
+    fn last_row_may_end_with_the_values() {
+        multiply_rows(11);
+    }
+
+    #[test]
+    #[should_panic(expected = "a tile exceeds its right matrix")]
+    fn rows_outside_of_the_values_are_refused() {
+        multiply_rows(10);
     }
 
     #[test]

@@ -1,0 +1,135 @@
+//! Activation functions as part of another operator.
+
+use std::borrow::Cow;
+
+use burn::tensor::{Tensor, activation};
+
+use crate::array::Array;
+use crate::chunks::{map_in_place, zip_map};
+use crate::machine::vectorize;
+use crate::vector::{normal_cdf, normal_density};
+
+/// Function that a linear layer or a convolution applies to its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// The output itself.
+    Identity,
+    /// `max(x, 0)`, and NaN for NaN.
+    Relu,
+    /// `x * cdf(x)` with the distribution function of the normal distribution, without the
+    /// approximation by `tanh`.
+    Gelu,
+}
+
+impl Activation {
+    pub(crate) fn apply_burn<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Identity => x,
+            Self::Relu => activation::relu(x),
+            Self::Gelu => activation::gelu(x),
+        }
+    }
+
+    /// Returns the values of the function, and what its derivative needs.
+    pub(crate) fn apply(self, mut values: Vec<f32>, shape: &[usize]) -> (Array, Kept) {
+        match self {
+            Self::Identity => (Array::from_vec(values, shape), Kept::Nothing),
+            Self::Relu => {
+                map_in_place(&mut values, relu);
+                Kept::relu(values, shape)
+            }
+            Self::Gelu => {
+                let input = Array::from_vec(values.clone(), shape);
+                map_in_place(
+                    &mut values,
+                    #[inline(always)]
+                    |x| x * normal_cdf(x),
+                );
+                (Array::from_vec(values, shape), Kept::GeluInput(input))
+            }
+        }
+    }
+}
+
+/// Replaces each value by its ReLU.
+pub(crate) fn apply_relu(values: &mut [f32]) {
+    vectorize(
+        #[inline(always)]
+        || values.iter_mut().for_each(|value| *value = relu(*value)),
+    );
+}
+
+#[inline(always)]
+fn relu(x: f32) -> f32 {
+    if x <= 0.0 { 0.0 } else { x }
+}
+
+#[inline(always)]
+fn relu_gradient(gradient: f32, output: f32) -> f32 {
+    if output <= 0.0 { 0.0 } else { gradient }
+}
+
+#[inline(always)]
+fn gelu_gradient(gradient: f32, x: f32) -> f32 {
+    gradient * (normal_cdf(x) + x * normal_density(x))
+}
+
+/// Values from which the derivative of the activation follows.
+pub(crate) enum Kept {
+    Nothing,
+    ReluOutput(Array),
+    GeluInput(Array),
+}
+
+impl Kept {
+    /// Returns the output of a ReLU, and what its derivative needs.
+    pub(crate) fn relu(output: Vec<f32>, shape: &[usize]) -> (Array, Self) {
+        let output = Array::from_vec(output, shape);
+        (output.clone(), Self::ReluOutput(output))
+    }
+
+    /// Returns the gradient before the activation.
+    pub(crate) fn gradient<'a>(&self, gradient: &'a [f32]) -> Cow<'a, [f32]> {
+        match self {
+            Self::Nothing => Cow::Borrowed(gradient),
+            Self::ReluOutput(output) => {
+                Cow::Owned(zip_map(gradient, output.values(), relu_gradient))
+            }
+            Self::GeluInput(input) => Cow::Owned(zip_map(gradient, input.values(), gelu_gradient)),
+        }
+    }
+
+    /// Returns the gradient before the activation, of the part of the values that starts at
+    /// `start`. `scratch` holds it unless there is no activation.
+    pub(crate) fn gradient_of_part<'a>(
+        &self,
+        start: usize,
+        gradient: &'a [f32],
+        scratch: &'a mut Vec<f32>,
+    ) -> &'a [f32] {
+        let end = start + gradient.len();
+        match self {
+            Self::Nothing => return gradient,
+            Self::ReluOutput(output) => {
+                zip_into(scratch, gradient, &output.values()[start..end], relu_gradient);
+            }
+            Self::GeluInput(input) => {
+                zip_into(scratch, gradient, &input.values()[start..end], gelu_gradient);
+            }
+        }
+        scratch
+    }
+}
+
+#[inline(always)]
+fn zip_into(out: &mut Vec<f32>, left: &[f32], right: &[f32], function: impl Fn(f32, f32) -> f32) {
+    out.resize(left.len(), 0.0);
+    vectorize(
+        #[inline(always)]
+        || {
+            for ((out, left), right) in out.iter_mut().zip(left).zip(right) {
+                *out = function(*left, *right);
+            }
+        },
+    );
+}

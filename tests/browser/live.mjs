@@ -29,8 +29,10 @@ async function zoom(page) {
   await page.mouse.down();
   await page.mouse.move(x + 0.4 * width, y + 0.5 * height, { steps: 4 });
   await page.mouse.move(x + 0.8 * width, y + 0.52 * height, { steps: 4 });
+  const loaded = page.waitForResponse((one) => /curves\.json\?.*&from=/.test(one.url()));
   await page.mouse.up();
   await page.mouse.move(2, 2);
+  equal((await loaded).status(), 200, 'status of the points of a zoom');
   return until(() => query(page, 'zoom'), 'the URL holds the zoom');
 }
 

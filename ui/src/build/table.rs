@@ -44,8 +44,8 @@ pub(crate) struct TableQuery {
     pub(crate) hidden: Option<String>,
     /// Menu that is open: `columns`.
     pub(crate) menu: Option<String>,
-    /// Number of rows to skip.
-    pub(crate) from: Option<usize>,
+    /// Number of rows to skip. Plots use `from` for their range.
+    pub(crate) skip: Option<usize>,
 }
 
 impl TableQuery {
@@ -63,9 +63,9 @@ impl TableQuery {
 
     /// Returns a link with all parts of the query that the table shows.
     fn link(&self, path: &str) -> String {
-        let from = self.from.map(|from| from.to_string());
+        let skip = self.skip.map(|skip| skip.to_string());
         let parts = [
-            ("from", from.as_deref()),
+            ("skip", skip.as_deref()),
             ("sort", self.sort.as_deref()),
             ("filter", self.filter.as_deref()),
             ("state", self.state()),
@@ -111,12 +111,12 @@ pub(crate) fn page(run: &Run, query: &TableQuery) -> TrialTable {
     let Matching { entries: mut all, error, states } = matching(run, query);
     sort(&mut all, run, query.sort.as_deref());
     let matches = all.len();
-    let from = query.from.unwrap_or(0).min(matches);
-    let shown: Vec<Entry<'_>> = all.into_iter().skip(from).take(PAGE).collect();
-    let end = from + shown.len();
+    let skip = query.skip.unwrap_or(0).min(matches);
+    let shown: Vec<Entry<'_>> = all.into_iter().skip(skip).take(PAGE).collect();
+    let end = skip + shown.len();
     let path = format!("{}/trials", run.base());
     let more_href = (end < matches)
-        .then(|| TableQuery { from: Some(end), menu: None, ..query.clone() }.link(&path));
+        .then(|| TableQuery { skip: Some(end), menu: None, ..query.clone() }.link(&path));
     TrialTable { more_href, ..table(run, &shown, matches, query, (error, &states), &path) }
 }
 
@@ -130,8 +130,8 @@ fn table(
 ) -> TrialTable {
     let export = |format: &str| {
         let path = format!("{}/trials.{format}", run.base());
-        let (sort, hidden, menu, from) = (None, None, None, None);
-        TableQuery { sort, hidden, menu, from, ..query.clone() }.link(&path)
+        let (sort, hidden, menu, skip) = (None, None, None, None);
+        TableQuery { sort, hidden, menu, skip, ..query.clone() }.link(&path)
     };
     let status = run.experiment.status.as_ref();
     let best = status.and_then(|status| status.best.as_ref()).map(|best| best.index);
@@ -175,7 +175,7 @@ fn columns(run: &Run, query: &TableQuery, path: &str) -> Vec<Column> {
             false => name.to_owned(),
         };
         let is_sortable = !matches!(name, RUNGS | CURVE);
-        let by = TableQuery { sort: Some(order), menu: None, from: None, ..query.clone() };
+        let by = TableQuery { sort: Some(order), menu: None, skip: None, ..query.clone() };
         Column {
             name: text::name(title),
             href: if is_sortable { by.link(path) } else { String::new() },
@@ -222,7 +222,7 @@ fn shows(run: &Run, query: &TableQuery, name: &str) -> bool {
 fn state_menu(query: &TableQuery, states: &[(Badge, usize)], path: &str) -> Vec<SelectOption> {
     let option = |class: &str, text: String| {
         let of =
-            TableQuery { state: Some(class.to_owned()), menu: None, from: None, ..query.clone() };
+            TableQuery { state: Some(class.to_owned()), menu: None, skip: None, ..query.clone() };
         let is_current = query.state().unwrap_or_default() == class;
         SelectOption { value: class.to_owned(), text, href: of.link(path), is_current }
     };
@@ -246,7 +246,7 @@ fn column_menu(run: &Run, query: &TableQuery, path: &str) -> Vec<SelectOption> {
         let toggled = TableQuery {
             hidden: Some(hidden.join(",")),
             menu: Some("columns".to_owned()),
-            from: None,
+            skip: None,
             ..query.clone()
         };
         let href = toggled.link(path);

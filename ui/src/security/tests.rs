@@ -243,6 +243,17 @@ async fn refused_storage_leaves_the_record() {
 }
 
 #[tokio::test]
+async fn zoomed_curves_take_fractions() {
+    let page = Shared::new(SignIn::Form, None);
+    let cookie = page.sign_in("ada").await;
+    for tab in ["curves.json", "curves.csv", "trials/0/curves.json"] {
+        let path = format!("/experiments/ml/iris/{tab}?x=epochs&from=0.5&to=2.25");
+        let (status, _, text) = page.get(&path, &[("cookie", &cookie)]).await;
+        assert_eq!(status, 200, "{tab}: {text}");
+    }
+}
+
+#[tokio::test]
 async fn form_starts_a_session_in_a_strict_cookie() {
     let page = Shared::new(SignIn::Form, None);
     let (status, _, text) = page.get("/sign-in?next=/jobs", &[]).await;

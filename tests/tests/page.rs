@@ -203,6 +203,13 @@ fn page_works_with_the_keyboard() {
 }
 
 #[test]
+fn page_works_on_touch_screens() {
+    if let Some(page) = Page::of_finished_search() {
+        page.check("touch.mjs");
+    }
+}
+
+#[test]
 fn page_exports_equal_the_record() {
     if let Some(page) = Page::of_finished_search() {
         page.check("exports.mjs");

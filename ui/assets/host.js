@@ -7,6 +7,7 @@ import { store } from './data.js';
 import { state } from './state.js';
 import { onTheme } from './theme.js';
 import { hideTooltip, showTooltip } from './tooltip.js';
+import { onTouchOutside } from './touch.js';
 
 const MODULES = {
   curves: () => import('./plots/curves.js'),
@@ -96,10 +97,12 @@ export class Host {
       resized();
     }).observe(this.element);
     this.element.addEventListener('keydown', (event) => this.#key(event));
-    this.element.addEventListener('blur', () => {
+    const leave = () => {
       hideTooltip();
       this.plot?.walk?.mark?.(null);
-    });
+    };
+    this.element.addEventListener('blur', leave);
+    onTouchOutside(this.element, leave);
   }
 
   async #run(call) {
@@ -167,10 +170,16 @@ export class Host {
     if (!target) return;
     const nodes = items.map((item) => make('span', { class: 'legend-item', style: {
       display: 'inline-flex', alignItems: 'center', gap: '6px', marginInlineEnd: '12px' } },
-    item.color ? swatch(item) : null, make('span', { text: item.text })));
+    item.color ? swatch(item) : null, this.#legendText(item)));
     const head = title ? [make('span', { class: 'legend-title', text: title,
       style: { marginInlineEnd: '12px' } })] : [];
     target.replaceChildren(...head, ...nodes);
+  }
+
+  #legendText({ text, trial }) {
+    if (trial === undefined || !store.base) return make('span', { text });
+    return make('a', { href: `${store.base}/trials/${trial}`, text, 'aria-label':
+      `Open trial ${trial}` });
   }
 
   open(trial) {

@@ -9,6 +9,8 @@ import { state } from './state.js';
 const SILENCE = 10000;
 const RETRY = 3000;
 const url = document.body.dataset.live;
+// After a tap, `:hover` stays, although no finger is there.
+const canHover = matchMedia('(hover: hover)');
 
 let stream = null;
 let lastBeat = 0;
@@ -123,7 +125,7 @@ function watch() {
 function isBusy(part) {
   const table = part.matches('table') ? part : part.querySelector('table');
   if (!table) return part.contains(document.activeElement) || part.querySelector('dialog[open]');
-  return part.matches(':hover') || part.contains(document.activeElement)
+  return (canHover.matches && part.matches(':hover')) || part.contains(document.activeElement)
     || Boolean(part.querySelector('.is-selected'))
     || (table.matches('[data-trials]') && state.selection.length > 0);
 }

@@ -122,7 +122,15 @@ async function loadMore(link, observer) {
   }
 }
 
+/** Closes open menus when the user presses elsewhere. */
+function closeMenus(event) {
+  for (const menu of document.querySelectorAll('details.menu[open]')) {
+    if (!menu.contains(event.target)) menu.open = false;
+  }
+}
+
 export function startOptions() {
+  document.addEventListener('pointerdown', closeMenus);
   document.addEventListener('click', carry, true);
   document.addEventListener('click', (event) => {
     onClick(event);

@@ -26,7 +26,7 @@ macro_rules! assets {
     };
 }
 
-static ASSETS: [Asset; 42] = assets![
+static ASSETS: [Asset; 43] = assets![
     "app.js" => "assets/app.js",
     "data.js" => "assets/data.js",
     "dom.js" => "assets/dom.js",
@@ -42,6 +42,7 @@ static ASSETS: [Asset; 42] = assets![
     "style.css" => "assets/style.css",
     "theme.js" => "assets/theme.js",
     "tooltip.js" => "assets/tooltip.js",
+    "touch.js" => "assets/touch.js",
     "plots/chart.js" => "assets/plots/chart.js",
     "plots/colors.js" => "assets/plots/colors.js",
     "plots/compare.js" => "assets/plots/compare.js",

@@ -1,6 +1,7 @@
 // Wrapper of ECharts: canvas renderer, tooltips as rich text, no animation, SVG for exports.
 
 import { colors, FONT } from '../theme.js';
+import { onTouchOutside } from '../touch.js';
 
 /** Options that all charts share. */
 export function baseOption() {
@@ -34,6 +35,12 @@ export class Chart {
     if (events.open) this.chart.on('dblclick', events.open);
     if (events.over) this.chart.on('mouseover', events.over);
     if (events.out) this.chart.on('globalout', events.out).on('mouseout', events.out);
+    // ECharts selects what a finger touches, but is not notified of touches elsewhere.
+    onTouchOutside(element, () => {
+      if (this.chart.isDisposed()) return;
+      this.chart.dispatchAction({ type: 'hideTip' });
+      events.out?.();
+    });
     // The canvas is not in the order of focus; the plot itself is.
     this.holder.setAttribute('aria-hidden', 'true');
   }

@@ -67,7 +67,7 @@ function byAxis(data, axis, scale) {
 /** Fills the legend of a card: swatches with text. */
 export function legendOf(scale, state) {
   if (state.selection.length) {
-    const items = state.selection.slice(0, 8).map((trial) => ({ text: `#${trial}`,
+    const items = state.selection.slice(0, 8).map((trial) => ({ text: `#${trial}`, trial,
       color: colors()[`series${state.seriesOf(trial)}`], dash: state.isDashed(trial) }));
     const more = state.selection.length - items.length;
     if (more > 0) items.push({ text: `and ${more} more` });

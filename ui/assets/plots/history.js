@@ -5,6 +5,7 @@ import { clock, count, duration, name, parameter, plural, result } from '../form
 import { quantile, store } from '../data.js';
 import { state } from '../state.js';
 import { colors, series as seriesColor } from '../theme.js';
+import { isTouch, reach } from '../touch.js';
 import { LinePlot } from './lines.js';
 import { durationTicks } from './ticks.js';
 
@@ -137,7 +138,7 @@ class History extends Base {
     const view = this.lines.view();
     const box = this.host.element.getBoundingClientRect();
     let best = null;
-    let distance = 9;
+    let distance = reach(9);
     for (const dot of this.dots) {
       const d = Math.hypot(view.x(dot.x) - event.clientX + box.left,
         view.y(dot.y) - event.clientY + box.top);
@@ -148,15 +149,17 @@ class History extends Base {
 
   #listen() {
     const { host } = this;
-    host.element.addEventListener('mousemove', (event) => {
+    const show = (event) => {
       const dot = this.#nearest(event);
       state.setHover(dot ? dot.trial : null);
       if (dot) host.tooltip(this.data.describe(dot.trial), event);
-    });
+    };
+    host.element.addEventListener('mousemove', show);
     host.element.addEventListener('mouseleave', () => state.setHover(null));
     host.element.addEventListener('click', (event) => {
       const dot = this.#nearest(event);
       if (dot) state.toggle(dot.trial);
+      if (isTouch()) show(event);
     });
   }
 

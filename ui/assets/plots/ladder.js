@@ -4,6 +4,7 @@ import { count, duration, name, parameter, plural, result } from '../format.js';
 import { quantile, store } from '../data.js';
 import { state } from '../state.js';
 import { colors } from '../theme.js';
+import { isTouch, reach } from '../touch.js';
 import { drawHistogram, jitter, partWord } from './ladder-parts.js';
 import { drawCross, text } from './scene.js';
 import { linearTicks } from './ticks.js';
@@ -320,7 +321,7 @@ class Ladder {
     const x = event.clientX - box.left;
     const y = event.clientY - box.top;
     let best = null;
-    let distance = 12;
+    let distance = reach(12);
     for (const spot of this.spots || []) {
       const d = Math.hypot(spot.x - x, spot.y - y);
       if (d < distance) {
@@ -333,12 +334,13 @@ class Ladder {
 
   #listen() {
     const { host } = this;
-    host.element.addEventListener('pointermove', (event) => {
+    const show = (event) => {
       const trial = this.#nearest(event);
       host.element.style.cursor = trial === null ? 'default' : 'pointer';
       state.setHover(trial);
       host.tooltip(trial === null ? null : this.data.describe(trial), event);
-    });
+    };
+    host.element.addEventListener('pointermove', show);
     host.element.addEventListener('pointerleave', () => {
       state.setHover(null);
       host.tooltip(null);
@@ -346,6 +348,8 @@ class Ladder {
     host.element.addEventListener('click', (event) => {
       const trial = this.#nearest(event);
       if (trial !== null) state.toggle(trial);
+      // A finger has left the plot before it clicks.
+      if (isTouch()) show(event);
     });
     host.element.addEventListener('dblclick', (event) => host.open(this.#nearest(event)));
   }

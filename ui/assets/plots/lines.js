@@ -1,7 +1,9 @@
 // Line plot on uPlot: uPlot gives scales, axes, grid and zoom; the scene draws the lines.
 // Hover and keyboard marks are drawn on a canvas above, so that they cost no full redraw.
 
+import { make } from '../dom.js';
 import { colors, FONT } from '../theme.js';
+import { isTouch } from '../touch.js';
 import { drawAxes, drawGround, drawLine, drawScene } from './scene.js';
 import { linearTicks, logTicks, thin } from './ticks.js';
 
@@ -16,6 +18,8 @@ export class LinePlot {
     this.zoom = null;
     this.kind = '';
     this.marked = null;
+    this.reset = make('button', { type: 'button', class: 'link', 'data-reset-zoom': true,
+      text: 'Reset zoom', on: { click: () => this.setZoom(null) } });
   }
 
   /** Shows a scene. The zoom stays unless the scale of x changes. */
@@ -30,6 +34,16 @@ export class LinePlot {
     } else {
       this.#apply();
     }
+    this.#offerReset();
+  }
+
+  /** Shows the button that ends a zoom, below the plot. */
+  #offerReset() {
+    const { element, reset } = this;
+    const place = element.closest('.panel')?.querySelector('.panel-head')
+      || element.closest('.card')?.querySelector('.card-footer');
+    if (!this.zoom) reset.remove();
+    else if (place && reset.parentElement !== place) place.append(reset);
   }
 
   get size() {
@@ -91,6 +105,7 @@ export class LinePlot {
       height: '100%', pointerEvents: 'none' });
     this.plot.over.append(this.overlay);
     this.#listen(this.plot.over);
+    this.#touch(this.plot);
   }
 
   #apply() {
@@ -112,6 +127,7 @@ export class LinePlot {
   }
 
   destroy() {
+    this.reset.remove();
     this.plot?.destroy();
     this.plot = null;
   }
@@ -172,6 +188,7 @@ export class LinePlot {
   setZoom(zoom) {
     this.zoom = zoom;
     this.#apply();
+    this.#offerReset();
     this.events.zoom?.(zoom);
   }
 
@@ -192,12 +209,38 @@ export class LinePlot {
       if (!down || Math.hypot(event.clientX - down[0], event.clientY - down[1]) > 5) return;
       const hit = this.nearest(event.offsetX, event.offsetY);
       if (hit) this.events.pick?.(hit.line);
+      // The focus has moved since the finger's mouse events, and hidden the tooltip.
+      if (hit && isTouch()) this.events.hover?.(hit.line, hit.index, event);
     });
     over.addEventListener('dblclick', (event) => {
       const hit = this.zoom ? null : this.nearest(event.offsetX, event.offsetY);
       if (this.zoom) this.setZoom(null);
       else if (hit) this.events.open?.(hit.line);
     }, true);
+  }
+
+  /** Zooms x where a finger moves sideways; up and down, the page scrolls. uPlot knows no touch. */
+  #touch(u) {
+    const { over } = u;
+    let from = null;
+    const at = (event) => Math.max(0, Math.min(over.clientWidth,
+      event.clientX - over.getBoundingClientRect().left));
+    const show = (to, isEnd) => u.setSelect({ left: Math.min(from, to), top: 0,
+      width: Math.abs(to - from), height: over.clientHeight }, isEnd);
+    over.addEventListener('pointerdown', (event) => {
+      from = event.pointerType === 'touch' && event.isPrimary ? at(event) : null;
+    });
+    over.addEventListener('pointermove', (event) => {
+      if (from !== null) show(at(event), false);
+    });
+    over.addEventListener('pointerup', (event) => {
+      if (from !== null) show(at(event), true);
+      from = null;
+    });
+    over.addEventListener('pointercancel', () => {
+      if (from !== null) show(from, false);
+      from = null;
+    });
   }
 
   /** Returns {line, index} of the line nearest to a point of the plotting area, or null. */

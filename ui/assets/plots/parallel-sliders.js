@@ -1,4 +1,5 @@
-// Two sliders or boxes per axis as a brush for the keyboard. They are hidden until focused.
+// Two sliders or boxes per axis as a brush for keyboard and touch. They are hidden until they have
+// the focus, or until a button shows them.
 
 import { HIDDEN, make } from '../dom.js';
 import { parameter } from '../format.js';
@@ -19,7 +20,15 @@ export class AxisSliders {
     element.after(this.form);
   }
 
-  #show(isShown) {
+  /** Shows the sliders until the next call. Returns whether they stay. */
+  toggle() {
+    this.stays = !this.stays;
+    this.#show(this.stays);
+    return this.stays;
+  }
+
+  #show(isWanted) {
+    const isShown = isWanted || this.stays;
     for (const key of Object.keys(HIDDEN)) this.form.style[key] = isShown ? '' : HIDDEN[key];
     if (isShown) {
       Object.assign(this.form.style, { display: 'flex', flexWrap: 'wrap', gap: '12px',

@@ -4,11 +4,16 @@ import { make, settle } from '../dom.js';
 import { count, escapes, name, parameter, plural, result } from '../format.js';
 import { store } from '../data.js';
 import { state } from '../state.js';
+import { isCoarse, isTouch, onHold } from '../touch.js';
 import { colorScale, legendOf } from './colors.js';
 import { ParallelCanvas } from './parallel-canvas.js';
 import { AxisSliders } from './parallel-sliders.js';
 
 const GRAB = 18;
+const BY_MOUSE = 'Drag along an axis to brush. Drag a name to reorder. Double-click an axis to '
+  + 'flip it.';
+const BY_TOUCH = 'Hold an axis and drag to brush. Hold a name and drag to reorder. Double-tap an '
+  + 'axis to flip it.';
 
 export function create(host) {
   return new Parallel(host);
@@ -95,8 +100,8 @@ class Parallel {
     const { host, data, canvas } = this;
     const more = this.left ? `${this.left} more axes left out.` : null;
     if (!state.hasBrush) {
-      host.note(`${plural(known, 'trial')} with a result. Drag along an axis to brush. Drag a `
-        + 'name to reorder. Double-click an axis to flip it.', more);
+      host.note(`${plural(known, 'trial')} with a result. ${isCoarse() ? BY_TOUCH : BY_MOUSE}`,
+        this.#sliderButton(), more);
       return;
     }
     const parts = Object.entries(state.brush).map(([key, part]) => {
@@ -110,7 +115,17 @@ class Parallel {
       ? `${count(canvas.drawn)} of ${count(inside)} brushed trials drawn.` : null;
     host.note(`Brush: ${parts.join(', ')}.`, make('b', { text: `${plural(inside, 'trial')}.` }),
       drawn || 'The brush filters every plot and the table.', make('button', { type: 'button',
-        class: 'link', text: 'Clear brush', on: { click: () => state.setBrush({}) } }), more);
+        class: 'link', text: 'Clear brush', on: { click: () => state.setBrush({}) } }),
+      this.#sliderButton(), more);
+  }
+
+  #sliderButton() {
+    const text = () => (this.sliders.stays ? 'Hide sliders' : 'Show sliders');
+    return make('button', { type: 'button', class: 'link', text: text(), on: {
+      click: (event) => {
+        this.sliders.toggle();
+        event.target.textContent = text();
+      } } });
   }
 
   update(changed, moving) {
@@ -146,13 +161,19 @@ class Parallel {
     element.addEventListener('pointerdown', (event) => this.#down(event));
     element.addEventListener('pointermove', (event) => this.#move(event));
     element.addEventListener('pointerup', (event) => this.#up(event));
-    element.addEventListener('pointercancel', () => {
-      this.drag = null;
-    });
-    element.addEventListener('pointerleave', () => {
-      if (!this.drag) this.#hover(null);
+    element.addEventListener('pointercancel', (event) => this.#up(event));
+    element.addEventListener('pointerleave', (event) => {
+      // A finger leaves with each tap; the tooltip stays until the next.
+      if (!this.drag && event.pointerType !== 'touch') this.#hover(null);
     });
     element.addEventListener('dblclick', (event) => this.#double(event));
+    // A finger that moves scrolls the page, one that rests on an axis drags.
+    onHold(element, (event) => this.#hold(event));
+    element.addEventListener('click', (event) => {
+      if (!isTouch() || !this.data || event.target.closest?.('button,input')) return;
+      this.#pick(event);
+      this.#hover(event);
+    });
   }
 
   #point(event) {
@@ -162,16 +183,30 @@ class Parallel {
 
   #down(event) {
     if (event.button !== 0 || !this.data || event.target.closest?.('button,input')) return;
+    if (event.pointerType === 'touch') return;
     const point = this.#point(event);
+    if (!this.#grab(point)) this.drag = { kind: 'click', start: point };
+    this.host.element.setPointerCapture(event.pointerId);
+  }
+
+  /** Starts to drag the name or the axis at a point. Returns whether there is one. */
+  #grab(point) {
     const { canvas } = this;
     const i = canvas.axisAt(point.x, 40);
     const isName = point.y < canvas.top - 8;
-    // Touch scrolls the page; the sliders brush there.
-    const isTouch = event.pointerType === 'touch';
-    if (i >= 0 && isName && !isTouch) this.drag = { kind: 'name', i, x: point.x, start: point };
-    else if (!isTouch && canvas.axisAt(point.x, GRAB) >= 0) this.#startBrush(point);
-    else this.drag = { kind: 'click', start: point };
-    if (!isTouch) this.host.element.setPointerCapture(event.pointerId);
+    if (i >= 0 && isName) this.drag = { kind: 'name', i, x: point.x, start: point };
+    else if (canvas.axisAt(point.x, GRAB) >= 0) this.#startBrush(point);
+    else return false;
+    return true;
+  }
+
+  /** Lets a finger drag, and shows what it drags. */
+  #hold(event) {
+    if (!this.data || !this.#grab(this.#point(event))) return false;
+    const axis = this.canvas.axes[this.drag.i];
+    this.host.tooltip([escapes(axis.name.slice(0, 500)),
+      this.drag.kind === 'name' ? 'Drag to reorder' : 'Drag to brush'], event);
+    return true;
   }
 
   /** Starts a new brush, or moves the whole brush if the pointer is inside of it. */
@@ -196,7 +231,7 @@ class Parallel {
     const point = this.#point(event);
     const { drag, canvas } = this;
     if (!drag) {
-      this.#hover(event);
+      if (event.pointerType !== 'touch') this.#hover(event);
       return;
     }
     if (Math.hypot(point.x - drag.start.x, point.y - drag.start.y) > 4) drag.moved = true;
@@ -220,6 +255,7 @@ class Parallel {
     const { drag } = this;
     this.drag = null;
     if (!drag || !this.data) return;
+    if (event.pointerType === 'touch') this.host.tooltip(null);
     if (drag.kind === 'name') {
       this.canvas.dragAxis(-1);
       this.#storeAxes();
@@ -228,10 +264,14 @@ class Parallel {
       if (drag.axis) this.#setPart(drag.axis, state.brush[drag.axis.name] || null, false);
     } else if (drag.kind !== 'click' && state.brush[drag.axis?.name]) {
       this.#setPart(drag.axis, null);
-    } else {
-      const row = this.canvas.nearest(this.#point(event), this.brushed);
-      if (row >= 0) state.toggle(this.data.trials.index[row]);
+    } else if (event.type === 'pointerup' && event.pointerType !== 'touch') {
+      this.#pick(event);
     }
+  }
+
+  #pick(event) {
+    const row = this.canvas.nearest(this.#point(event), this.brushed);
+    if (row >= 0) state.toggle(this.data.trials.index[row]);
   }
 
   #hover(event) {

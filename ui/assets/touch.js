@@ -1,0 +1,73 @@
+// Touch: which pointer pressed last, touches outside of a plot, and fingers that rest.
+
+// Time in ms after which a resting finger drags. Browsers take 500 ms for a long press.
+const HOLD = 350;
+// Pixels that a resting finger may move.
+const SLACK = 8;
+// Radius in CSS pixels within which a finger hits a dot.
+const FINGER = 24;
+
+let last = 'mouse';
+
+document.addEventListener('pointerdown', (event) => {
+  last = event.pointerType;
+}, true);
+
+/** Returns whether the latest press on the page was that of a finger. */
+export const isTouch = () => last === 'touch';
+
+/** Returns the radius within which a press hits a dot; `fine` is that of a mouse. */
+export const reach = (fine) => (isTouch() ? FINGER : fine);
+
+/** Returns whether the page is used mainly by touch. */
+export const isCoarse = () => matchMedia('(pointer: coarse)').matches;
+
+/** Calls `call` when a finger touches the page outside of an element. */
+export function onTouchOutside(element, call) {
+  document.addEventListener('pointerdown', (event) => {
+    if (event.pointerType === 'touch' && !element.contains(event.target)) call();
+  }, true);
+}
+
+/**
+ * Calls `start(event)` when a finger rests on an element. If it returns true, the finger drags
+ * until it is lifted, and the page does not scroll.
+ */
+export function onHold(element, start) {
+  let timer = 0;
+  let from = null;
+  let isHeld = false;
+  const end = () => {
+    clearTimeout(timer);
+    from = null;
+    isHeld = false;
+  };
+  element.addEventListener('pointerdown', (event) => {
+    end();
+    // A second finger zooms the page.
+    if (event.pointerType !== 'touch' || !event.isPrimary) return;
+    from = event;
+    timer = setTimeout(() => {
+      isHeld = start(event);
+      if (isHeld) navigator.vibrate?.(10);
+    }, HOLD);
+  });
+  element.addEventListener('pointermove', (event) => {
+    if (!from || isHeld) return;
+    if (Math.hypot(event.clientX - from.clientX, event.clientY - from.clientY) > SLACK) end();
+  });
+  element.addEventListener('pointerup', () => clearTimeout(timer));
+  element.addEventListener('pointercancel', end);
+  // Browsers scroll unless the first move is prevented, so the listener must not be passive.
+  element.addEventListener('touchmove', (event) => {
+    if (isHeld && event.cancelable) event.preventDefault();
+  }, { passive: false });
+  // A finger that has dragged does not click.
+  element.addEventListener('touchend', (event) => {
+    if (isHeld && event.cancelable) event.preventDefault();
+    end();
+  }, { passive: false });
+  element.addEventListener('contextmenu', (event) => {
+    if (from) event.preventDefault();
+  });
+}

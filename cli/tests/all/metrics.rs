@@ -1,5 +1,8 @@
 //! Tests of `stoker trial metrics` and `stoker experiment metrics` after a local run.
 
+use std::fs::File;
+use std::io::IsTerminal as _;
+
 use serde_json::{Value, json};
 use stoker_storage::metrics::{Row, segments};
 
@@ -115,11 +118,20 @@ fn metrics_of_an_experiment_are_printed() {
 }
 
 #[test]
-fn parquet_on_a_full_disk_is_an_error() {
+fn parquet_needs_an_output_that_takes_it() {
     let fixture = fixture();
-    let mut command = stoker();
-    command.args(["experiment", "metrics", "scripted", "--output", "parquet", "--root"]);
-    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let output = command.arg(fixture.root()).stdout(full).output().unwrap();
-    check(&output, 1, "cannot write Parquet to standard output: No space left on device");
+    let check_device = |path: &str, code: i32, expected: &str| {
+        let mut command = stoker();
+        command.args(["experiment", "metrics", "scripted", "--output", "parquet", "--root"]);
+        let device = File::options().read(true).write(true).open(path).unwrap();
+        assert_eq!(device.is_terminal(), path == "/dev/ptmx");
+        let output = command.arg(fixture.root()).stdout(device).output().unwrap();
+        check(&output, code, expected);
+    };
+    let full = "cannot write Parquet to standard output: No space left on device";
+    check_device("/dev/full", 1, full);
+    // The controlling side of a pseudo-terminal is a terminal, too.
+    let terminal =
+        "standard output is a terminal; redirect it, for example with `> metrics.parquet`";
+    check_device("/dev/ptmx", 2, terminal);
 }

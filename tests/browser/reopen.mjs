@@ -34,9 +34,13 @@ await browse(async (open) => {
   await page.check('input[name=trials][value=failed]');
   await answer(page);
   noFaults(page);
+  const pages = [page, await open(base(input.failed)), await open(`${base(input.failed)}/trials/0`)];
+  for (const one of pages) {
+    equal(await one.locator('[data-live-state=live]').count(), 1, `live state of ${one.url()}`);
+  }
   await ask('run');
   equal([phase(input.failed), trial().phase], ['Completed', 'Completed'], 'phases with the data');
-  await page.waitForSelector('#phase[data-phase=Completed]');
+  for (const one of pages) await one.waitForSelector('#phase[data-phase=Completed]');
   await page.waitForSelector('#errors', { state: 'hidden' });
   noFaults(page);
 });

@@ -32,7 +32,7 @@ pub(crate) fn frame(site: &Site, run: &Run, view: &'static str, title: &str) -> 
         view,
         base: run.base(),
         metric: run.experiment.spec.searcher.metric.clone(),
-        live: run.is_live().then(|| live(run)),
+        live: (run.may_change() || actions::is_expected(site, run)).then(|| live(run)),
         place: site.place.clone(),
         crumbs: vec![
             crumb("Experiments", "/experiments".to_owned()),
@@ -49,7 +49,7 @@ pub(crate) fn frame(site: &Site, run: &Run, view: &'static str, title: &str) -> 
 }
 
 /// Returns the address of a run's live updates.
-pub(crate) fn live(run: &Run) -> String {
+fn live(run: &Run) -> String {
     let version = Version::of_one(run.version);
     format!("/live?e={}/{}&v={version}", text::query(&run.namespace), run.id())
 }
@@ -128,5 +128,48 @@ pub(crate) fn condition(condition: &Condition) -> ConditionRow {
         reason: condition.reason.clone(),
         since: condition.last_transition_time.to_string(),
         message: text::escape(&condition.message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fixture;
+    use crate::store::Standing;
+
+    #[test]
+    fn pages_are_live_while_the_run_may_change() {
+        let check = |spec: Value, status: Value, change: fn(Run) -> Run, expected: bool| {
+            let run = change(fixture::run(spec, status, &[]));
+            let frame = frame(&Site::default(), &run, "trial", "Trial 0");
+            assert_eq!(frame.live.is_some(), expected, "{run:?}");
+        };
+        let phase = |phase: &str| json!({ "phase": phase });
+        let running = |run: Run| run;
+        let stopped = |mut run: Run| {
+            run.is_running = false;
+            run
+        };
+        let none = || json!({});
+        check(none(), phase("Running"), running, true);
+        check(none(), phase("Completed"), running, false);
+        // `stoker run FILE` may continue a run at any time, but not one that another has replaced.
+        check(none(), phase("Paused"), stopped, true);
+        let replaced = |run: Run| run.with_standing(Standing::Replaced);
+        check(none(), phase("Paused"), replaced, false);
+        // A request to continue takes effect when the runner or the operator records it.
+        let request = || json!({ "number": 2, "trials": "failed" });
+        let reopened = |number: u32| {
+            let event = json!({ "reopened": { "number": number, "trials": "failed" } });
+            let entry = json!({ "order": 1, "at": "2026-11-24T10:00:00Z", "event": event });
+            json!({ "phase": "Failed", "log": [entry] })
+        };
+        check(none(), phase("Failed"), stopped, false);
+        check(json!({ "reopen": request() }), phase("Failed"), stopped, true);
+        check(json!({ "reopen": request() }), reopened(1), stopped, true);
+        check(json!({ "reopen": request() }), reopened(2), stopped, false);
+        check(json!({ "reopen": request(), "state": "cancelled" }), reopened(1), stopped, false);
     }
 }

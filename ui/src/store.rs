@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, RwLock};
 
-use stoker_api::experiment::{Experiment, Phase};
+use stoker_api::experiment::{DesiredState, Experiment, Phase};
+use stoker_engine::experiment::is_requested;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
 use tokio::sync::watch;
@@ -130,9 +131,21 @@ impl Run {
         self.experiment.status.as_ref().map(|status| status.phase).unwrap_or_default()
     }
 
-    /// Returns whether the record may still change.
+    /// Returns whether trials may run now.
     pub(crate) fn is_live(&self) -> bool {
         self.is_running && !self.phase().is_terminal()
+    }
+
+    /// Returns whether trials may run now or later: the experiment has not ended, or a request to
+    /// continue it has not taken effect. The runner of a local run may start at any time.
+    pub(crate) fn may_change(&self) -> bool {
+        if self.standing == Standing::Replaced {
+            return false;
+        }
+        let spec = &self.experiment.spec;
+        let log = self.experiment.status.as_ref().map_or(&[][..], |status| &status.log);
+        let is_over = matches!(spec.state, DesiredState::Cancelled | DesiredState::Killed);
+        !self.phase().is_terminal() || (!is_over && is_requested(spec.reopen, log))
     }
 
     /// Returns what the record says about the search.

@@ -4,7 +4,7 @@ use stoker_api::experiment::{DesiredState, Phase, ReopenedTrials};
 
 use super::frame;
 use super::head::badges;
-use crate::actions::{Action, ActionAccess};
+use crate::actions::{Action, ActionAccess, Asked};
 use crate::site::Site;
 use crate::state::{FAILED, PAUSED, PENDING, QUEUED, RUNNING, STOPPED_EARLY, WAITING};
 use crate::store::{Run, Standing};
@@ -107,11 +107,24 @@ fn possible(site: &Site, run: &Run) -> Vec<Action> {
     actions
 }
 
+/// Returns whether the record of an experiment that has ended will soon contain an action, which
+/// this server has just carried out. Records are read some time later.
+pub(crate) fn is_expected(site: &Site, run: &Run) -> bool {
+    let asked = site.actions.as_ref().and_then(|access| access.asked(&run.uid));
+    asked.is_some_and(|asked| {
+        matches!(asked.action, Action::Continue(_) | Action::Delete) && is_news(&asked)
+    })
+}
+
+fn is_news(asked: &Asked) -> bool {
+    text::now().seconds_since(asked.at) <= SHOWN_SECONDS
+}
+
 /// Returns the action that the record does not confirm yet.
 fn asked(site: &Site, access: &ActionAccess, run: &Run) -> Option<Notice> {
     let asked = access.asked(&run.uid)?;
     let phase = run.phase();
-    let was_shown = text::now().seconds_since(asked.at) > SHOWN_SECONDS;
+    let was_shown = !is_news(&asked);
     let is_confirmed = match asked.action {
         // Without a runner, the record has changed already, and the effect says what comes next.
         _ if !asked.is_followed => was_shown,

@@ -82,7 +82,7 @@ pub(crate) fn experiments(site: &Site, runs: &[Arc<Run>], show_all: bool) -> Com
     page.has_plots = true;
     page.view = "compare";
     page.crumbs = vec![Crumb { text: "Experiments".to_owned(), href: "/experiments".to_owned() }];
-    if runs.iter().any(|run| run.is_live()) {
+    if runs.iter().any(|run| run.may_change()) {
         page.live = Some("/live".to_owned());
     }
     let toggle = |show_all: bool| match show_all {

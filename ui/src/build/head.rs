@@ -8,7 +8,7 @@ use stoker_api::time::Timestamp;
 use stoker_engine::experiment::explain::length;
 use stoker_engine::trial::TrialRecord;
 
-use super::{frame, live};
+use super::frame;
 use crate::data::{attempt_seconds, best_value, state};
 use crate::site::Site;
 use crate::store::{Run, Standing, created};
@@ -66,14 +66,8 @@ pub(crate) fn head(site: &Site, run: &Run, tab: ExperimentTab) -> ExperimentHead
     let spec = &run.experiment.spec;
     let name = text::name(&run.name);
     let controls = super::actions::controls(site, run);
-    let mut frame = frame(site, run, "experiment", &format!("{name} · Stoker"));
-    let may_start = !matches!(spec.state, DesiredState::Cancelled | DesiredState::Killed);
-    if controls.asked.is_some() && may_start {
-        // Continue starts an experiment that has ended.
-        frame.live = Some(live(run));
-    }
     ExperimentHead {
-        frame,
+        frame: frame(site, run, "experiment", &format!("{name} · Stoker")),
         namespace: run.namespace.clone(),
         name,
         id: run.id(),

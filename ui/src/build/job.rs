@@ -32,7 +32,8 @@ pub(crate) fn page(site: &Site, job: &Job, output: &Output) -> JobPage {
     let name = text::name(&job.name);
     let mut frame = plain_frame(site, "jobs", &format!("{name} · Stoker"));
     frame.base = job.base();
-    frame.live = job.is_live().then(|| {
+    // A local job without a runner continues when its command runs again.
+    frame.live = (!job.phase().is_terminal()).then(|| {
         let version = Version::of_one(job.version);
         format!("/live?j={}/{}&v={version}", text::query(&job.namespace), job.id())
     });

@@ -352,6 +352,13 @@ fn page_follows_a_running_search() {
 }
 
 #[test]
+fn page_repeats_loads_that_fail() {
+    if let Some(page) = Page::of_finished_search() {
+        page.check("retries.mjs");
+    }
+}
+
+#[test]
 fn page_steers_a_local_run() {
     if let Some(tools) = tools() {
         of_running_search(tools).check_with("actions.mjs", &["--allow-actions"]);

@@ -22,6 +22,12 @@ export async function loadJson(url, signal) {
   });
 }
 
+/**
+ * Returns whether a request that failed may succeed later. Otherwise the experiment is gone, or the
+ * session has ended.
+ */
+export const isTransient = (status) => !(status >= 400 && status < 500);
+
 /** Axis of parallel coordinates and scatter plots: maps values to positions 0 to 1. */
 class Axis {
   constructor(spec, column) {
@@ -216,11 +222,16 @@ export class Store {
     return this.#request;
   }
 
-  /** Loads again and informs all plots. */
+  /** Loads again and informs all plots. Returns the error if the data could not be loaded. */
   async refresh() {
     const before = this.current?.best;
-    const data = await this.load(true).catch(() => null);
+    let error = null;
+    const data = await this.load(true).catch((cause) => {
+      error = cause;
+      return null;
+    });
     for (const call of [...this.#subscribers]) call(data, before);
+    return error;
   }
 
   subscribe(call) {

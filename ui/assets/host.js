@@ -3,7 +3,7 @@
 
 import { debounce, make, say, settle, throttle } from './dom.js';
 import { count } from './format.js';
-import { store } from './data.js';
+import { isTransient, store } from './data.js';
 import { state } from './state.js';
 import { onTheme } from './theme.js';
 import { hideTooltip, showTooltip } from './tooltip.js';
@@ -24,6 +24,11 @@ const MODULES = {
   compare: () => import('./plots/compare.js'),
   strips: () => import('./plots/strips.js'),
 };
+
+// Time in ms after which a plot whose data could not be loaded tries again, and how often: a
+// storage that stays away must not be asked forever.
+const RETRY = 3000;
+const RETRIES_MAX = 5;
 
 export const hosts = new Map();
 
@@ -80,7 +85,7 @@ export class Host {
   #connect() {
     if (this.connected) return;
     this.connected = true;
-    const refresh = throttle(() => this.#run(() => this.plot?.refresh?.()), 500);
+    const refresh = throttle(() => this.#refresh(), 500);
     const rest = settle((changed) => this.#run(() => this.plot?.update?.(changed, false)), 150);
     state.subscribe((changed, moving) => {
       const isHeavy = (store.current?.size || 0) > 500 && this.kind !== 'parallel';
@@ -105,12 +110,22 @@ export class Host {
     onTouchOutside(this.element, leave);
   }
 
+  /** Draws the plot again after a change, which the server reports once. */
+  async #refresh(left = RETRIES_MAX) {
+    const error = await this.#run(() => this.plot?.refresh?.());
+    if (error?.status === undefined || !isTransient(error.status) || left === 0) return;
+    setTimeout(() => this.#refresh(left - 1), RETRY);
+  }
+
+  /** Returns the error if the call failed. */
   async #run(call) {
     try {
       await call();
       if (this.failed) this.#clearError();
+      return null;
     } catch (error) {
       if (error.name !== 'AbortError') this.fail(error);
+      return error;
     }
   }
 

@@ -3,7 +3,7 @@
 
 import { make, sayNews, throttle } from './dom.js';
 import { clock, plural, result } from './format.js';
-import { store } from './data.js';
+import { isTransient, store } from './data.js';
 import { state } from './state.js';
 
 const SILENCE = 10000;
@@ -62,9 +62,10 @@ function close() {
   stream = null;
 }
 
-const metrics = throttle(() => {
-  store.refresh();
+const metrics = throttle(async () => {
   document.dispatchEvent(new CustomEvent('stoker:metrics'));
+  const error = await store.refresh();
+  if (error && isTransient(error.status)) setTimeout(metrics, RETRY);
 }, 500);
 
 const changed = throttle(() => {
@@ -134,14 +135,16 @@ async function replaceParts() {
   const parts = [...document.querySelectorAll('[data-live-part][id]')];
   if (!parts.length) return;
   let page = null;
+  let status = 0;
   try {
     const address = location.pathname + state.query() + location.hash;
     const response = await fetch(address, { cache: 'no-cache', headers: { Accept: 'text/html' } });
-    if (!response.ok) return;
+    ({ status } = response);
+    if (!response.ok) throw new Error(`HTTP ${status}`);
     page = new DOMParser().parseFromString(await response.text(), 'text/html');
   } catch {
     // The server does not report the same change again.
-    setTimeout(changed, RETRY);
+    if (isTransient(status)) setTimeout(changed, RETRY);
     return;
   }
   const isEmpty = (of) => Boolean(of.querySelector('[data-live-reload]'));

@@ -345,6 +345,13 @@ fn add_running_search(mut page: Page) -> Page {
 }
 
 #[test]
+fn page_draws_every_view_of_a_running_search() {
+    if let Some(tools) = tools() {
+        of_running_search(tools).check("running.mjs");
+    }
+}
+
+#[test]
 fn page_follows_a_running_search() {
     if let Some(tools) = tools() {
         of_running_search(tools).check("live.mjs");

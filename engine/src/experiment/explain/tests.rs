@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 use stoker_api::experiment::{
-    AdaptiveAshaSearch, AsyncHalvingSearch, Length, SearchMode, SyncHalvingSearch, Unit,
+    AdaptiveAshaSearch, AsyncHalvingSearch, Length, MedianStopping, SearchMode, SyncHalvingSearch,
+    Unit,
 };
 use stoker_api::trial::CloseCause;
 use stoker_api::validate::Method;
@@ -15,16 +16,36 @@ use crate::search::SearchConfig;
 use crate::search::methods::{Pbt, PbtConfig};
 use crate::search::rung::Loss;
 use crate::search::samplers::{Explore, Sampler};
-use crate::search::state::{AnyMethod, SearchState};
-use crate::search::turn::Event;
+use crate::search::state::{AnyMethod, Change, SearchState};
+use crate::search::turn::{Edit, Event, Step};
 
 /// Runs a search on events such as `0=0.5` (a result), `0!` (failed), `0?` (invalid), `0~` (ended
-/// early), `0x` (cancelled) and `0-` (deleted).
+/// early), `0x` (cancelled), `0-` (deleted), `0^` (reopened), `limit` (reached) and `places=1`
+/// (edited).
 fn run(config: &SearchConfig, mut search: SearchState, events: &str) -> Explanation {
     let mut explainer = Explainer::new(config);
     let began = search.advance(Event::Began).unwrap();
     explainer.take_in(&search, &began, None);
     for word in events.split_whitespace() {
+        let edited = |places: &str| {
+            let edit = Edit {
+                max_trials: None,
+                max_concurrent: Some(places.parse().unwrap()),
+                units_max: config.units_max,
+                is_limited: false,
+                bracket_trials: vec![],
+            };
+            Event::Edited(edit)
+        };
+        let of_all = match word.split_once("places=") {
+            Some((_, places)) => Some(edited(places)),
+            None => (word == "limit").then_some(Event::LimitReached),
+        };
+        if let Some(event) = of_all {
+            let turn = search.advance(event).unwrap();
+            explainer.take_in(&search, &turn, None);
+            continue;
+        }
         let end = word.find(|char: char| !char.is_ascii_digit()).unwrap();
         let trial: u32 = word[..end].parse().unwrap();
         let closed = |cause| Event::Closed { trial, cause };
@@ -34,6 +55,7 @@ fn run(config: &SearchConfig, mut search: SearchState, events: &str) -> Explanat
             "~" => closed(CloseCause::StoppedEarly),
             "x" => closed(CloseCause::Cancelled),
             "-" => Event::Deleted { trial },
+            "^" => Event::Reopened,
             result => {
                 let metric: f64 = result[1..].parse().unwrap();
                 let loss = Loss::of_metric(metric, config.smaller_is_better);
@@ -45,7 +67,11 @@ fn run(config: &SearchConfig, mut search: SearchState, events: &str) -> Explanat
                 }
             }
         };
-        let turn = search.advance(event).unwrap_or_else(|| panic!("{word} changes nothing"));
+        let turn = match event {
+            Event::Reopened => search.reopen(event, vec![trial]),
+            event => search.advance(event),
+        };
+        let turn = turn.unwrap_or_else(|| panic!("{word} changes nothing"));
         explainer.take_in(&search, &turn, None);
     }
     explainer.finish(&search, &BTreeMap::new())
@@ -63,6 +89,9 @@ fn text(explanation: &Explanation) -> String {
                 rung.units, rung.next
             )
         });
+        let BracketExplanation { training, waiting, paused, stopped, completed, .. } = bracket;
+        let all = training + waiting + paused + stopped + completed + bracket.ended;
+        assert_eq!(all, bracket.created, "each trial is in one state");
         let bracket = format!("Bracket {}: {}", bracket.bracket, bracket.next);
         std::iter::once(bracket).chain(rungs)
     });
@@ -126,13 +155,19 @@ fn sentences_of_all_methods_match_the_file() {
         ("adaptive", adaptive()),
         ("random", random),
         ("population", Method::Single),
+        ("two trials", halving(2, 1, false)),
+        ("three places", halving(3, 3, false)),
+        ("edited", halving(5, 4, false)),
+        ("median", Method::Random { max_trials: 3, max_concurrent: 3 }),
     ];
     let expected = include_str!("sentences.txt");
     let mut found = String::new();
     for heading in expected.lines().filter_map(|line| line.strip_prefix("== ")) {
         let (name, events) = heading.split_once(':').unwrap();
         let (_, method) = methods.iter().find(|(of, _)| *of == name).unwrap();
-        let config = config(method.clone());
+        let rule = MedianStopping { start_units: 3, every_units: 3, min_trials: 1 };
+        let median_stopping = (name == "median").then_some(rule);
+        let config = SearchConfig { median_stopping, ..config(method.clone()) };
         let search = match name {
             "population" => population(&config),
             _ => SearchState::of(&config),
@@ -190,13 +225,30 @@ fn larger_metrics_rank_first_if_they_are_better() {
 }
 
 #[test]
-fn paused_trial_in_the_cut_waits_for_a_place() {
+fn rare_decisions_have_sentences() {
     let config = config(halving(9, 1, false));
     let mut explanation = run(&config, SearchState::of(&config), "0=0.5 1=0.3 2=0.4");
     let mut decision = explanation.trials[2].decisions.pop().unwrap();
     decision.comparison.as_mut().unwrap().continues = true;
     let expected = "paused at 3 epochs: 0.4 ranks 2nd of 3 results, the best one continues, and it \
                     waits for a free place";
+    assert_eq!(decision.to_string(), expected);
+    (decision.decision, decision.comparison) = (Kind::Waits, None);
+    assert_eq!(decision.to_string(), "waits at 3 epochs for a decision");
+    decision.decision = Kind::Completed;
+    assert_eq!(decision.to_string(), "completed all 3 epochs with 0.4");
+    decision.trial = 0;
+    assert_eq!(decision.to_string(), "completed all 3 epochs", "another trial has 0.4");
+    decision.decision = Kind::Failed;
+    let mut comparison = explanation.trials[0].decisions[1].comparison.clone();
+    comparison.as_mut().unwrap().metric = None;
+    decision.comparison = comparison;
+    let expected = "failed before 3 epochs, and counts as the worst result there";
+    assert_eq!(decision.to_string(), expected);
+    decision.rule = Rule::Population;
+    assert_eq!(decision.to_string(), "failed before 3 epochs");
+    (decision.decision, decision.cause) = (Kind::Reopened, Cause::Edited);
+    let expected = "reopened after an edit of the search; it may train to 3 epochs";
     assert_eq!(decision.to_string(), expected);
 }
 
@@ -247,7 +299,49 @@ fn numbers_are_short_and_readable() {
     assert_eq!(numbers, expected);
     let metrics = [Some(0.0), Some(0.9299), Some(-12.5), Some(1.0 / 3.0), Some(1e-7), None];
     assert_eq!(metrics.map(metric), ["0", "0.9299", "-12.5", "0.3333", "1.000e-7", "NaN"]);
+    let bounds = [0.001, -0.00099, 999_999.0, 1e6].map(Some);
+    assert_eq!(bounds.map(metric), ["0.001", "-9.900e-4", "999999", "1.000e6"]);
     let lengths = [(1, Unit::Epochs), (2, Unit::Batches), (3, Unit::Records), (4, Unit::Units)];
     let lengths = lengths.map(|(units, unit)| length(units, unit));
     assert_eq!(lengths, ["1 epoch", "2 batches", "3 records", "4 units"]);
+}
+
+#[test]
+fn deletion_names_the_deleted_trials() {
+    let config = config(Method::Random { max_trials: 4, max_concurrent: 3 });
+    let explanation = run(&config, SearchState::of(&config), "0=0.25 0-");
+    let last = explanation.trials[0].decisions.last().unwrap();
+    assert_eq!((last.decision, &last.cause), (Kind::Deleted, &Cause::Deleted { trials: vec![0] }));
+}
+
+/// Median stopping stops trials 1, 2 and 3, which count as the worst results of the rung. The best
+/// one of three is promoted, and has no result.
+#[test]
+fn stopped_trial_that_is_promoted_stays_stopped() {
+    let rule = MedianStopping { start_units: 1, every_units: 1, min_trials: 1 };
+    let config = SearchConfig { median_stopping: Some(rule), ..config(halving(3, 3, false)) };
+    let explanation = run(&config, SearchState::of(&config), "0=0.1 1=0.5 2=0.6 0? 3=0.9");
+    let trial = &explanation.trials[1];
+    assert_eq!(trial.decisions.last().unwrap().decision, Kind::CountedAsPromoted);
+    assert_eq!(trial.state, State::Stopped);
+    assert!(
+        trial.reason().starts_with("stopped at 1 epoch: its best metric 0.5 is worse than 0.1")
+    );
+}
+
+/// Only a trial that has ended counts as promoted.
+#[test]
+fn promotion_of_an_open_trial_shows_its_lost_end() {
+    let config = config(halving(9, 1, false));
+    let mut search = SearchState::of(&config);
+    let mut explainer = Explainer::new(&config);
+    let mut turn = search.advance(Event::Began).unwrap();
+    explainer.take_in(&search, &turn, None);
+    turn.events.clear();
+    turn.steps.clear();
+    turn.changes =
+        vec![Change { trial: 0, units: 9, step: Step::PromoteClosed { trial: 0, units: 9 } }];
+    explainer.take_in(&search, &turn, None);
+    let explanation = explainer.finish(&search, &BTreeMap::new());
+    assert_eq!(explanation.trials[0].state, State::Failed);
 }

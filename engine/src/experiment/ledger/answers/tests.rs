@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+use stoker_api::experiment::Objective;
 use stoker_api::external::{Answer, HistoryEntry};
 use stoker_api::trial::Fact;
 use stoker_api::validate::Method;
@@ -22,8 +23,10 @@ struct Search {
 
 impl Search {
     fn begin() -> Self {
-        let external = json!({ "command": ["searcher"], "maxTrials": 9 });
-        let config = config(Method::External(serde_json::from_value(external).unwrap()));
+        Self::of(external())
+    }
+
+    fn of(config: SearchConfig) -> Self {
         let (log, trials) = (vec![], BTreeMap::new());
         let ledger = rebuild(&config, &log, &trials);
         let mut search = Self { config, ledger, log, trials };
@@ -62,7 +65,11 @@ impl Search {
     }
 
     fn result(&mut self, trial: u32, units: u64, metric: &str) {
-        let fact = json!({ "result": { "units": units, "metric": metric } });
+        self.results(trial, units, metric, &[]);
+    }
+
+    fn results(&mut self, trial: u32, units: u64, metric: &str, values: &[&str]) {
+        let fact = json!({ "result": { "units": units, "metric": metric, "values": values } });
         let fact: Fact = serde_json::from_value(fact).unwrap();
         self.trials.get_mut(&trial).unwrap().status.facts.push(fact);
         let records: Vec<TrialRecord> = self.trials.values().cloned().collect();
@@ -85,6 +92,11 @@ impl Search {
     }
 }
 
+fn external() -> SearchConfig {
+    let external = json!({ "command": ["searcher"], "maxTrials": 9 });
+    config(Method::External(serde_json::from_value(external).unwrap()))
+}
+
 fn rebuild(config: &SearchConfig, log: &[LogEntry], trials: &BTreeMap<u32, TrialRecord>) -> Ledger {
     let trials = trials.iter().map(|(index, trial)| (*index, trial)).collect();
     let record = Record { log, trials: &trials, trials_created: 0 };
@@ -102,6 +114,7 @@ fn create(tag: &str, units: u64) -> Value {
 fn answers_are_dropped_from_the_log_but_not_forgotten() {
     let mut search = Search::begin();
     assert_eq!(search.events(), json!([{ "order": 0, "began": {} }]));
+    assert_eq!(search.ledger.num_answers(), 0);
     search.answer(&json!([create("a", 3), create("b", 3)])).unwrap();
     assert_eq!(search.ledger.asks(), None);
     assert_eq!(search.trials[&1].spec.tag.as_deref(), Some("b"));
@@ -117,6 +130,7 @@ fn answers_are_dropped_from_the_log_but_not_forgotten() {
     assert_eq!(search.events(), json!([first]));
     search.answer(&json!([{ "continue": { "trial": 0, "units": 9 } }])).unwrap();
     assert_eq!(search.events(), json!([second]));
+    assert_eq!(search.ledger.num_answers(), 2);
     let calls = search.log.iter().filter_map(|entry| match &entry.event {
         LogEvent::Answered(answered) => Some((answered.call, answered.through)),
         _ => None,
@@ -136,6 +150,20 @@ fn answers_are_dropped_from_the_log_but_not_forgotten() {
         { "order": 4, "actions": [{ "continue": { "trial": 0, "units": 9 } }] },
     ]);
     assert_eq!(search.history(), expected);
+}
+
+#[test]
+fn metrics_are_sent_as_they_were_reported() {
+    let objective = |smaller_is_better| Objective { metric: "other".to_owned(), smaller_is_better };
+    let other_objectives = vec![objective(true), objective(false)];
+    let config = SearchConfig { smaller_is_better: false, other_objectives, ..external() };
+    let mut search = Search::of(config);
+    search.answer(&json!([create("a", 3)])).unwrap();
+    search.results(0, 3, "0.25", &["2", "3"]);
+    let result = json!({
+        "trial": 0, "tag": "a", "units": 3, "metric": 0.25, "values": [2.0, 3.0],
+    });
+    assert_eq!(search.events(), json!([{ "order": 2, "result": result }]));
 }
 
 #[test]
@@ -173,4 +201,46 @@ fn refused_answers_stay_due() {
     let error = search.ledger.answer(asked, other, Timestamp(2)).unwrap_err();
     assert_eq!(error, "call: 7: the question had the call 0");
     assert_eq!(search.ledger, before);
+}
+
+#[test]
+fn decisions_of_the_external_searcher_are_explained() {
+    let mut search = Search::begin();
+    let explain = |search: &Search| {
+        let trials = search.trials.iter().map(|(index, trial)| (*index, trial)).collect();
+        let record = Record { log: &search.log, trials: &trials, trials_created: 0 };
+        Ledger::explain(&search.config, record).unwrap()
+    };
+    search.answer(&json!([create("a", 3), create("b", 3)])).unwrap();
+    search.result(0, 3, "0.25");
+    search.result(1, 3, "0.5");
+    let next = explain(&search).brackets[0].next.to_string();
+    assert_eq!(next, "waits for the external searcher's answer to call 1");
+    search.answer(&json!([{ "continue": { "trial": 0, "units": 9 } }])).unwrap();
+    // The first trial still trains when it is stopped.
+    let (stop, pause) = (json!({ "stop": { "trial": 0 } }), json!({ "pause": { "trial": 1 } }));
+    search.answer(&json!([stop, pause, create("c", 9)])).unwrap();
+    search.result(2, 9, "0.1");
+    search.answer(&json!([{ "finish": {} }])).unwrap();
+    // The history has no stops that follow from the end.
+    let history = search.history();
+    let answers = history.as_array().unwrap().iter().filter_map(|entry| entry.get("actions"));
+    let answers: Vec<&Value> = answers.collect();
+    assert_eq!(answers[2].as_array().unwrap()[..2], [stop, pause]);
+    assert_eq!(answers[3], &json!([{ "finish": {} }]));
+    let explanation = explain(&search);
+    let sentences = explanation.decisions().into_iter().map(|decision| decision.sentence());
+    let expected = [
+        "Trial 0 created by the external searcher; trains to 3 epochs",
+        "Trial 1 created by the external searcher; trains to 3 epochs",
+        "Trial 0 waits at 3 epochs for the external searcher",
+        "Trial 1 waits at 3 epochs for the external searcher",
+        "Trial 0 continues to 9 epochs: the external searcher decided so",
+        "Trial 0 stopped at 3 epochs by the external searcher",
+        "Trial 1 paused at 3 epochs by the external searcher",
+        "Trial 2 created by the external searcher; trains to 9 epochs",
+        "Trial 2 completed all 9 epochs with 0.1",
+        "Trial 1 stopped at 3 epochs by the external searcher",
+    ];
+    assert_eq!(sentences.collect::<Vec<_>>(), expected);
 }

@@ -176,7 +176,7 @@ fn order_of_trials_does_not_matter() {
     assert_eq!(names(&expected), ["choice", "rate", "depth"]);
     // Shares are relative, so neither the scale nor the sign of the metric matters.
     // Of equal splits, rounding may choose another one.
-    for (scale, offset) in [(1e300, 0.0), (-2.0, 1.0)] {
+    for (scale, offset) in [(1e300, 0.0), (-2.0, 1.0), (1e-9, 1.0)] {
         let mut scaled = trials.clone();
         for record in &mut scaled {
             let Fact::Result(result) = &mut record.status.facts[0] else { panic!() };
@@ -266,6 +266,15 @@ fn greatest_length_with_enough_results_counts() {
     };
     check(&trials[..9], Err("needs 10 results at one length, has 9 at 3 epochs"));
     check(&trials, Ok((3, 20, 0)));
+    // The length with most results is named; of equal numbers, the greatest length.
+    for (num_longer, expected) in [(4, "5 at 3 epochs"), (5, "5 at 9 epochs")] {
+        let mut few = trials[..5].to_vec();
+        few[..num_longer].iter_mut().for_each(|record| add_result(record, 9, 0.5));
+        check(&few, Err(&format!("needs 10 results at one length, has {expected}")));
+    }
+    let longest: Vec<_> = (0..2).map(|index| trial(index, &point(index), 9, 0.5)).collect();
+    let few = [&longest[..], &[trial(2, &point(2), 3, 0.5)]].concat();
+    check(&few, Err("needs 10 results at one length, has 2 at 9 epochs"));
     for (index, record) in trials.iter_mut().enumerate().take(11) {
         add_result(record, 9, if index == 10 { f64::NAN } else { index as f64 });
     }
@@ -289,6 +298,29 @@ fn greatest_length_with_enough_results_counts() {
     let constant =
         SearchConfig { space: Space::parse(&json!({ "a": 1 })).unwrap(), ..config.clone() };
     assert_eq!(importance(&constant, &trials), Err(Unknown::NothingVaries));
+}
+
+#[test]
+fn deviation_is_that_of_the_population() {
+    // The worked example of the article "Standard deviation" in Wikipedia.
+    let values = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0];
+    assert_eq!(mean(values.into_iter()), (5.0, 2.0));
+    assert_eq!(mean(std::iter::empty()), (0.0, 0.0));
+}
+
+/// The middle of these neighbors is rounded to the greater one.
+#[test]
+fn neighboring_doubles_are_split() {
+    let low = 0.5_f64.next_up();
+    let config = config(&doubles(&["a", "b"], 0.0, 1.0));
+    let trials: Vec<TrialRecord> = (0..40)
+        .map(|index| {
+            let a = if index % 2 == 0 { low } else { low.next_up() };
+            trial(index, &json!({ "a": a, "b": f64::from(index) / 40.0 }), 9, f64::from(index % 2))
+        })
+        .collect();
+    let shares = shares(&importance(&config, &trials).unwrap());
+    assert!(shares["a"] > 0.99, "{shares:?}");
 }
 
 /// Values that are too close for a boundary, integers beyond the precision of a double, points

@@ -318,3 +318,69 @@ fn score(left: (f64, f64), total: (f64, f64)) -> f64 {
     let right = (total.0 - left.0, total.1 - left.1);
     left.1 * left.1 / left.0 + right.1 * right.1 / right.0
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use stoker_api::hyperparameters::Space;
+
+    use super::*;
+
+    fn axes(space: &serde_json::Value) -> Axes {
+        Axes::new(&Space::parse(space).unwrap())
+    }
+
+    /// Breiman et al. (1984), theorem 4.5: no other subset of the values has a smaller error.
+    #[test]
+    fn split_of_a_choice_is_the_best_of_all() {
+        let axes = axes(&json!({ "choice": { "categorical": ["a", "b", "c", "d", "e"] } }));
+        // Means differ from sums in their order. No result has the last value.
+        let results = [(30, 0.6), (3, 1.0), (40, 0.2), (20, 0.1), (0, 0.0)];
+        let of_choice = |(choice, (num, value)): (u32, &(usize, f64))| {
+            vec![(vec![Some(f64::from(choice))], *value); *num]
+        };
+        let (points, values): (Vec<Point>, Vec<f64>) =
+            (0..).zip(&results).flat_map(of_choice).unzip();
+        let forest = Forest::new(&axes, &points, &values);
+        let weights = vec![1; points.len()];
+        let tree = Growing { forest: &forest, weights, orders: forest.sorted.clone() };
+        let node = Node { begin: 0, end: points.len(), depth: 0, sides: vec![] };
+        let split = tree.best_set(&node, 0, 5, tree.total(&node)).unwrap();
+        let Cut::Set(found) = split.cut else { panic!("a choice has a set") };
+        let error = |is_left: &dyn Fn(usize) -> bool| -> f64 {
+            let of_side = |side: bool| {
+                let in_side = || (0..4).filter(|i| is_left(*i) == side).map(|i| results[i]);
+                let num: usize = in_side().map(|(num, _)| num).sum();
+                let sum: f64 = in_side().map(|(num, value)| num as f64 * value).sum();
+                let mean = sum / num as f64;
+                in_side().map(|(num, value)| num as f64 * (value - mean).powi(2)).sum::<f64>()
+            };
+            of_side(true) + of_side(false)
+        };
+        let errors = (1..15).map(|set: usize| error(&|i| set >> i & 1 == 1));
+        let least = errors.fold(f64::INFINITY, f64::min);
+        assert!((error(&|i| found[i]) - least).abs() < 1e-9, "{found:?}");
+    }
+
+    /// Each split divides one result from the others.
+    #[test]
+    fn depth_of_a_tree_is_limited() {
+        let axes = axes(&json!({ "a": { "double": { "min": 0, "max": 1 } } }));
+        let (points, values): (Vec<Point>, Vec<f64>) =
+            (0..200).map(|i| (vec![Some(f64::from(i) / 200.0)], 0.25_f64.powi(i))).unzip();
+        let leaves = Forest::new(&axes, &points, &values).grow(&mut Random::new(7));
+        assert_eq!(leaves.len(), DEPTH_MAX as usize + 1);
+    }
+
+    #[test]
+    fn samples_are_smaller_in_large_spaces() {
+        let name = |i: i32| (format!("p{i}"), json!({ "double": { "min": 0, "max": 1 } }));
+        let space: serde_json::Map<_, _> = (0..200).map(name).collect();
+        let axes = axes(&space.into());
+        let (points, values): (Vec<Point>, Vec<f64>) =
+            (0..400).map(|i| (vec![Some(f64::from(i) / 400.0); 200], f64::from(i))).unzip();
+        let leaves = Forest::new(&axes, &points, &values).grow(&mut Random::new(7));
+        // Each leaf has another result, of a sample of 20,000 / 200.
+        assert!((50..=100).contains(&leaves.len()), "{}", leaves.len());
+    }
+}

@@ -144,3 +144,29 @@ pub(super) fn losses(result: &ResultFact, config: &SearchConfig) -> Vec<Loss> {
     let others = others.map(|(i, of)| loss(result.values.get(i), of.smaller_is_better));
     std::iter::once(first).chain(others).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn steps_mention_trials_that_existed_before() {
+        let check = |steps: Value, expected: Option<u32>| {
+            let steps: Vec<StepRecord> = serde_json::from_value(steps).unwrap();
+            assert_eq!(last_mentioned(&steps), expected, "{steps:?}");
+        };
+        let create = |trial: u32| json!({ "create": { "trial": trial, "group": 0, "units": 3 } });
+        let step = |name: &str, trial: u32| json!({ name: { "trial": trial } });
+        let to = |name: &str, trial: u32| json!({ name: { "trial": trial, "units": 9 } });
+        check(json!([{ "finish": {} }]), None);
+        check(json!([create(0), create(1)]), None);
+        check(json!([step("stop", 1), create(4)]), Some(3));
+        check(json!([to("continue", 4), step("pause", 2)]), Some(4));
+        check(json!([to("promoteClosed", 6)]), Some(6));
+        check(json!([{ "reopen": { "trials": [1, 5] } }]), Some(5));
+        // A trial that these steps create does not count.
+        check(json!([create(2), create(3), to("continue", 3)]), Some(1));
+    }
+}

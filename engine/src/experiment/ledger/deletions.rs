@@ -49,3 +49,36 @@ impl Ledger {
         self.sources.forget(trials);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::case::{Case, random};
+    use super::*;
+    use crate::experiment::Record;
+
+    #[test]
+    fn trials_without_record_are_deleted_once() {
+        let mut case = Case::new(random(3));
+        let deleted = |case: &Case| {
+            let trials = case.trials.iter().map(|(index, record)| (*index, record)).collect();
+            case.ledger.deleted(&trials)
+        };
+        assert!(deleted(&case).is_empty());
+        let record = case.trials.remove(&1).unwrap();
+        assert_eq!(deleted(&case), [1]);
+        case.trials.insert(1, record);
+        case.delete(1);
+        assert!(deleted(&case).is_empty());
+    }
+
+    #[test]
+    fn trials_that_were_not_created_are_not_deleted() {
+        let trials = BTreeMap::new();
+        let record = Record { log: &[], trials: &trials, trials_created: 0 };
+        let config = crate::fixture::config(random(3));
+        let mut ledger = Ledger::rebuild(&config, record).unwrap().0;
+        ledger.begin("test", vec![], Timestamp(0));
+        assert_eq!(ledger.missing().len(), 2);
+        assert!(ledger.deleted(&trials).is_empty());
+    }
+}

@@ -155,14 +155,17 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
+    use stoker_api::decisions::LogEntry;
     use stoker_api::experiment::{Length, PbtSearch, Unit};
+    use stoker_api::time::Timestamp;
+    use stoker_api::trial::{CheckpointRecord, ResultFact};
 
     use super::super::tests::case::Case;
     use super::*;
 
-    #[test]
-    fn deleting_the_only_copy_removes_pins() {
-        let mut case = Case::new(Method::Pbt {
+    /// Two trials train for three rounds of three epochs.
+    fn population() -> Method {
+        Method::Pbt {
             search: PbtSearch {
                 population_size: 2,
                 length_per_round: Length::new(Unit::Epochs, 3),
@@ -172,7 +175,110 @@ mod tests {
                 perturb_factor: 0.2,
             },
             units_per_round: 3,
+        }
+    }
+
+    /// Adds a result with a checkpoint to a trial.
+    fn report(record: &mut TrialRecord, metric: &str, checkpoint: &str) {
+        let manifest_sha256 = format!("hash of {checkpoint}");
+        record.status.facts.push(Fact::Result(ResultFact {
+            units: 3,
+            metric: metric.to_owned(),
+            values: vec![],
+            checkpoint: Some(ResultCheckpoint { name: checkpoint.to_owned(), manifest_sha256 }),
+            at: None,
+        }));
+    }
+
+    /// Applies the writes. The new trials of the search are not created.
+    fn apply(writes: Vec<Write>, log: &mut Vec<LogEntry>, trials: &mut BTreeMap<u32, TrialRecord>) {
+        for write in writes {
+            match write {
+                Write::Log(entry) => log.push(entry),
+                Write::Grant { trial, grant } => {
+                    if let Some(record) = trials.get_mut(&trial) {
+                        record.spec.grants.push(grant);
+                    }
+                }
+                Write::Pin { trial, checkpoints } => {
+                    trials.get_mut(&trial).unwrap().spec.pins.extend(checkpoints);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn checkpoint_is_pinned_until_its_copy_has_one() {
+        let config = crate::fixture::config(population());
+        let (mut log, mut trials) = (vec![], BTreeMap::new());
+        let rebuild = |log: &[LogEntry], trials: &BTreeMap<u32, TrialRecord>| {
+            let trials = trials.iter().map(|(index, trial)| (*index, trial)).collect();
+            Ledger::rebuild(&config, Record { log, trials: &trials, trials_created: 2 }).unwrap()
+        };
+        let none = BTreeMap::new();
+        let record = Record { log: &[], trials: &none, trials_created: 0 };
+        let (mut ledger, _) = Ledger::rebuild(&config, record).unwrap();
+        apply(ledger.begin("test", vec![], Timestamp(0)), &mut log, &mut trials);
+        let specs: Vec<_> = ledger.missing().cloned().collect();
+        for spec in specs {
+            ledger.created(spec.index);
+            trials.insert(spec.index, TrialRecord { spec, status: Default::default() });
+        }
+        let mut writes = vec![];
+        for (trial, metric, checkpoint) in [(0, "0.1", "a"), (1, "0.5", "b")] {
+            report(trials.get_mut(&trial).unwrap(), metric, checkpoint);
+            let pending = ledger.pending(trials.values());
+            writes = ledger.advance(&pending[0]);
+            apply(writes.clone(), &mut log, &mut trials);
+        }
+        // The pin comes before the home of the turn.
+        assert_eq!(writes[0], Write::Pin { trial: 0, checkpoints: vec!["a".to_owned()] });
+        let copy = ledger.missing().next().unwrap().clone();
+        let source = TrialSource {
+            trial: 0,
+            units: 3,
+            checkpoint: Some("a".to_owned()),
+            manifest_sha256: Some("hash of a".to_owned()),
+        };
+        assert_eq!(copy.source, Some(source));
+        // After a crash, the creation follows from the record.
+        assert_eq!(rebuild(&log, &trials), (ledger.clone(), vec![]));
+        ledger.created(2);
+        trials.insert(2, TrialRecord { spec: copy, status: Default::default() });
+        assert_eq!(ledger.unpinned(trials.values()), []);
+        trials.get_mut(&1).unwrap().spec.pins = vec!["b".to_owned()];
+        assert_eq!(ledger.unpinned(trials.values()), [(1, vec![])]);
+        trials.get_mut(&2).unwrap().status.checkpoints.push(CheckpointRecord {
+            name: "c".to_owned(),
+            batches: 1,
+            metric: None,
+            manifest_sha256: String::new(),
+            bytes: 1,
         });
+        assert_eq!(ledger.unpinned(trials.values()), [(0, vec![]), (1, vec![])]);
+        // Nothing is remembered of a deleted trial.
+        trials.remove(&1);
+        apply(ledger.delete(vec![1], Timestamp(40)), &mut log, &mut trials);
+        assert_eq!(rebuild(&log, &trials), (ledger, vec![]));
+    }
+
+    #[test]
+    fn earlier_copy_knows_checkpoint_of_deleted_source() {
+        let known = |trial: u32, checkpoint: &str| TrialSource {
+            trial,
+            units: 3,
+            checkpoint: Some(checkpoint.to_owned()),
+            manifest_sha256: Some(format!("hash of {checkpoint}")),
+        };
+        let mut sources = Sources::default();
+        sources.note_copies([(5, known(1, "a")), (6, known(2, "b"))]);
+        assert_eq!(sources.resolve(Source { trial: 2, units: 3 }), known(2, "b"));
+        assert_eq!(sources.resolve(Source { trial: 2, units: 6 }).checkpoint, None);
+    }
+
+    #[test]
+    fn deleting_the_only_copy_removes_pins() {
+        let mut case = Case::new(population());
         // The copy has left no trace in the search.
         case.trials.get_mut(&0).unwrap().spec.pins = vec!["000000000003-0".to_owned()];
         assert_eq!(case.ledger.unpinned(case.trials.values()), [(0, vec![])]);

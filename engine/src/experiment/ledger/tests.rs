@@ -8,8 +8,11 @@ use stoker_api::trial::{CloseCause, ClosedFact, ResultFact};
 use stoker_api::validate::Method;
 
 use super::*;
+use crate::experiment::explain::State;
 use crate::fixture::config;
 use crate::search::state::SearchState;
+use crate::trial::close;
+use case::Case;
 
 const RANDOM: Method = Method::Random { max_trials: 3, max_concurrent: 2 };
 
@@ -95,18 +98,24 @@ fn record_of_an_earlier_version_continues() {
     assert_eq!(rebuild(&config, &[], &trials), Ok((ledger, vec![])));
 }
 
-#[test]
-fn turns_are_recorded_in_home_and_effects() {
-    let search = AsyncHalvingSearch {
+/// Returns an asynchronous halving of 3 trials, one at a time, with rungs at 3 and 9.
+fn halving() -> SearchConfig {
+    config(Method::AsyncHalving(AsyncHalvingSearch {
         max_trials: 3,
         num_rungs: 2,
         divisor: 3,
         max_concurrent_trials: 1,
         stop_once: false,
-    };
-    let config = config(Method::AsyncHalving(search));
+    }))
+}
+
+#[test]
+fn turns_are_recorded_in_home_and_effects() {
+    let config = halving();
     let (mut ledger, _) = rebuild(&config, &[], &[]).unwrap();
+    assert!(!ledger.has_begun());
     let writes = ledger.begin("1.2.3", vec![], Timestamp(0));
+    assert!(ledger.has_begun());
     let expected = json!({
         "order": 0,
         "at": "1970-01-01T00:00:00Z",
@@ -118,11 +127,19 @@ fn turns_are_recorded_in_home_and_effects() {
     });
     let [Write::Log(entry)] = &writes[..] else { panic!("{writes:?}") };
     assert_eq!(json!(entry), expected);
-    let mut trials = vec![];
-    let mut last = vec![];
-    for metric in ["0.5", "0.3", "0.4"] {
+    let entry = entry.clone();
+    let mut trials: Vec<TrialRecord> = vec![];
+    let mut last: Vec<Write> = vec![];
+    for (order, metric) in (1..).zip(["0.5", "0.3", "0.4"]) {
+        assert_eq!(ledger.next_order(), order);
+        for write in last {
+            if let Write::Grant { trial, grant } = write {
+                trials[trial as usize].spec.grants.push(grant);
+            }
+        }
         let spec = ledger.missing().next().unwrap().clone();
         ledger.created(spec.index);
+        assert_eq!(ledger.granted_in(spec.index), order - 1, "the turn that created it");
         trials.push(TrialRecord { spec, status: Default::default() });
         let trial = trials.last_mut().unwrap();
         trial.status.facts.push(result(3, metric));
@@ -130,6 +147,7 @@ fn turns_are_recorded_in_home_and_effects() {
         last = ledger.advance(&pending[0]);
     }
     // The third result promotes the second trial, and stops the others.
+    assert_eq!(ledger.granted_in(1), 3);
     let found: Vec<_> = last
         .iter()
         .map(|write| match write {
@@ -150,6 +168,55 @@ fn turns_are_recorded_in_home_and_effects() {
         ] }]),
     ];
     assert_eq!(found, expected);
+    // After a crash behind the first write, the others follow from it.
+    let Write::Grant { grant, .. } = &last[0] else { panic!("{last:?}") };
+    trials[2].spec.grants.push(grant.clone());
+    assert_eq!(
+        rebuild(&config, std::slice::from_ref(&entry), &trials),
+        Ok((ledger, last[1..].to_vec()))
+    );
+}
+
+#[test]
+fn settings_of_an_earlier_version_are_recorded() {
+    let config = config(RANDOM);
+    let mut trials = old_records(&config, &[&[], &[]]);
+    let edit = |trials: &[TrialRecord]| {
+        let (mut ledger, _) = rebuild(&config, &[], trials).unwrap();
+        let summary = crate::experiment::Summary::new(&config, trials);
+        let writes = ledger.edit(&config, &summary, |_| None, Timestamp(5)).unwrap();
+        assert_eq!(ledger.edit(&config, &summary, |_| None, Timestamp(6)), Some(vec![]));
+        writes
+    };
+    let writes = edit(&trials);
+    let [Write::Log(LogEntry { event: LogEvent::Edited(event), .. })] = &writes[..] else {
+        panic!("{writes:?}")
+    };
+    assert_eq!(event.settings, config.settings());
+    // An ended search continues only by an edit, which would not be noticed.
+    let ended: [&[(u64, Fact)]; 3] =
+        [&[(0, result(9, "1"))], &[(1, result(9, "1"))], &[(2, result(9, "1"))]];
+    trials = old_records(&config, &ended);
+    assert_eq!(edit(&trials), []);
+}
+
+#[test]
+fn turns_without_effect_keep_their_positions() {
+    let config = config(RANDOM);
+    let ended = |order| [(order, result(9, "1")), (order + 1, end(CloseCause::Completed))];
+    let (first, second) = (ended(0), ended(2));
+    let trials = old_records(&config, &[&first, &second, &[]]);
+    let (ledger, _) = rebuild(&config, &[], &trials).unwrap();
+    assert_eq!(ledger.next_order(), 4);
+}
+
+#[test]
+fn old_search_without_trials_has_begun() {
+    let (trials, config) = (BTreeMap::new(), config(RANDOM));
+    let record = Record { log: &[], trials: &trials, trials_created: 2 };
+    let (ledger, _) = Ledger::rebuild(&config, record).unwrap();
+    assert!(ledger.has_begun());
+    assert_eq!(ledger.deleted(&trials), [0, 1]);
 }
 
 #[track_caller]
@@ -196,4 +263,21 @@ fn unreadable_record_names_object_field_and_reason() {
         &trials,
         "trial 1, spec.grants, order 1: its event is unknown, repeated or late",
     );
+    let facts: [&[(u64, Fact)]; 3] = [&[], &[], &[(0, result(9, "1"))]];
+    check_unreadable(
+        &[],
+        &old_records(&config, &facts),
+        "trial 2, spec.grants, order 0: belongs to a trial that no turn created",
+    );
+}
+
+#[test]
+fn end_without_a_turn_is_explained() {
+    let mut case = Case::new(RANDOM);
+    close(case.trials.get_mut(&0).unwrap(), CloseCause::Cancelled, None);
+    let trials = case.trials.iter().map(|(index, record)| (*index, record)).collect();
+    let record = Record { log: &case.log, trials: &trials, trials_created: 2 };
+    let explanation = Ledger::explain(&case.config, record).unwrap();
+    let ends: Vec<_> = explanation.trials.iter().map(|trial| trial.end).collect();
+    assert_eq!(ends, [Some(State::Cancelled), None]);
 }

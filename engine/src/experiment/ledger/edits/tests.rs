@@ -1,7 +1,9 @@
 //! Edits of small searches, while they run and after their end.
 
 use stoker_api::decisions::StepRecord;
-use stoker_api::experiment::{AdaptiveAshaSearch, AsyncHalvingSearch, SearchLimits, SearchMode};
+use stoker_api::experiment::{
+    AdaptiveAshaSearch, AsyncHalvingSearch, ReopenedTrials, SearchLimits, SearchMode,
+};
 use stoker_api::trial::CloseCause;
 use stoker_api::validate::Method;
 
@@ -104,11 +106,17 @@ fn bracket_totals_survive_deletion_of_an_invalid_trial() {
 fn limit_that_is_still_reached_ends_the_search() {
     let mut case = Case::new(random(2));
     let limit = |seconds| SearchLimits { seconds, ..SearchLimits::default() };
+    let is_limited = |case: &Case| match &case.log.last().unwrap().event {
+        LogEvent::Edited(event) => event.is_limited,
+        other => panic!("{other:?}"),
+    };
     case.edit(|settings| settings.limits = limit(Some(50)));
+    assert!(!is_limited(&case), "the limit is reached by the next turn");
     case.reach_limit();
     assert!(case.ledger.book().is_finished());
     let steps = case.edit(|settings| settings.max_trials = Some(9)).unwrap();
     assert!(matches!(steps[..], [StepRecord::Finish(_)]), "{steps:?}");
+    assert!(is_limited(&case));
     assert!(case.ledger.limit_reached().is_some());
     let steps = case.edit(|settings| settings.limits = limit(None)).unwrap();
     // The trials that the limit has stopped take both places.
@@ -116,6 +124,27 @@ fn limit_that_is_still_reached_ends_the_search() {
     assert_eq!(steps.len(), 1, "{steps:?}");
     assert!(case.ledger.limit_reached().is_none());
     assert_eq!(case.trials.len(), 2);
+}
+
+#[test]
+fn edits_and_requests_are_new_until_recorded() {
+    let mut case = Case::new(random(2));
+    let request = |number| Some(ReopenRequest { number, trials: ReopenedTrials::Failed });
+    let settings = SearchSettings { max_length: 12, ..case.config.settings() };
+    let edited = case.config.with(&settings);
+    let is_new = |case: &Case, request| {
+        (is_edited(&case.config, request, &case.log), is_requested(request, &case.log))
+    };
+    assert_eq!(is_new(&case, None), (false, false));
+    assert!(is_edited(&edited, None, &case.log));
+    assert_eq!(is_new(&case, request(1)), (true, true));
+    case.edit(|settings| settings.max_length = 12);
+    assert!(!is_edited(&edited, None, &case.log));
+    case.request(ReopenedTrials::Failed);
+    assert_eq!(is_new(&case, request(1)), (false, false));
+    assert_eq!(is_new(&case, request(2)), (true, true));
+    // A version before these settings recorded none.
+    assert!(!is_edited(&edited, None, &[]));
 }
 
 #[test]

@@ -95,6 +95,8 @@ fn limit_stops_all_trials_and_finishes() {
         .collect();
     assert_eq!(stopped, [0, 1]);
     assert!(ledger.book().is_finished());
+    // Nothing is left to train, although the stopped trials have not ended.
+    assert_eq!(summary.status(&ledger, false, |_| None).progress_percent, 100);
     assert_eq!(ledger.reach_limit(&summary, Timestamp(500)), []);
     assert_eq!(ledger.seconds_to_limit(&summary, Timestamp(500)), None);
 }
@@ -116,4 +118,33 @@ fn trials_that_were_not_created_stay_so() {
     let message = "the search reached spec.searcher.limits.seconds, 1, with 1, and no trial has a \
                    result";
     assert_eq!(status.message.as_deref(), Some(message));
+}
+
+/// A trial that is created late has the steps of all turns since its creation was decided.
+#[test]
+fn late_creation_includes_the_earlier_effects() {
+    let config = config(Method::Random { max_trials: 3, max_concurrent: 2 });
+    let limited =
+        SearchConfig { limits: SearchLimits { seconds: Some(1), ..NONE }, ..config.clone() };
+    let trials = BTreeMap::new();
+    let record = Record { log: &[], trials: &trials, trials_created: 0 };
+    let mut ledger = Ledger::rebuild(&limited, record).unwrap().0;
+    let mut writes = ledger.begin("test", vec![], Timestamp(0));
+    let summary = Summary::new(&config, []);
+    writes.extend(ledger.reach_limit(&summary, Timestamp(1)));
+    writes.extend(ledger.edit(&config, &summary, |_| None, Timestamp(2)).unwrap());
+    let logged = writes.into_iter().filter_map(|write| match write {
+        Write::Log(entry) => Some(entry),
+        Write::Grant { .. } | Write::Pin { .. } => None,
+    });
+    let log: Vec<_> = logged.collect();
+    let records: Vec<_> = ledger
+        .missing()
+        .map(|spec| TrialRecord { spec: spec.clone(), status: Default::default() })
+        .collect();
+    assert_eq!(records.len(), 2);
+    records.iter().for_each(|record| ledger.created(record.spec.index));
+    let trials = records.iter().map(|record| (record.spec.index, record)).collect();
+    let record = Record { log: &log, trials: &trials, trials_created: 2 };
+    assert_eq!(Ledger::rebuild(&limited, record), Ok((ledger, vec![])));
 }

@@ -231,6 +231,38 @@ fn raised_limit_continues_what_it_stopped() {
     }
 }
 
+/// A trial that has its result when a limit stops the others stays complete.
+#[test]
+fn raised_limit_leaves_completed_trials_alone() {
+    let mut case = Case::new(random(3));
+    case.result(0);
+    case.edit(|settings| {
+        settings.limits = SearchLimits { seconds: Some(50), ..SearchLimits::default() };
+    });
+    case.reach_limit();
+    let steps = case.edit(|settings| settings.limits = SearchLimits::default()).unwrap();
+    assert_eq!(reopened(&steps), [1, 2]);
+}
+
+/// The trial reported while the limit stopped it. It continues without training again.
+#[test]
+fn result_after_a_limit_counts_once_it_is_raised() {
+    let mut case = Case::new(random(2));
+    case.edit(|settings| {
+        settings.limits = SearchLimits { seconds: Some(50), ..SearchLimits::default() };
+    });
+    case.ends_late = true;
+    case.reach_limit();
+    case.result(0);
+    assert_eq!(case.ledger.book().num_with_result(), 0);
+    case.follow();
+    case.ends_late = false;
+    let steps = case.edit(|settings| settings.limits = SearchLimits::default()).unwrap();
+    assert_eq!(reopened(&steps), [0, 1]);
+    assert_eq!(case.ledger.book().num_with_result(), 1);
+    assert_eq!(active(&case), Some(1));
+}
+
 #[test]
 fn each_step_is_followed_by_one_fact() {
     let mut case = Case::new(random(1));

@@ -8,8 +8,9 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::{CheckpointRecord, CloseCause, Fact, ResultFact};
 use stoker_api::validate::Method;
 
-use super::super::{Ledger, Record, Write};
+use super::super::{Ledger, PendingFact, Record, Write};
 use crate::experiment::Summary;
+use crate::experiment::explain::Decision;
 use crate::fixture::config;
 use crate::search::SearchConfig;
 use crate::search::book::TrialState;
@@ -38,11 +39,17 @@ impl Case {
         let trials = BTreeMap::new();
         let mut case =
             Self { config, ledger, trials, log: vec![], ends_late: false, num_requests: 0 };
-        case.execute(writes);
+        case.execute(None, writes);
         case
     }
 
-    pub(in crate::experiment::ledger) fn execute(&mut self, writes: Vec<Write>) {
+    fn execute(&mut self, fact: Option<&PendingFact>, writes: Vec<Write>) {
+        let decided = self.ledger.decisions(fact, &writes);
+        let order = writes.first().map(|home| match home {
+            Write::Log(entry) => entry.order,
+            Write::Grant { grant, .. } => grant.order,
+            Write::Pin { .. } => panic!("{home:?}"),
+        });
         for write in writes {
             match write {
                 Write::Log(entry) => self.log.push(entry),
@@ -59,6 +66,9 @@ impl Case {
             let index = spec.index;
             self.ledger.created(index);
             self.trials.insert(index, TrialRecord { spec, status: Default::default() });
+        }
+        if let Some(order) = order {
+            assert_eq!(by_trial(decided), by_trial(self.explained(order)));
         }
         if !self.ends_late {
             self.follow();
@@ -85,8 +95,17 @@ impl Case {
     fn take_facts(&mut self) {
         for fact in self.ledger.pending(self.trials.values()) {
             let writes = self.ledger.advance(&fact);
-            self.execute(writes);
+            self.execute(Some(&fact), writes);
         }
+    }
+
+    /// Returns the decisions of a turn as the record explains them.
+    fn explained(&self, order: u64) -> Vec<Decision> {
+        let trials = self.trials.iter().map(|(index, record)| (*index, record)).collect();
+        let record = Record { log: &self.log, trials: &trials, trials_created: 0 };
+        let explanation = Ledger::explain(&self.config, record).unwrap();
+        let decisions = explanation.decisions().into_iter().cloned();
+        decisions.filter(|decision| decision.order == order).collect()
     }
 
     /// The search that is rebuilt from the record equals this one.
@@ -103,7 +122,8 @@ impl Case {
     pub(in crate::experiment::ledger) fn result(&mut self, trial: u32) {
         let units = self.ledger.book().trial(trial).units;
         let metric = "0.5".to_owned();
-        let result = ResultFact { units, metric, values: vec![], checkpoint: None, at: None };
+        let at = Some(Timestamp(30));
+        let result = ResultFact { units, metric, values: vec![], checkpoint: None, at };
         let record = self.trials.get_mut(&trial).unwrap();
         record.status.facts.push(Fact::Result(result));
         self.checkpoint(trial);
@@ -126,14 +146,14 @@ impl Case {
     pub(in crate::experiment::ledger) fn delete(&mut self, trial: u32) {
         self.trials.remove(&trial);
         let writes = self.ledger.delete(vec![trial], Timestamp(40));
-        self.execute(writes);
+        self.execute(None, writes);
     }
 
     /// Ends the search by a limit.
     pub(in crate::experiment::ledger) fn reach_limit(&mut self) {
         let summary = Summary::new(&self.config, self.trials.values());
         let writes = self.ledger.reach_limit(&summary, Timestamp(50));
-        self.execute(writes);
+        self.execute(None, writes);
         assert!(self.ledger.limit_reached().is_some());
     }
 
@@ -182,7 +202,7 @@ impl Case {
             Write::Log(entry) => entry.steps.clone(),
             Write::Grant { .. } | Write::Pin { .. } => panic!("{write:?}"),
         });
-        self.execute(writes);
+        self.execute(None, writes);
         steps
     }
 
@@ -190,6 +210,13 @@ impl Case {
     pub(in crate::experiment::ledger) fn lengths(&self) -> Vec<u64> {
         self.ledger.book().trials().iter().map(|entry| entry.units).collect()
     }
+}
+
+/// Returns the decisions of a turn by trial. Their order depends on what the record has.
+fn by_trial(mut decisions: Vec<Decision>) -> Vec<Decision> {
+    decisions.sort_by_key(|decision| decision.trial);
+    decisions.iter_mut().for_each(|decision| decision.position = 0);
+    decisions
 }
 
 pub(in crate::experiment::ledger) fn random(max_trials: u32) -> Method {

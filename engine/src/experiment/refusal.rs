@@ -172,7 +172,17 @@ mod tests {
         let (reason, message) = words();
         assert_eq!(of(&status, "Running"), (false, reason, message));
         assert_eq!(status.message.as_deref(), Some("exceeded quota"));
+        assert_eq!(status.reason, None, "only a pending experiment has a reason");
         set_refusal(&mut status, None, 1, Timestamp(3));
         assert_eq!(of(&status, "Refused"), (false, "Accepted".into(), String::new()));
+        status.phase = Phase::Pending;
+        set_refusal(&mut status, Some(&refusal), 1, Timestamp(4));
+        assert_eq!(status.reason.as_deref(), Some("QuotaExceeded"));
+        status.trials_running = 1;
+        let failed = failed(status.clone(), &refusal);
+        assert_eq!(failed.trials_running, 0);
+        let message = Some("exceeded quota".to_owned());
+        assert_eq!((failed.phase, failed.reason, failed.message), (Phase::Failed, None, message));
+        assert_eq!(failed.conditions, status.conditions);
     }
 }

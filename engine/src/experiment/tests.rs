@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use stoker_api::experiment::{BestTrial, ExperimentStatus, Objective, Phase};
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{AttemptEnd, CloseCause, ClosedFact, Fact, ResultFact};
+use stoker_api::trial::{
+    Attempt, AttemptEnd, CloseCause, ClosedFact, Fact, ReopenedFact, ResultFact,
+};
 use stoker_api::validate::Method;
 
 use super::*;
@@ -39,13 +41,8 @@ fn records(facts: &[&[Fact]]) -> Vec<TrialRecord> {
     (0..).zip(facts).map(record).collect()
 }
 
-/// Returns the status after the search has taken in all facts of a record by an earlier version.
-fn status(
-    config: &SearchConfig,
-    trials: &[TrialRecord],
-    created: u32,
-    is_cancelled: bool,
-) -> ExperimentStatus {
+/// Returns the search after all facts of a record by an earlier version.
+fn ledger(config: &SearchConfig, trials: &[TrialRecord], created: u32) -> Ledger {
     let by_index = trials.iter().map(|trial| (trial.spec.index, trial)).collect();
     let record = Record { log: &[], trials: &by_index, trials_created: created };
     let (mut ledger, _) = Ledger::rebuild(config, record).unwrap();
@@ -53,6 +50,16 @@ fn status(
     for fact in ledger.pending(trials) {
         ledger.advance(&fact);
     }
+    ledger
+}
+
+fn status(
+    config: &SearchConfig,
+    trials: &[TrialRecord],
+    created: u32,
+    is_cancelled: bool,
+) -> ExperimentStatus {
+    let ledger = ledger(config, trials, created);
     let summary = Summary::new(config, trials);
     summary.status(&ledger, is_cancelled, |index| {
         trials.iter().find(|trial| trial.spec.index == index)
@@ -72,6 +79,12 @@ fn phase_follows_from_all_trials() {
         let num_closed = 3 + last.len() as u32;
         assert_eq!((status.trials_closed, status.trials_created), (num_closed, 4));
         assert!(!expected.is_terminal() || status.progress_percent == 100, "{status:?}");
+        let message = match expected {
+            Phase::Completed => Some("no trial has a result"),
+            Phase::Failed => Some("none of 4 trials could be trained to an end"),
+            _ => None,
+        };
+        assert_eq!(status.message.as_deref(), message, "{first:?} {last:?}");
     };
     check(Completed, None, false, Phase::Running);
     check(Completed, Some(Completed), false, Phase::Completed);
@@ -89,6 +102,36 @@ fn search_that_was_cancelled_before_its_end_is_cancelled() {
     let trials = records(&[&[end(Completed)], &[end(Completed)]]);
     assert_eq!(status(&config(RANDOM), &trials, 2, true).phase, Phase::Cancelled);
     assert_eq!(status(&config(RANDOM), &[], 0, true).phase, Phase::Cancelled);
+    // Without the request, the search creates the other two trials.
+    assert_eq!(status(&config(RANDOM), &trials, 2, false).phase, Phase::Pending);
+}
+
+/// A trial that was reopened or deleted no longer counts by its earlier end.
+#[test]
+fn only_latest_ends_determine_the_phase() {
+    let check = |before: CloseCause, after: CloseCause, is_cancelled, expected: Phase| {
+        let (first, last) = ([end(before)], [end(after)]);
+        let trials = records(&[&last, &last, &last, &last]);
+        let config = config(RANDOM);
+        let mut summary = Summary::new(&config, &records(&[&first]));
+        trials.iter().for_each(|trial| summary.update(&config, trial));
+        let ledger = ledger(&config, &trials, 4);
+        let status = summary.status(&ledger, is_cancelled, |_| None);
+        assert_eq!(status.phase, expected, "{before:?} {after:?}");
+    };
+    check(Completed, Failed, false, Phase::Failed);
+    check(Cancelled, Completed, true, Phase::Completed);
+}
+
+#[test]
+fn rejection_of_all_hyperparameters_is_explained() {
+    // The first trial and its 100 replacements.
+    let invalid = [end(CloseCause::InvalidHyperparameters)];
+    let trials = records(&[&invalid[..]; 101]);
+    let status = status(&config(Method::Single), &trials, 101, false);
+    let expected = "the program rejected the hyperparameters of 101 of 101 trials, so no more were \
+                    created; change spec.hyperparameters or the program's checks";
+    assert_eq!((status.phase, status.message.as_deref()), (Phase::Failed, Some(expected)));
 }
 
 /// Each trial has one result, or none. A trial that stopped early has validations instead.
@@ -187,6 +230,8 @@ fn progress_counts_ended_and_partly_trained_trials() {
     trials[1].status.facts.push(result(3, "0.5"));
     trials[1].status.batches = 0;
     assert_eq!(status(&config(RANDOM), &trials, 3, false).progress_percent, 33);
+    // The failed trial was deleted, and still counts as one of four.
+    assert_eq!(status(&config(RANDOM), &trials[1..], 3, false).progress_percent, 33);
 }
 
 #[test]
@@ -202,6 +247,37 @@ fn summary_that_is_updated_equals_a_new_one() {
     fresh.update(&config, &before[2]);
     fresh.remove(2);
     assert_eq!(summary, fresh);
+}
+
+/// Trials have an ended attempt from 0 to 5 and a live one since 10. All sums are of the latest
+/// records.
+#[test]
+fn updated_sums_forget_earlier_values() {
+    let config = config(RANDOM);
+    let attempt = |started_at, ended_at: Option<i64>| Attempt {
+        started_at: Some(Timestamp(started_at)),
+        ended_at: ended_at.map(Timestamp),
+        end: ended_at.map(|_| AttemptEnd::Preempted),
+        ..Attempt::default()
+    };
+    let mut trials = records(&[&[], &[result(3, "0.5")], &[result(9, "0.5"), end(Failed)]]);
+    for trial in &mut trials {
+        trial.status.attempts = vec![attempt(0, Some(5)), attempt(10, None)];
+    }
+    let mut summary = Summary::new(&config, &trials);
+    let sums = |summary: &Summary| {
+        let seconds = summary.attempt_seconds(Timestamp(30));
+        (summary.units(), summary.num_open(), summary.num_attempts(), seconds)
+    };
+    assert_eq!(sums(&summary), (12, 2, 3, 3 * (5 + 20)));
+    // The first trial has a result, the second one pauses, and the third one continues.
+    trials[0].status.facts.push(result(3, "0.5"));
+    trials[1].status.attempts[1] = attempt(10, Some(12));
+    trials[2].status.facts.push(Fact::Reopened(ReopenedFact { number: 1, attempt: 2, at: None }));
+    trials.iter().for_each(|trial| summary.update(&config, trial));
+    assert_eq!(sums(&summary), (15, 3, 2, 3 * 5 + 20 + 2 + 20));
+    summary.remove(1);
+    assert_eq!(sums(&summary), (12, 2, 2, 2 * (5 + 20)));
 }
 
 /// Trials by the values of two objectives, of which larger is better in the second one.
@@ -245,4 +321,33 @@ fn pareto_front_follows_results_and_deletions() {
         &[(0, both[0].1), (1, both[1].1), (4, ["0.4", "0.7"])],
     );
     check(Err(0), &[(1, both[1].1), (4, ["0.4", "0.7"])]);
+}
+
+/// Of more than 64 trials, evenly spaced ones by the first objective stay, with both ends.
+#[test]
+fn large_pareto_front_is_thinned_out() {
+    let other = Objective { metric: "size".to_owned(), smaller_is_better: true };
+    let config = SearchConfig { other_objectives: vec![other], ..config(RANDOM) };
+    let ledger = ledger(&config, &[], 0);
+    // Indexes are not in the order of the first objective.
+    let loss = |index: u32| index * 50 % 127;
+    let mut summary = Summary::default();
+    let mut add = |index: u32| {
+        let mut record = plain_record(index);
+        record.status.facts.push(Fact::Result(ResultFact {
+            units: 9,
+            metric: loss(index).to_string(),
+            values: vec![(127 - loss(index)).to_string()],
+            checkpoint: None,
+            at: None,
+        }));
+        summary.update(&config, &record);
+        let front = summary.status(&ledger, false, |_| None).pareto;
+        front.into_iter().map(|trial| trial.index).collect::<Vec<_>>()
+    };
+    let fronts: Vec<_> = (0..127).map(&mut add).collect();
+    assert_eq!(fronts[63], (0..64).collect::<Vec<_>>());
+    assert_eq!(fronts[64].len(), 64);
+    let even: Vec<u32> = (0..127).filter(|index| loss(*index) % 2 == 0).collect();
+    assert_eq!(fronts[126], even);
 }

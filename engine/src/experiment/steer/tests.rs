@@ -1,7 +1,8 @@
 //! Tests of desired states, phases and conditions.
 
 use stoker_api::decisions::{EditedEvent, LimitReachedEvent, SearchLimit, SearchSettings};
-use stoker_api::trial::{Attempt, CloseCause, Fact, ResultFact};
+use stoker_api::experiment::AsyncHalvingSearch;
+use stoker_api::trial::{Attempt, CheckpointRecord, CloseCause, Fact, ResultFact};
 use stoker_api::validate::Method;
 
 use super::*;
@@ -10,15 +11,21 @@ use crate::fixture::{config, plain_record};
 use crate::trial::close;
 
 fn ledger(trials: &[TrialRecord], places: u32) -> Ledger {
-    let config = config(Method::Random { max_trials: 9, max_concurrent: places });
+    let mut ledger = advanced(trials, Method::Random { max_trials: 9, max_concurrent: places });
+    let missing: Vec<u32> = ledger.missing().map(|spec| spec.index).collect();
+    missing.into_iter().for_each(|index| ledger.created(index));
+    ledger
+}
+
+/// Returns a search that has taken in all facts, and may have decided to create more trials.
+fn advanced(trials: &[TrialRecord], method: Method) -> Ledger {
+    let config = config(method);
     let by_index = trials.iter().map(|trial| (trial.spec.index, trial)).collect();
     let record = Record { log: &[], trials: &by_index, trials_created: trials.len() as u32 };
     let (mut ledger, _) = Ledger::rebuild(&config, record).unwrap();
     for fact in ledger.pending(trials) {
         ledger.advance(&fact);
     }
-    let missing: Vec<u32> = ledger.missing().map(|spec| spec.index).collect();
-    missing.into_iter().for_each(|index| ledger.created(index));
     ledger
 }
 
@@ -89,6 +96,88 @@ fn trials_wait_for_free_places() {
     check("run9 pause", 1, DesiredState::Active, "0:Stop 1:Run free 0");
 }
 
+/// Checks a halving search of `max_trials` trials at 100. Trials are as in [`records`], with `=`
+/// and the time of a result at the first rung, and `?` if their pods wait for room.
+#[track_caller]
+fn check_release(trials: &str, (max_trials, places): (u32, u32), expected: &str) {
+    let words: Vec<&str> = trials.split_whitespace().collect();
+    let states = words.iter().map(|word| word.split(['=', '?']).next().unwrap());
+    let mut records = records(&states.collect::<Vec<_>>().join(" "));
+    for (record, word) in records.iter_mut().zip(words) {
+        record.spec.units = 3;
+        if let Some((_, at)) = word.split_once('=') {
+            record.status.facts.push(Fact::Result(ResultFact {
+                units: 3,
+                metric: "0.5".to_owned(),
+                values: vec![],
+                checkpoint: None,
+                at: Some(Timestamp(at.trim_end_matches('?').parse().unwrap())),
+            }));
+        }
+        if word.ends_with('?') {
+            record.status.reason = Some("Unschedulable".to_owned());
+        }
+    }
+    let search = AsyncHalvingSearch {
+        max_trials,
+        num_rungs: 2,
+        divisor: 3,
+        max_concurrent_trials: places,
+        stop_once: false,
+    };
+    let ledger = advanced(&records, Method::AsyncHalving(search));
+    let request = Request { state: DesiredState::Active, release_seconds: 60, now: Timestamp(100) };
+    let desired = desired_states(&ledger, &records, request);
+    let found = desired.wanted.iter().map(|(trial, wanted)| format!("{trial}:{wanted:?}"));
+    let wake = desired.wake_seconds.map(|seconds| format!("wake {seconds}"));
+    assert_eq!(found.chain(wake).collect::<Vec<_>>().join(" "), expected, "{trials}");
+}
+
+/// A paused trial keeps its GPUs for 60 s after its result, unless another trial needs them.
+#[test]
+fn idle_trial_releases_gpus_for_others_or_later() {
+    check_release("run*=70 run*", (2, 2), "wake 30");
+    check_release("run*=70 run*=50", (3, 3), "wake 10");
+    check_release("run*=50 run*=70", (3, 3), "wake 10");
+    check_release("run*=40 run*=70", (3, 3), "0:Pause wake 30");
+    // A trial without an attempt holds nothing.
+    check_release("run=70 run*", (2, 2), "0:Pause");
+    // The other trial may start, waits for a place, or waits for room on a node.
+    check_release("run*=70 pause", (2, 2), "1:Run wake 30");
+    check_release("run*=70 pause", (2, 1), "0:Pause");
+    check_release("run*=70 run*?", (2, 2), "0:Pause");
+    check_release("run*=70? run*", (2, 2), "wake 30");
+    // The second trial is decided, but not created yet.
+    check_release("run*=70", (2, 2), "wake 30");
+    check_release("run*=70", (2, 1), "0:Pause");
+}
+
+#[test]
+fn trained_trials_start_before_new_ones() {
+    let mut trials = records("pause pause pause9 pause");
+    trials[1].status.checkpoints.push(CheckpointRecord {
+        name: "000000000001-0".to_owned(),
+        batches: 1,
+        metric: None,
+        manifest_sha256: String::new(),
+        bytes: 1,
+    });
+    let ledger = ledger(&trials, 4);
+    let mut order = [3, 2, 1, 0];
+    order.sort_by_key(|index| start_position(&ledger, &trials[*index]));
+    assert_eq!(order, [1, 2, 0, 3]);
+}
+
+#[test]
+fn kill_reaches_open_trials_without_the_search() {
+    let trials = records("run* pause stop* run.");
+    let all: Vec<_> = (0..3).map(|index| (index, DesiredTrialState::Kill)).collect();
+    assert_eq!(kills(&trials, DesiredState::Killed), all);
+    for state in [DesiredState::Active, DesiredState::Paused, DesiredState::Cancelled] {
+        assert_eq!(kills(&trials, state), []);
+    }
+}
+
 #[track_caller]
 fn check_without_search(trials: &str, state: DesiredState, expected: &str) {
     let desired = without_search(&records(trials), state);
@@ -151,18 +240,45 @@ fn experiment_runs_while_a_trial_runs() {
 }
 
 #[test]
+fn first_pending_trial_gives_the_message() {
+    let mut records = records("run run");
+    for (number, record) in records.iter_mut().enumerate() {
+        record.status.message = Some(format!("message {number}"));
+    }
+    records.reverse();
+    let mut status = ExperimentStatus::default();
+    set_phase(&mut status, &records, DesiredState::Active);
+    let expected = "2 of 2 pending trials: trial 0: message 0";
+    assert_eq!(status.message.as_deref(), Some(expected));
+}
+
+#[test]
+fn experiment_is_paused_once_no_trial_runs() {
+    let check = |trials: &str, before: Phase, state: DesiredState, expected: Phase| {
+        let mut status = ExperimentStatus { phase: before, ..ExperimentStatus::default() };
+        set_phase(&mut status, &records(trials), state);
+        assert_eq!(status.phase, expected, "{trials} {before:?} {state:?}");
+    };
+    check("pause pause", Phase::Pending, DesiredState::Paused, Phase::Paused);
+    check("pause pause*", Phase::Running, DesiredState::Paused, Phase::Running);
+    check("pause pause", Phase::Pending, DesiredState::Active, Phase::Pending);
+    check("run. run.", Phase::Completed, DesiredState::Paused, Phase::Completed);
+}
+
+#[test]
 fn end_is_recorded_once_and_stays() {
     let before = ExperimentStatus::default();
-    let ended = ExperimentStatus { phase: Phase::Failed, ..ExperimentStatus::default() };
+    let message = Some("all failed".to_owned());
+    let ended = ExperimentStatus { phase: Phase::Failed, message, ..ExperimentStatus::default() };
     let first = conditions(&before, ended.clone(), 1, Timestamp(5));
     let again = conditions(&first, ended, 1, Timestamp(9));
     assert_eq!(first, again);
     let holds = |type_: &str| {
-        let found = condition::find(&first.conditions, type_);
-        found.map(|found| found.status == ConditionStatus::True)
+        let found = condition::find(&first.conditions, type_).unwrap();
+        (found.status == ConditionStatus::True, &*found.message)
     };
-    assert_eq!(holds("Failed"), Some(true));
-    assert_eq!(holds("Completed"), Some(false));
+    assert_eq!(holds("Failed"), (true, "all failed"));
+    assert_eq!(holds("Completed"), (false, ""));
     assert_eq!(first.ended_at, Some(Timestamp(5)));
 }
 
@@ -179,9 +295,15 @@ fn continued_experiment_has_not_ended() {
         (found.status == ConditionStatus::True, found.reason.clone())
     };
     assert_eq!(completed(&ended), (true, "LimitReached".to_owned()));
-    let settings = SearchSettings::default();
-    let edited = EditedEvent { settings, is_limited: false, bracket_trials: vec![] };
-    ended.log.push(entry(2, LogEvent::Edited(edited)));
+    let edited = |is_limited| {
+        let settings = SearchSettings::default();
+        LogEvent::Edited(EditedEvent { settings, is_limited, bracket_trials: vec![] })
+    };
+    // An edit that leaves the limit reached changes nothing.
+    ended.log.push(entry(2, edited(true)));
+    ended = conditions(&ended, status(Phase::Completed), 1, Timestamp(5));
+    assert_eq!(completed(&ended), (true, "LimitReached".to_owned()));
+    ended.log.push(entry(3, edited(false)));
     ended.cleaned_up = true;
     let running = conditions(&ended, status(Phase::Running), 2, Timestamp(6));
     assert_eq!(completed(&running), (false, "Continued".to_owned()));

@@ -260,10 +260,7 @@ fn normalized(mut values: Vec<f64>) -> Option<Vec<f64>> {
         }
         values.iter_mut().for_each(|value| *value /= scale);
         if is_first {
-            let first = values.first().copied().unwrap_or_default();
-            if values.iter().all(|value| *value == first) {
-                return None;
-            }
+            // Equal values are all 1 or all -1 now, so their distances to the mean are exactly 0.
             let mean = values.iter().sum::<f64>() / values.len() as f64;
             values.iter_mut().for_each(|value| *value -= mean);
         }

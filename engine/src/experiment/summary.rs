@@ -231,7 +231,7 @@ impl Summary {
     }
 
     fn phase(&self, ledger: &Ledger, is_cancelled: bool) -> Phase {
-        let is_decided = ledger.book().is_finished() && ledger.missing().len() == 0;
+        let is_decided = ledger.book().is_finished();
         let causes = self.num_closed.iter().filter(|(_, num)| **num > 0).map(|(cause, _)| *cause);
         let has_cancelled = self.num_closed.get(&CloseCause::Cancelled).is_some_and(|num| *num > 0);
         match self.num_open() {

@@ -127,8 +127,7 @@ impl Collector<'_> {
         if self.cause == Cause::LimitReached && trained < greatest {
             return self.add(trial, Kind::Stopped, units, None);
         }
-        let is_between = self.search.goal(group, units) > units;
-        if let Some(standing) = self.search.median_of(trial).filter(|_| is_between) {
+        if let Some(standing) = self.search.median_of(trial) {
             self.add(trial, Kind::Stopped, units, None);
             if let Some(decision) = self.decisions.last_mut() {
                 decision.median = Some(self.context.median(&standing));

@@ -52,11 +52,10 @@ impl Axis {
         self.conditions.last().map(|condition| condition.label.clone())
     }
 
-    /// Returns `true` if there is more than one value.
+    /// Returns `true` if there is more than one value. A valid range always has more.
     fn varies(&self) -> bool {
         match self.kind {
-            Kind::Number { low, high } => high > low,
-            Kind::Integer { count, .. } => count > 1.0,
+            Kind::Number { .. } | Kind::Integer { .. } => true,
             Kind::Choice(count) => count > 1,
         }
     }
@@ -64,8 +63,7 @@ impl Axis {
     /// Returns the position of a value from 0 to 1, or the index of a choice.
     fn position(&self, x: f64) -> f64 {
         match self.kind {
-            Kind::Number { low, high } if high > low => ((x - low) / (high - low)).clamp(0.0, 1.0),
-            Kind::Number { .. } => 0.5,
+            Kind::Number { low, high } => ((x - low) / (high - low)).clamp(0.0, 1.0),
             Kind::Integer { low, count } => (x - low + 0.5) / count,
             Kind::Choice(_) => x,
         }

@@ -109,7 +109,6 @@ impl Ledger {
             });
         }
         self.derive(0, Event::Began, record, (None, watch));
-        self.search.skip_to_order(0);
         Ok(())
     }
 

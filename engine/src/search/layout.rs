@@ -264,6 +264,8 @@ mod tests {
         check(11, &[3, 1, 5], &[4, 2, 5]);
         check(9, &[3, 1, 5], &[3, 1, 5]);
         check(2, &[3, 1, 5], &[3, 1, 5]);
+        // The others have made all trials, so the second bracket gets none.
+        check(8, &[3, 0, 5], &[3, 0, 5]);
     }
 
     #[test]
@@ -273,6 +275,37 @@ mod tests {
         assert_eq!(lengths_above(9, 10, 3), [10]);
         assert!(lengths_above(9, 9, 3).is_empty());
         assert!(lengths_above(9, 3, 3).is_empty());
+    }
+
+    #[test]
+    fn default_concurrency_follows_from_rungs_and_trials() {
+        for (concurrency, num_rungs, max_trials, expected) in [
+            (0, 3, 100, 9),
+            (0, 1, 100, 1),
+            (0, 3, 5, 5),
+            (0, 3, 0, 1),
+            (0, 40, u32::MAX, u32::MAX),
+            (4, 3, 2, 4),
+        ] {
+            let actual = places(concurrency, 3, num_rungs, max_trials);
+            assert_eq!(actual, expected, "{concurrency} {num_rungs} {max_trials}");
+        }
+    }
+
+    /// 9 trials of 1 unit, 3 more of them for 2 units and 1 more for 6 units train 21 units.
+    #[test]
+    fn budget_determines_the_sizes_of_rungs() {
+        let bracket = |lengths: &[u64], sizes: &[u32]| BracketConfig {
+            lengths: lengths.to_vec(),
+            sizes: sizes.to_vec(),
+        };
+        let three = |sizes| bracket(&[1, 3, 9], sizes);
+        assert_eq!(sync_halving(9, 3, 3, 210), three(&[90, 30, 10]));
+        assert_eq!(sync_halving(9, 3, 3, 60), three(&[25, 8, 2]));
+        assert_eq!(sync_halving(9, 3, 3, 1), three(&[1, 1, 1]));
+        // Both brackets get 30 units.
+        assert_eq!(adaptive(9, 3, &[3, 1], 60), [three(&[12, 4, 1]), bracket(&[9], &[3])]);
+        assert_eq!(adaptive_simple(9, 3, &[3, 1], 19), [three(&[10, 3, 1]), bracket(&[9], &[9])]);
     }
 
     /// Checks the brackets of Determined, computed by its own code.

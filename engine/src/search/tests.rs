@@ -160,6 +160,7 @@ fn program_that_rejects_everything_ends_the_search() {
         turn.unwrap().steps == [Step::Finish]
     });
     assert_eq!(last, Some(100));
+    assert_eq!(search.book().num_invalid(), 101);
     assert!(!search.book().may_replace());
 }
 
@@ -174,4 +175,98 @@ fn outcome_depends_on_the_causes_of_all_ends() {
     check(&[InvalidHyperparameters], Outcome::Failed);
     check(&[Cancelled, CloseCause::Deleted], Outcome::Cancelled);
     check(&[Failed, Cancelled], Outcome::Completed);
+}
+
+/// Returns the search of an experiment with at most nine batches.
+fn search_of(mut searcher: Value) -> SearchState {
+    searcher["metric"] = json!("loss");
+    if searcher.get("pbt").is_none() {
+        searcher["maxLength"] = json!({ "batches": 9 });
+    }
+    let spec = json!({
+        "entrypoint": { "command": ["true"] },
+        "hyperparameters": { "x": { "categorical": [1, 2, 3, 4, 5, 6] } },
+        "searcher": searcher,
+    });
+    let spec = serde_json::from_value(spec).unwrap();
+    let valid = stoker_api::validate::validate("case", &spec).unwrap();
+    SearchState::of(&SearchConfig::new(&valid, 1))
+}
+
+/// Forecasts are numbers of trials by length.
+#[test]
+fn sizes_of_searches_follow_from_the_method() {
+    let check = |searcher: Value, places: Option<u32>, first: &[u64], forecast: &[(u64, u64)]| {
+        let search = search_of(searcher.clone());
+        assert_eq!(search.places(), places, "{searcher}");
+        let groups = 0..search.num_groups();
+        let units: Vec<u64> = groups.clone().map(|group| search.first_units(group)).collect();
+        assert_eq!(units, first, "{searcher}");
+        assert_eq!(search.forecast(), forecast.iter().copied().collect(), "{searcher}");
+        groups.for_each(|group| assert_eq!(search.greatest_units(group), 9, "{searcher}"));
+    };
+    let all = json!({ "maxTrials": 5, "maxConcurrentTrials": 0 });
+    check(json!({ "single": {} }), Some(1), &[9], &[(9, 1)]);
+    check(json!({ "random": all }), None, &[9], &[(9, 5)]);
+    check(json!({ "grid": { "maxConcurrentTrials": 4 } }), Some(4), &[9], &[(9, 6)]);
+    let halving = json!({
+        "maxTrials": 10, "numRungs": 3, "divisor": 3, "maxConcurrentTrials": 4,
+    });
+    check(json!({ "asyncHalving": halving }), Some(4), &[1], &[(1, 7), (3, 2), (9, 1)]);
+    // One trial is promoted to the top.
+    let one = json!({ "maxTrials": 1, "numRungs": 3, "divisor": 3, "maxConcurrentTrials": 4 });
+    check(json!({ "asyncHalving": one }), Some(4), &[1], &[(9, 1)]);
+    // Weights 3 / 2 and 1 give brackets of 6 and 4 trials.
+    let asha = json!({
+        "maxTrials": 10, "mode": "conservative", "maxRungs": 2, "divisor": 3,
+        "maxConcurrentTrials": 5,
+    });
+    check(json!({ "adaptiveAsha": asha }), Some(5), &[3, 9], &[(3, 4), (9, 6)]);
+    let sync = json!({
+        "numRungs": 3, "divisor": 3, "budget": { "batches": 60 }, "maxConcurrentTrials": 2,
+    });
+    check(json!({ "syncHalving": sync }), Some(2), &[1], &[(1, 17), (3, 6), (9, 2)]);
+    // Each of 3 brackets has a budget of 20: sizes 8, 2, 1 of 21 units; 4, 1 of 15; 2 of 9.
+    let adaptive = json!({
+        "mode": "conservative", "divisor": 3, "budget": { "batches": 60 },
+        "maxConcurrentTrials": 0,
+    });
+    let forecast = [(1, 6), (3, 4), (9, 4)];
+    check(json!({ "adaptive": adaptive }), None, &[1, 3, 9], &forecast);
+    let given = json!({
+        "bracketRungs": [1, 3], "divisor": 3, "maxTrials": 19, "maxConcurrentTrials": 0,
+    });
+    check(json!({ "adaptiveSimple": given }), None, &[1, 9], &[(1, 7), (3, 2), (9, 10)]);
+    // 9, 5 and 3 trials.
+    let hyperband = json!({ "divisor": 3, "maxConcurrentTrials": 7 });
+    let forecast = [(1, 6), (3, 2 + 4), (9, 1 + 1 + 3)];
+    check(json!({ "hyperband": hyperband }), Some(7), &[1, 3, 9], &forecast);
+    let pbt = json!({
+        "populationSize": 5, "numRounds": 3, "lengthPerRound": { "batches": 3 },
+        "truncateFraction": 0.4,
+    });
+    check(json!({ "pbt": pbt }), None, &[3, 6, 9], &[(3, 2), (6, 2), (9, 5)]);
+    let median = json!({ "everyUnits": 4 });
+    let random = json!({ "random": all, "medianStopping": median });
+    check(random, None, &[4], &[(9, 5)]);
+}
+
+#[test]
+fn only_adaptive_asha_records_its_brackets() {
+    let random = json!({ "random": { "maxTrials": 5 } });
+    assert!(search_of(random).bracket_trials().is_empty());
+    let asha = json!({
+        "maxTrials": 10, "mode": "conservative", "maxRungs": 2, "divisor": 3,
+        "maxConcurrentTrials": 5,
+    });
+    let mut search = search_of(json!({ "adaptiveAsha": asha }));
+    assert_eq!(search.bracket_trials(), [0, 0]);
+    search.advance(Event::Began);
+    assert_eq!(search.bracket_trials(), [3, 2]);
+    // Failed trials count, and invalid ones are replaced.
+    search.advance(Event::Closed { trial: 0, cause: Failed });
+    assert_eq!(search.bracket_trials(), [4, 2]);
+    search.advance(Event::Closed { trial: 1, cause: InvalidHyperparameters });
+    assert_eq!(search.bracket_trials(), [4, 2]);
+    assert_eq!(search.book().next_index(), 7);
 }

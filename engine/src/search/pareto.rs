@@ -162,11 +162,35 @@ mod tests {
         let front = [[0.0, 1.0], [0.01, 0.99], [0.2, 0.2], [0.99, 0.01], [1.0, 0.0]];
         check(&front, 1, &[2]);
         check(&front, 5, &[0, 1, 2, 3, 4]);
+        // The reference point is (11, 11), so the boxes have the areas 11, 63, 54, 30 and 11. Of
+        // what the second one leaves, the others add 2, 12, 9 and 4; then 2, 3 and 2 are left.
+        let front = [[0.0, 10.0], [2.0, 4.0], [5.0, 2.0], [8.0, 1.0], [10.0, 0.0]];
+        check(&front, 1, &[1]);
+        check(&front, 2, &[1, 2]);
+        check(&front, 3, &[1, 2, 3]);
         // The first front is complete before the second one begins.
         check(&[[3.0, 3.0], [1.0, 2.0], [2.0, 1.0], [2.5, 2.5]], 3, &[1, 2, 3]);
         // Infinite losses come last.
         check(&[[0.0, f64::NAN], [1.0, 1.0]], 1, &[1]);
+        // Negative infinity is as good as the best finite loss.
+        check(&[[f64::NEG_INFINITY, 1.0], [0.0, 0.0], [-1.0, 1.0]], 1, &[1]);
         check(&[[1.0, 1.0]; 3], 2, &[0, 1]);
+    }
+
+    /// The reference point of the losses 3, 5 and 11 is 11 + 0.1 * (11 - 3) = 11.8.
+    #[test]
+    fn distances_are_fractions_of_the_range() {
+        let check = |losses: [f64; 3], expected: [f64; 3]| {
+            let points = losses.map(|loss| vec![Loss::new(loss)]);
+            for (distances, expected) in scaled(&points, &[0, 1, 2]).iter().zip(expected) {
+                assert!((distances[0] - expected).abs() < 1e-12, "{losses:?}: {distances:?}");
+            }
+        };
+        check([3.0, 5.0, 11.0], [8.8 / 8.0, 6.8 / 8.0, 0.8 / 8.0]);
+        check([-11.0, -5.0, -3.0], [8.8 / 8.0, 2.8 / 8.0, 0.8 / 8.0]);
+        check([f64::MIN, 0.0, f64::MAX], [1.1, 0.6, 0.1]);
+        check([7.0, 7.0, f64::NAN], [1.1, 1.1, 0.0]);
+        check([7.0, 9.0, f64::NEG_INFINITY], [1.1, 0.1, 1.1]);
     }
 
     proptest! {

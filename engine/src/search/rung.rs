@@ -308,3 +308,65 @@ impl Rung {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a rung of trials 0 to 3, whose losses grow with the index. The first two are the
+    /// best.
+    fn rung() -> Rung {
+        let mut rung = Rung::new(Ties::FirstIsBest);
+        assert!(rung.is_empty());
+        (0_u8..4).for_each(|trial| rung.insert(trial.into(), Loss::new(trial.into()), 7));
+        rung.set_num_best(2);
+        assert!(!rung.is_empty());
+        rung
+    }
+
+    fn check(rung: &Rung, candidates: &[u32], losers: &[u32]) {
+        assert_eq!(rung.candidates().collect::<Vec<_>>(), candidates);
+        assert_eq!(rung.num_candidates(), candidates.len());
+        assert_eq!(rung.losers().collect::<Vec<_>>(), losers);
+    }
+
+    #[test]
+    fn trials_are_promoted_and_stopped_once() {
+        let mut rung = rung();
+        check(&rung, &[0, 1], &[2, 3]);
+        rung.promote(0);
+        check(&rung, &[1], &[2, 3]);
+        assert_eq!([0, 1, 9].map(|trial| rung.is_promoted(trial)), [true, false, false]);
+        rung.stop(2);
+        check(&rung, &[1], &[3]);
+        // Neither is decided again after the end of the trial, even if its rank rises.
+        (0..3).for_each(|trial| rung.close(trial));
+        rung.set_num_best(4);
+        check(&rung, &[1, 3], &[]);
+    }
+
+    #[test]
+    fn ended_trials_are_promoted_but_not_stopped() {
+        let mut rung = rung();
+        rung.close(1);
+        rung.close(3);
+        check(&rung, &[0, 1], &[2]);
+        rung.reopen(3);
+        check(&rung, &[0, 1], &[2, 3]);
+    }
+
+    #[test]
+    fn equal_losses_rank_by_arrival() {
+        let ranking = |ties: Ties| {
+            let mut rung = Rung::new(ties);
+            // In one turn, the result precedes the promotion in name. Indexes do not matter.
+            rung.insert_closed(7, 1);
+            rung.insert_closed(3, 2);
+            rung.insert(8, Loss::INFINITE, 2);
+            rung.insert(1, Loss::INFINITE, 3);
+            rung.ranking().map(|(trial, _)| trial).collect::<Vec<_>>()
+        };
+        assert_eq!(ranking(Ties::FirstIsBest), [7, 8, 3, 1]);
+        assert_eq!(ranking(Ties::LastIsBest), [1, 3, 8, 7]);
+    }
+}

@@ -9,10 +9,12 @@ use stoker_api::trial::CloseCause;
 
 use super::{AsyncHalving, AsyncHalvingConfig};
 use crate::search::book::TrialState;
+use crate::search::layout;
 use crate::search::rung::Loss;
 use crate::search::samplers::Sampler;
 use crate::search::state::{AnyMethod, SearchState, Turn};
-use crate::search::turn::{Event, Step};
+use crate::search::turn::{Edit, Event, Step};
+use crate::search::view::NextPromotion::{self, AtMost, AtResults, Below, Closed, Top, Trial};
 
 const DIVISOR: usize = 3;
 const LENGTHS: [u64; 4] = [1, 3, 9, 27];
@@ -147,4 +149,79 @@ fn stopping_rule_equals_optunas_pruner() {
             }
         }
     }
+}
+
+/// Returns a search with rungs at 1, 2 and 4 units, which has begun.
+fn halving(max_trials: u32, concurrency: u32, stop_once: bool) -> SearchState {
+    let config = layout::async_halving(4, 2, 3, max_trials, concurrency, stop_once);
+    let method = AnyMethod::AsyncHalving(AsyncHalving::new(config));
+    let mut search = SearchState::new(method, Sampler::Random(Space::Group(Default::default())), 7);
+    search.advance(Event::Began);
+    search
+}
+
+/// Reports a result at the granted length of a trial.
+fn report(search: &mut SearchState, trial: u32, loss: u8) {
+    let units = search.book().trial(trial).units;
+    let loss = Loss::new(loss.into());
+    search.advance(Event::Result { trial, units, loss, others: vec![] }).unwrap();
+}
+
+fn next_promotions(search: &SearchState) -> Vec<NextPromotion> {
+    search.views()[0].rungs.iter().map(|rung| rung.next).collect()
+}
+
+#[test]
+fn next_promotion_is_that_of_the_rule() {
+    let loss = |loss: u8| Loss::new(loss.into());
+    let mut search = halving(4, 1, false);
+    let check = |search: &SearchState, expected: [NextPromotion; 3]| {
+        assert_eq!(next_promotions(search), expected);
+    };
+    check(&search, [AtResults(2), AtResults(2), Top]);
+    report(&mut search, 0, 3);
+    check(&search, [Below(loss(3)), AtResults(2), Top]);
+    // Trial 0 is promoted. Of three results, one is promoted.
+    report(&mut search, 1, 5);
+    check(&search, [Below(loss(3)), AtResults(2), Top]);
+    report(&mut search, 0, 8);
+    report(&mut search, 2, 6);
+    // The last trial is worse than the others, so trial 1 is promoted, and the rung is closed.
+    report(&mut search, 3, 7);
+    check(&search, [Closed, Below(loss(8)), Top]);
+    report(&mut search, 1, 9);
+    check(&search, [Closed, Closed, Top]);
+}
+
+#[test]
+fn candidates_without_a_place_keep_higher_rungs_open() {
+    let mut search = halving(8, 8, false);
+    (0..4).for_each(|trial| report(&mut search, trial, trial as u8));
+    // Trial 0 trains to the top, and takes the only place that an edit leaves.
+    report(&mut search, 0, 0);
+    report(&mut search, 1, 1);
+    search.advance(Event::Edited(Edit {
+        max_trials: None,
+        max_concurrent: Some(1),
+        units_max: 4,
+        is_limited: false,
+        bracket_trials: vec![],
+    }));
+    (4..8).for_each(|trial| report(&mut search, trial, trial as u8));
+    assert_eq!(search.book().trial(0).units, 4);
+    assert_eq!(next_promotions(&search), [Trial(2), Below(Loss::new(0.0)), Top]);
+}
+
+#[test]
+fn stopping_names_the_loss_that_continues() {
+    let mut search = halving(3, 1, true);
+    assert_eq!(next_promotions(&search), [AtResults(1), AtResults(1), Top]);
+    search.advance(Event::Closed { trial: 0, cause: CloseCause::Failed });
+    // The failed trial is the best of its rung, but does not continue.
+    assert_eq!(next_promotions(&search), [AtMost(Loss::INFINITE), AtResults(1), Top]);
+    report(&mut search, 1, 3);
+    assert_eq!(next_promotions(&search), [AtMost(Loss::new(3.0)), AtResults(1), Top]);
+    search.advance(Event::Closed { trial: 1, cause: CloseCause::Failed });
+    search.advance(Event::Closed { trial: 2, cause: CloseCause::Failed });
+    assert_eq!(next_promotions(&search), [Closed, Closed, Top]);
 }

@@ -173,3 +173,6 @@ fn observations(points: &[Option<Point>], book: &Book) -> Vec<Observation> {
     };
     points.iter().zip(book.trials()).filter_map(observation).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -239,15 +239,21 @@ mod tests {
 
     #[test]
     fn deviation_is_distance_to_the_farther_neighbor() {
-        let axis = Axis::Number { low: 0.0, high: 10.0 };
-        let deviations = |column: &[f64]| -> Vec<f64> {
-            let kernels = neighbor_kernels(axis, column).into_iter();
+        // The axis may begin anywhere.
+        let shifted = |column: &[f64], shift: f64| -> Vec<f64> {
+            let axis = Axis::Number { low: shift, high: shift + 10.0 };
+            let column: Vec<f64> = column.iter().map(|x| x + shift).collect();
+            let kernels = neighbor_kernels(axis, &column).into_iter();
             kernels
                 .map(|kernel| match kernel {
                     Kernel::Normal { deviation, .. } => deviation,
                     _ => unreachable!("a number has normal kernels"),
                 })
                 .collect()
+        };
+        let deviations = |column: &[f64]| {
+            assert_eq!(shifted(column, 4.0), shifted(column, 0.0));
+            shifted(column, 0.0)
         };
         assert_eq!(deviations(&[]), [10.0]);
         // The bounds are the neighbors of a single point.
@@ -258,6 +264,29 @@ mod tests {
         let least = 10.0 / 6.0;
         assert_eq!(deviations(&[5.0, 9.0, 5.0, 0.0]), [5.0, 4.0, 4.0, 5.0, 10.0]);
         assert_eq!(deviations(&[5.0, 5.0, 5.0, 0.0]), [5.0, least, least, 5.0, 10.0]);
+    }
+
+    /// As in Optuna: each choice of a kernel has the weight 1 / (number of kernels), and the one
+    /// that was observed has 1 more. So it has 1.5 of 2.5 with one point and three choices.
+    #[test]
+    fn observed_choice_has_the_weight_one_more() {
+        let parzen = Parzen::new(&[Axis::Choice(3)], &[vec![2.0]]);
+        // The prior, with half of the weight, has the same density for all choices.
+        for (choice, expected) in
+            [(0.0, 0.5 * 0.2 + 0.5 / 3.0), (1.0, 0.5 * 0.2 + 0.5 / 3.0), (2.0, 0.3 + 0.5 / 3.0)]
+        {
+            let density = parzen.log_density(&[choice]).exp();
+            assert!((density - expected).abs() < 1e-12, "{choice}: {density}");
+        }
+    }
+
+    /// The sum of rounded weights may be below 1, and the random number above it.
+    #[test]
+    fn prior_takes_the_weight_lost_by_rounding() {
+        let choice = |center: f64| vec![Kernel::Choice { center, probability: 1.0 }];
+        let kernels = vec![choice(0.0), choice(1.0)];
+        let parzen = Parzen { axes: vec![Axis::Choice(2)], kernels, weights: vec![0.0, 0.0] };
+        assert_eq!(parzen.sample(&mut Random::new(1)), [1.0]);
     }
 
     #[test]

@@ -118,6 +118,7 @@ mod tests {
         check(&int(0, 3, 9), json!([0, 1, 2, 3]));
         check(&int(1, 10, 4), json!([1, 4, 7, 10]));
         check(&int(-3, 2, 1), json!([-1]));
+        check(&int(0, 20, 1), json!([10]));
         check(&int(-4, -2, 2), json!([-4, -2]));
         check(&int(0, 5, 3), json!([0, 3, 5]));
         check(&int(i64::MIN, i64::MAX, 3), json!([i64::MIN, 0, i64::MAX]));

@@ -160,6 +160,11 @@ mod tests {
     }
 
     #[test]
+    fn debug_output_omits_the_state() {
+        assert_eq!(format!("{:?}", Random::new(42)), "Random { next_idx: 624, .. }");
+    }
+
+    #[test]
     fn a_choice_of_one_draws_nothing() {
         check(42, |random| (random.up_to(0), random.bits32()), &[(0, 1608637542)]);
     }

@@ -316,3 +316,68 @@ proptest! {
         }
     }
 }
+
+fn random() -> SearchState {
+    let method = AnyMethod::FixedLength(FixedLength::new(9, 2, 2, true));
+    SearchState::new(method, Sampler::sobol(space(), 7), 7)
+}
+
+fn result(trial: u32) -> Event {
+    Event::Result { trial, units: 9, loss: Loss::new(0.5), others: vec![] }
+}
+
+#[test]
+fn reserved_positions_are_skipped() {
+    let mut search = random();
+    assert_eq!(search.advance(Event::Began).unwrap().order, 0);
+    assert_eq!(search.next_order(), 1);
+    search.skip_to_order(5);
+    assert_eq!(search.advance(result(0)).unwrap().order, 5);
+    search.skip_to_order(3);
+    assert_eq!(search.next_order(), 6);
+}
+
+/// An identity takes four words, and a seed one.
+#[test]
+fn position_of_the_random_stream_is_recorded() {
+    let mut search = random();
+    assert_eq!(search.random_words(), 0);
+    assert_eq!(search.advance(Event::Began).unwrap().random_words, [5, 10]);
+    assert_eq!(search.random_words(), 10);
+}
+
+#[test]
+fn finished_search_ignores_all_but_edits_and_requests() {
+    let mut search = random();
+    search.advance(Event::Began);
+    for trial in [0, 1] {
+        search.advance(result(trial)).unwrap();
+    }
+    assert!(search.book().is_finished());
+    let before = search.clone();
+    for event in [Event::Began, Event::LimitReached, Event::Deleted { trial: 0 }, result(0)] {
+        assert!(!search.accepts(&event), "{event:?}");
+        assert_eq!(search.advance(event), None);
+    }
+    assert_eq!(search, before);
+    assert!(search.accepts(&Event::Reopened));
+}
+
+/// The result that led to the step was deleted from the record.
+#[test]
+fn recorded_steps_free_the_places_of_active_trials() {
+    let rungs = |max_trials| layout::async_halving(9, 3, 2, max_trials, 1, false);
+    let bracket = layout::sync_halving(9, 3, 1, 18);
+    for method in [
+        AnyMethod::FixedLength(FixedLength::new(9, 2, 1, true)),
+        AnyMethod::AsyncHalving(AsyncHalving::new(rungs(2))),
+        AnyMethod::SyncHalving(SyncHalving::new(vec![bracket], 1)),
+    ] {
+        let mut search = SearchState::new(method, Sampler::Random(space()), 7);
+        search.advance(Event::Began);
+        assert_eq!(search.book().next_index(), 1);
+        search.replay(1, &[], &[Step::Stop { trial: 0 }], std::iter::empty()).unwrap();
+        let turn = search.advance(Event::Reopened).unwrap();
+        assert!(matches!(turn.steps[..], [Step::Create { .. }]), "{turn:?}");
+    }
+}

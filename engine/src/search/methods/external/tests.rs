@@ -12,6 +12,7 @@ use crate::search::book::TrialState;
 use crate::search::rung::Loss;
 use crate::search::state::{SearchState, Turn};
 use crate::search::turn::{Edit, Event, Step};
+use crate::search::view::BracketView;
 
 /// Returns a search of at most 4 trials over nine epochs, which has begun.
 fn search() -> SearchState {
@@ -105,6 +106,42 @@ fn accepted_actions_become_steps() {
     check(json!([{ "stop": { "trial": 0 } }, { "continue": { "trial": 1, "units": 9 } }]), steps);
     check(json!([{ "finish": {} }]), vec![Step::StopAll, Step::Finish]);
     check(json!([]), vec![]);
+    let tag = "x".repeat(128);
+    let create = Step::Create { group: 0, units: 9, source: None, hyperparameters: None };
+    check(json!([{ "create": { "tag": tag } }]), vec![create]);
+}
+
+#[test]
+fn finish_without_open_trials_stops_none() {
+    let mut search = search();
+    answer(&mut search, &json!([create(9)])).unwrap();
+    search.advance(Event::Closed { trial: 0, cause: CloseCause::Failed }).unwrap();
+    let turn = answer(&mut search, &json!([{ "finish": {} }])).unwrap();
+    assert_eq!(turn.steps, [Step::Finish]);
+}
+
+#[test]
+fn stopped_trials_continue_neither_by_answers_nor_limits() {
+    let to_end = json!([{ "continue": { "trial": 1, "units": 9 } }]);
+    let mut search = running();
+    answer(&mut search, &json!([{ "stop": { "trial": 1 } }])).unwrap();
+    result(&mut search, 0);
+    let error = answer(&mut search, &to_end).unwrap_err();
+    assert!(error.starts_with("actions[0].continue.trial: 1: it was stopped"), "{error}");
+    // The service may not know yet that a limit stopped the trial.
+    let mut search = running();
+    search.advance(Event::LimitReached).unwrap();
+    let edit = Edit {
+        max_trials: None,
+        max_concurrent: None,
+        units_max: 9,
+        is_limited: false,
+        bracket_trials: vec![],
+    };
+    search.advance(Event::Edited(edit)).unwrap();
+    assert_eq!(search.book().trial(1).state, TrialState::Stopped);
+    let turn = answer(&mut search, &to_end).unwrap();
+    assert!(!turn.steps.iter().any(|step| matches!(step, Step::Continue { .. })), "{turn:?}");
 }
 
 #[test]
@@ -185,4 +222,38 @@ fn finish_waits_for_an_edit_that_it_does_not_know() {
     assert_eq!(turn.steps, [Step::StopAll]);
     assert_eq!(search.book().trial(0).state, TrialState::Stopped);
     assert_eq!(answer(&mut search, &json!([create(1)])).unwrap().steps.len(), 1);
+}
+
+#[test]
+fn late_answers_change_nothing() {
+    let mut search = running();
+    let before = search.clone();
+    assert_eq!(search.num_answers(), 2);
+    for call in [0, 1, 3] {
+        let answered = AnsweredEvent { call, through: 9, actions: vec![] };
+        assert_eq!(search.advance(Event::Answered(answered)), None);
+    }
+    assert_eq!(search, before);
+}
+
+#[test]
+fn edits_change_the_numbers_of_the_search() {
+    let mut search = running();
+    let check = |search: &SearchState, units: u64, num_trials: u64, places: Option<u32>| {
+        assert_eq!((search.first_units(0), search.greatest_units(0)), (units, units));
+        assert_eq!(search.forecast(), [(units, num_trials)].into());
+        assert_eq!(search.places(), places);
+        assert_eq!(search.views(), [BracketView { rungs: vec![], num_missing: 0, places }]);
+        assert!(!search.may_reopen(0), "the service may have replaced the trial");
+    };
+    check(&search, 9, 4, None);
+    let edit = Edit {
+        max_trials: Some(6),
+        max_concurrent: Some(3),
+        units_max: 12,
+        is_limited: false,
+        bracket_trials: vec![],
+    };
+    search.advance(Event::Edited(edit)).unwrap();
+    check(&search, 12, 6, Some(3));
 }

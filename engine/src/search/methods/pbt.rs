@@ -121,6 +121,10 @@ impl Pbt {
             next: match num_training {
                 _ if round + 1 == self.config.num_rounds => NextPromotion::Top,
                 0 if !is_latest || ranking.len() > num_paused => NextPromotion::Closed,
+                // A later round, in which no trial trains yet.
+                0 if ranking.is_empty() => {
+                    NextPromotion::AfterResults(self.config.population_size as usize)
+                }
                 num => NextPromotion::AfterResults(num),
             },
         }

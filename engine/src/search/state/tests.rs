@@ -1,5 +1,8 @@
 //! Properties of every search method, under random events.
 
+mod population;
+mod records;
+
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;

@@ -349,3 +349,130 @@ impl SearchMethod for SyncHalving {
         self.brackets.iter().map(view).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use stoker_api::hyperparameters::Space;
+
+    use super::*;
+    use crate::search::rung::Loss;
+    use crate::search::samplers::Sampler;
+    use crate::search::state::{AnyMethod, SearchState};
+    use crate::search::view::NextPromotion::{AfterResults, Closed, Top};
+
+    /// Returns a search of 3 trials that train 1 unit, and some of them 3, which has begun.
+    fn search(num_promoted: u32) -> SearchState {
+        let bracket = BracketConfig { lengths: vec![1, 3], sizes: vec![3, num_promoted] };
+        let method = AnyMethod::SyncHalving(SyncHalving::new(vec![bracket], 0));
+        let sampler = Sampler::Random(Space::Group(Default::default()));
+        let mut search = SearchState::new(method, sampler, 7);
+        search.advance(Event::Began);
+        search
+    }
+
+    /// Reports a result at the granted length. Returns the steps.
+    fn report(search: &mut SearchState, trial: u32, loss: u8) -> Vec<Step> {
+        let units = search.book().trial(trial).units;
+        let loss = Loss::new(loss.into());
+        search.advance(Event::Result { trial, units, loss, others: vec![] }).unwrap().steps
+    }
+
+    fn fail(search: &mut SearchState, trial: u32) -> Vec<Step> {
+        search.advance(Event::Closed { trial, cause: CloseCause::Failed }).unwrap().steps
+    }
+
+    #[test]
+    fn failed_trials_are_the_worst_of_their_rung() {
+        let mut search = search(2);
+        assert_eq!(fail(&mut search, 2), []);
+        // At most one missing result is better, and two trials are promoted.
+        assert_eq!(report(&mut search, 0, 5), [Step::Continue { trial: 0, units: 3 }]);
+        assert_eq!(report(&mut search, 1, 7), [Step::Continue { trial: 1, units: 3 }]);
+    }
+
+    #[test]
+    fn paused_trials_keep_their_rank_when_they_end() {
+        let mut search = search(1);
+        assert_eq!(report(&mut search, 0, 1), [Step::Pause { trial: 0 }]);
+        assert_eq!(fail(&mut search, 0), []);
+        assert_eq!(report(&mut search, 1, 5), [Step::Pause { trial: 1 }]);
+        let steps = report(&mut search, 2, 6);
+        assert_eq!(steps[0], Step::PromoteClosed { trial: 0, units: 3 });
+    }
+
+    #[test]
+    fn rungs_wait_for_all_results() {
+        let next = |search: &SearchState| {
+            search.views()[0].rungs.iter().map(|rung| rung.next).collect::<Vec<_>>()
+        };
+        let mut search = search(1);
+        assert_eq!(next(&search), [AfterResults(3), Top]);
+        report(&mut search, 0, 1);
+        assert_eq!(next(&search), [AfterResults(2), Top]);
+        report(&mut search, 1, 2);
+        report(&mut search, 2, 3);
+        assert_eq!(next(&search), [Closed, Top]);
+    }
+
+    #[test]
+    fn standings_have_the_numbers_of_the_rung() {
+        let loss = |loss: u8| Loss::new(loss.into());
+        let mut search = search(1);
+        report(&mut search, 0, 1);
+        let first = Standing {
+            rung: 0,
+            num_rungs: 2,
+            units: 1,
+            loss: loss(1),
+            rank: 1,
+            num_results: 1,
+            num_continuing: 1,
+            continues: false,
+            cut: None,
+            num_required: 0,
+            num_missing: 2,
+            peers: vec![],
+        };
+        assert_eq!(search.standing(0, 2), Some(first.clone()));
+        report(&mut search, 1, 2);
+        report(&mut search, 2, 3);
+        let second = Standing {
+            loss: loss(2),
+            rank: 2,
+            num_results: 3,
+            cut: Some(loss(1)),
+            num_missing: 0,
+            peers: vec![(0, loss(1)), (2, loss(3))],
+            ..first.clone()
+        };
+        assert_eq!(search.standing(1, 1), Some(second));
+        // No trial continues from the top, and none is missing there.
+        report(&mut search, 0, 4);
+        let top = Standing {
+            rung: 1,
+            units: 3,
+            loss: loss(4),
+            num_continuing: 0,
+            num_missing: 0,
+            ..first
+        };
+        assert_eq!([0, 1].map(|trial| search.standing(trial, 3)), [Some(top), None]);
+        assert_eq!(search.standing(0, 0), None);
+    }
+
+    #[test]
+    fn edits_change_the_places() {
+        let mut search = search(1);
+        for (edited, expected) in [(Some(2), Some(2)), (None, Some(2)), (Some(0), None)] {
+            let edit = Edit {
+                max_trials: None,
+                max_concurrent: edited,
+                units_max: 3,
+                is_limited: false,
+                bracket_trials: vec![],
+            };
+            search.advance(Event::Edited(edit)).unwrap();
+            assert_eq!(search.places(), expected, "{edited:?}");
+        }
+    }
+}

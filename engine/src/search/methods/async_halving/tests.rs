@@ -15,6 +15,7 @@ use crate::search::samplers::Sampler;
 use crate::search::state::{AnyMethod, SearchState, Turn};
 use crate::search::turn::{Edit, Event, Step};
 use crate::search::view::NextPromotion::{self, AtMost, AtResults, Below, Closed, Top, Trial};
+use crate::search::view::Standing;
 
 const DIVISOR: usize = 3;
 const LENGTHS: [u64; 4] = [1, 3, 9, 27];
@@ -224,4 +225,43 @@ fn stopping_names_the_loss_that_continues() {
     search.advance(Event::Closed { trial: 1, cause: CloseCause::Failed });
     search.advance(Event::Closed { trial: 2, cause: CloseCause::Failed });
     assert_eq!(next_promotions(&search), [Closed, Closed, Top]);
+}
+
+#[test]
+fn standings_have_the_numbers_of_the_rung() {
+    let loss = |loss: u8| Loss::new(loss.into());
+    let mut search = halving(4, 1, false);
+    [(0, 3), (1, 5), (0, 8)].into_iter().for_each(|(trial, loss)| report(&mut search, trial, loss));
+    let first = Standing {
+        rung: 0,
+        num_rungs: 3,
+        units: 1,
+        loss: loss(5),
+        rank: 2,
+        num_results: 2,
+        num_continuing: 1,
+        continues: false,
+        cut: Some(loss(3)),
+        num_required: 2,
+        num_missing: 0,
+        peers: vec![(0, loss(3))],
+    };
+    assert_eq!(search.standing(1, 1), Some(first.clone()));
+    let second = Standing {
+        rung: 1,
+        units: 2,
+        loss: loss(8),
+        rank: 1,
+        num_results: 1,
+        num_continuing: 0,
+        cut: None,
+        peers: vec![],
+        ..first
+    };
+    assert_eq!([0, 1].map(|trial| search.standing(trial, 3)), [Some(second), None]);
+    // With `stop_once`, the best of any number of trials continues.
+    let mut search = halving(4, 1, true);
+    report(&mut search, 0, 3);
+    let standing = search.standing(0, 1).unwrap();
+    assert_eq!((standing.num_required, standing.continues), (1, true));
 }

@@ -13,6 +13,7 @@ use crate::search::rung::Loss;
 use crate::search::samplers::Sampler;
 use crate::search::state::{AnyMethod, SearchState};
 use crate::search::turn::{Event, Step};
+use crate::search::view::MedianStanding;
 
 const RULE: MedianStopping = MedianStopping { start_units: 4, every_units: 2, min_trials: 2 };
 
@@ -62,6 +63,9 @@ fn trial_stops_below_the_median_of_others() {
         losses(&mut search, [4.0, 9.0, 9.0], 2),
         [go(2, 4), go(2, 6), Step::Stop { trial: 2 }]
     );
+    let (best, median) = (Loss::new(4.0), Loss::new(3.0));
+    let standing = MedianStanding { best, median, num_others: 2 };
+    assert_eq!([1, 2].map(|trial| search.median_of(trial)), [None, Some(standing)]);
     // No trial stops before startUnits.
     assert_eq!(report(&mut search, 3, f64::NAN), [go(3, 4)]);
     assert_eq!(report(&mut search, 3, f64::NAN), [Step::Stop { trial: 3 }]);

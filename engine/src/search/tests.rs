@@ -246,6 +246,11 @@ fn sizes_of_searches_follow_from_the_method() {
         "truncateFraction": 0.4,
     });
     check(json!({ "pbt": pbt }), None, &[3, 6, 9], &[(3, 2), (6, 2), (9, 5)]);
+    let pbt = json!({
+        "populationSize": 5, "numRounds": 3, "lengthPerRound": { "batches": 3 },
+        "truncateFraction": 0,
+    });
+    check(json!({ "pbt": pbt }), None, &[3, 6, 9], &[(9, 5)]);
     let median = json!({ "everyUnits": 4 });
     let random = json!({ "random": all, "medianStopping": median });
     check(random, None, &[4], &[(9, 5)]);

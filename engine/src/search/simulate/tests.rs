@@ -4,9 +4,11 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 use stoker_api::experiment::ExperimentSpec;
+use stoker_api::external::Answer;
 
 use super::*;
 use crate::search::SearchConfig;
+use crate::search::methods::DueQuestion;
 
 const CASES: &str = include_str!("../simulate.json");
 
@@ -187,4 +189,58 @@ fn population_trains_the_lengths_of_the_reference() {
         "populationSize": 3, "numRounds": 4, "lengthPerRound": length, "truncateFraction": 0,
     });
     check(none, &[800, 800, 800], 2400);
+}
+
+/// Simulates a search over three batches.
+fn simulate_three(
+    mut searcher: Value,
+    lines: &[Value],
+    ask: Ask<'_>,
+) -> Result<Simulation, SimulateError> {
+    searcher["metric"] = json!("loss");
+    searcher["maxLength"] = json!({ "batches": 3 });
+    let spec = json!({
+        "entrypoint": { "command": ["true"] },
+        "hyperparameters": { "x": { "double": { "min": 0, "max": 1 } } },
+        "searcher": searcher,
+    });
+    let spec: ExperimentSpec = serde_json::from_value(spec).unwrap();
+    let valid = stoker_api::validate::validate("case", &spec).unwrap();
+    let search = SearchState::of(&SearchConfig::new(&valid, 1));
+    let curves = curves(lines);
+    let curve_of = |trial: u32, _: &Value| curves.get(&trial);
+    simulate(search, 3, true, Machine::default(), ask, curve_of)
+}
+
+#[test]
+fn external_searcher_gets_the_tags_of_trials() {
+    let mut seen = vec![];
+    let mut ask = |_: &SearchState, question: DueQuestion, tags: &[Option<String>]| {
+        seen.push(tags.to_vec());
+        let actions = match question.call {
+            0 => json!([{ "create": { "tag": "a" } }, { "create": {} }]),
+            _ => json!([]),
+        };
+        Ok(Answer { call: question.call, actions: serde_json::from_value(actions).unwrap() })
+    };
+    let external = json!({ "external": { "command": ["searcher"], "maxTrials": 2 } });
+    let lines = [0, 1].map(|trial| json!({ "trial": trial, "units": 1, "metric": 0.5 }));
+    let simulation = simulate_three(external, &lines, &mut ask).unwrap();
+    assert_eq!(simulation.units_total, 6);
+    assert_eq!(seen[..2], [vec![], vec![Some("a".to_owned()), None]]);
+}
+
+#[test]
+fn impossible_simulations_name_what_is_missing() {
+    let check = |searcher: Value, lines: &[Value], expected: &str| {
+        let error = simulate_three(searcher, lines, &mut no_searcher).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    };
+    check(json!({ "single": {} }), &[], "no curve for trial 0; add lines");
+    let late = json!({ "trial": 0, "units": 4, "metric": 0.5 });
+    let expected = "the curve of trial 0 has no metric at or below 3 units";
+    check(json!({ "single": {} }), &[late], expected);
+    let external = json!({ "external": { "command": ["searcher"], "maxTrials": 2 } });
+    let expected = "the external searcher has not answered call 0: this simulation has no";
+    check(external, &[], expected);
 }

@@ -90,6 +90,18 @@ fn impossible_answers_are_refused() {
     check(json!([{ "stop": { "trial": 0 } }]), "actions: no trial trains after them");
     let large: Vec<Value> = vec![to(1, 4); ACTIONS_BYTES_MAX / 20];
     check(json!(large), "actions: ");
+    // As many bytes as are allowed: the first action is refused, for its trial.
+    let mut trials = vec![7_u32; (ACTIONS_BYTES_MAX - 1) / r#"{"stop":{"trial":7}},"#.len()];
+    let stops = |trials: &[u32]| {
+        json!(trials.iter().map(|trial| json!({ "stop": { "trial": trial } })).collect::<Vec<_>>())
+    };
+    for i in (0..trials.len()).cycle() {
+        if stops(&trials).to_string().len() == ACTIONS_BYTES_MAX {
+            break;
+        }
+        trials[i] *= 10;
+    }
+    check(stops(&trials), "actions[0].stop.trial: 7");
 }
 
 #[test]
@@ -106,6 +118,10 @@ fn accepted_actions_become_steps() {
     check(json!([{ "stop": { "trial": 0 } }, { "continue": { "trial": 1, "units": 9 } }]), steps);
     check(json!([{ "finish": {} }]), vec![Step::StopAll, Step::Finish]);
     check(json!([]), vec![]);
+    let stop = |trial: u32| json!({ "stop": { "trial": trial } });
+    let mut steps: Vec<Step> = (0..3).map(|trial| Step::Stop { trial }).collect();
+    steps.push(Step::Finish);
+    check(json!([stop(0), stop(1), stop(2), { "finish": {} }]), steps);
     let tag = "x".repeat(128);
     let create = Step::Create { group: 0, units: 9, source: None, hyperparameters: None };
     check(json!([{ "create": { "tag": tag } }]), vec![create]);
@@ -118,6 +134,15 @@ fn finish_without_open_trials_stops_none() {
     search.advance(Event::Closed { trial: 0, cause: CloseCause::Failed }).unwrap();
     let turn = answer(&mut search, &json!([{ "finish": {} }])).unwrap();
     assert_eq!(turn.steps, [Step::Finish]);
+}
+
+#[test]
+fn finished_search_asks_no_more() {
+    let mut search = running();
+    // The question has the result of trial 1 only.
+    result(&mut search, 0);
+    answer(&mut search, &json!([{ "finish": {} }])).unwrap();
+    assert_eq!((search.unsent().len(), search.question()), (1, None));
 }
 
 #[test]

@@ -305,6 +305,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn normal_samples_have_the_mean_and_deviation() {
+        let axis = Axis::Number { low: -9.0, high: 11.0 };
+        let kernel = Kernel::Normal { mean: 1.0, deviation: 0.5 };
+        let mut random = Random::new(3);
+        let num = 20_000;
+        let samples: Vec<f64> =
+            (0..num).map(|_| sample_kernel(axis, kernel, &mut random)).collect();
+        let mean = samples.iter().sum::<f64>() / f64::from(num);
+        let squares: f64 = samples.iter().map(|x| (x - 1.0).powi(2)).sum();
+        let deviation = (squares / f64::from(num)).sqrt();
+        // The standard error of the mean is 0.0035.
+        assert!(
+            (mean - 1.0).abs() < 0.014 && (deviation - 0.5).abs() < 0.014,
+            "{mean} {deviation}"
+        );
+    }
+
     /// Samples have the frequencies of the density.
     #[test]
     fn samples_follow_the_density() {

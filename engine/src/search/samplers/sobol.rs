@@ -232,6 +232,25 @@ mod tests {
         assert!((sum / 1000.0 - 0.5).abs() < 0.03, "{sum}");
     }
 
+    /// First outputs of SplitMix64 for the seeds 0 and 1234567.
+    #[test]
+    fn hash_is_the_generator_splitmix64() {
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        assert_eq!(hash(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(hash(1_234_567), 6_457_827_717_110_365_317);
+        assert_eq!(hash(STEP.wrapping_add(1_234_567)), 3_203_168_211_198_807_973);
+    }
+
+    /// With one shift of all points, the second bit would be flipped for both or for none.
+    #[test]
+    fn flips_of_a_bit_depend_on_the_bits_above() {
+        let second_bit =
+            |coordinate: u32, seed: u32| (scrambled(coordinate, seed, 0) * 4.0) as u32 % 2;
+        let is_other = |seed: &u32| second_bit(0, *seed) != second_bit(1 << 31, *seed);
+        let num_other = (0..1000).filter(is_other).count();
+        assert!((400..600).contains(&num_other), "{num_other}");
+    }
+
     /// L2 star discrepancy, by Warnock's formula.
     fn discrepancy(points: &[Vec<f64>]) -> f64 {
         let (num, size) = (points.len() as f64, points[0].len() as i32);
@@ -264,6 +283,21 @@ mod tests {
             });
             assert!(sobol < factor * random, "{num} points, {size} dimensions: {sobol} {random}");
         }
+    }
+
+    #[test]
+    fn coordinates_are_fractions_of_the_range() {
+        let check = |parameter: Value, values: &[(f64, f64)]| {
+            let space = Space::parse(&json!({ "x": parameter })).unwrap();
+            for (x, expected) in values {
+                let value = value(&space, &mut std::iter::once(*x))["x"].as_f64().unwrap();
+                assert!((value - expected).abs() < 1e-12, "{parameter} {x}: {value}");
+            }
+        };
+        check(json!({ "double": { "min": -1, "max": 3 } }), &[(0.0, -1.0), (0.25, 0.0)]);
+        check(json!({ "log": { "min": 1, "max": 3, "base": 10 } }), &[(0.0, 10.0), (0.5, 100.0)]);
+        let thirds = [(0.0, 2.0), (0.33, 2.0), (0.34, 3.0), (0.66, 3.0), (0.67, 4.0), (0.99, 4.0)];
+        check(json!({ "int": { "min": 2, "max": 4 } }), &thirds);
     }
 
     #[test]

@@ -342,6 +342,33 @@ mod tests {
     }
 
     #[test]
+    fn first_ten_trials_are_random() {
+        let tpe = Tpe::new(space(), false);
+        let value = json!({
+            "rate": 0.1, "dropout": 0.5, "layers": 3, "optimizer": "sgd", "fixed": 7,
+        });
+        let point = tpe.coordinates(&value).unwrap();
+        let observation = |loss: Option<Loss>| {
+            let point = point.clone();
+            Observation { point, loss, others: vec![] }
+        };
+        let mut observations = vec![observation(Some(Loss::new(1.0))); 9];
+        // Running trials do not count.
+        observations.push(observation(None));
+        let random = sample(&space(), &mut Random::new(5));
+        assert_eq!(tpe.draw(&observations, &mut Random::new(5)), random);
+        observations.push(observation(Some(Loss::new(1.0))));
+        assert_ne!(tpe.draw(&observations, &mut Random::new(5)), random);
+    }
+
+    #[test]
+    fn first_of_equal_candidates_is_drawn() {
+        let axes = [Axis::Number { low: 0.0, high: 1.0 }];
+        let first = Parzen::new(&axes, &[]).sample(&mut Random::new(5));
+        assert_eq!(best_candidate(&axes, &[], &[], &mut Random::new(5)), first);
+    }
+
+    #[test]
     fn coordinates_lead_back_to_the_hyperparameters() {
         let tpe = Tpe::new(space(), false);
         let mut random = Random::new(1);

@@ -6,6 +6,7 @@ use serde_json::json;
 use stoker_api::hyperparameters::{DoubleRange, IntRange, LogRange, Parameter};
 
 use super::rng::Random;
+use super::rung::Loss;
 use super::state::{SearchState, Turn};
 use super::turn::{Event, Step};
 use super::*;
@@ -254,6 +255,31 @@ fn sizes_of_searches_follow_from_the_method() {
     let median = json!({ "everyUnits": 4 });
     let random = json!({ "random": all, "medianStopping": median });
     check(random, None, &[4], &[(9, 5)]);
+    let halving = json!({ "asyncHalving": halving, "medianStopping": median });
+    check(halving, Some(4), &[1], &[(1, 7), (3, 2), (9, 1)]);
+}
+
+#[test]
+fn median_stopping_shows_the_brackets_of_its_method() {
+    let random = json!({ "random": { "maxTrials": 5, "maxConcurrentTrials": 2 } });
+    let halving = json!({ "asyncHalving": {
+        "maxTrials": 5, "numRungs": 2, "divisor": 3, "maxConcurrentTrials": 2,
+    } });
+    for (plain, num_rungs) in [(random, 0), (halving, 2)] {
+        let mut stopping = plain.clone();
+        stopping["medianStopping"] = json!({ "everyUnits": 3 });
+        for searcher in [plain, stopping] {
+            let mut search = search_of(searcher.clone());
+            search.advance(Event::Began);
+            let views = search.views();
+            let numbers =
+                views.iter().map(|view| (view.rungs.len(), view.num_missing, view.places));
+            assert_eq!(numbers.collect::<Vec<_>>(), [(num_rungs, 3, Some(2))], "{searcher}");
+            let loss = Loss::new(0.5);
+            search.advance(Event::Result { trial: 0, units: 3, loss, others: vec![] });
+            assert_eq!(search.standing(0, 3).is_some(), num_rungs > 0, "{searcher}");
+        }
+    }
 }
 
 #[test]
@@ -264,6 +290,8 @@ fn only_adaptive_asha_records_its_brackets() {
         "maxTrials": 10, "mode": "conservative", "maxRungs": 2, "divisor": 3,
         "maxConcurrentTrials": 5,
     });
+    let median = json!({ "adaptiveAsha": asha, "medianStopping": { "everyUnits": 4 } });
+    assert_eq!(search_of(median).bracket_trials(), [0, 0]);
     let mut search = search_of(json!({ "adaptiveAsha": asha }));
     assert_eq!(search.bracket_trials(), [0, 0]);
     search.advance(Event::Began);

@@ -112,6 +112,25 @@ fn deleted_and_invalid_trials_leave_the_median() {
     }
 }
 
+#[test]
+fn means_of_other_trials_stay() {
+    let rule = MedianStopping { start_units: 0, min_trials: 1, ..RULE };
+    let mut search = search(random(3, 0), rule);
+    report(&mut search, 0, 2.0);
+    report(&mut search, 1, 1.0);
+    search.advance(Event::Deleted { trial: 0 });
+    assert_eq!(report(&mut search, 2, 1.5), [Step::Stop { trial: 2 }]);
+}
+
+/// The steps of a result may be missing in the record.
+#[test]
+fn deleted_trials_are_not_decided() {
+    let mut search = search(random(2, 0), RULE);
+    let result = Event::Result { trial: 0, units: 2, loss: Loss::new(1.0), others: vec![] };
+    search.replay(1, &[result], &[], std::iter::empty()).unwrap();
+    assert_eq!(search.advance(Event::Deleted { trial: 0 }).unwrap().steps, []);
+}
+
 /// The rule as published, from all results.
 fn stops(results: &[Vec<f64>], trial: usize, rule: MedianStopping) -> bool {
     let own = &results[trial];

@@ -59,6 +59,18 @@ async function keeps(page) {
   equal(query(page, 'sel'), String(first), 'selection after an update of the table');
 }
 
+/** Links and buttons below the plots keep the focus while results appear. */
+async function keepsFocus(page) {
+  const version = () => page.evaluate(async () => (await import('/assets/data.js')).store.version);
+  for (const place of ['#curves .legend a', '#parallel .card-note button']) {
+    await page.locator(place).first().focus();
+    const before = await version();
+    await until(async () => await version() > before + 1, 'the page loads its data twice');
+    check(await page.locator(place).first().evaluate((one) => one === document.activeElement),
+      `${place} has lost the focus`);
+  }
+}
+
 async function reconnects(page, open) {
   await ask('stop');
   await page.waitForSelector('[data-live-banner]:visible');
@@ -84,6 +96,7 @@ await browse(async (open) => {
   }
   await shows(table, await next());
   await keeps(page);
+  await keepsFocus(page);
   noFaults(page);
   await reconnects(page, open);
   await until(() => table.locator('[data-live-state=live]').count(), 'the other tab reconnects');

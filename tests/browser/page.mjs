@@ -197,7 +197,7 @@ function isDrawn(plot) {
 /** Fails if the page scrolls sideways. After a resize, plots need a moment. */
 export async function fits(page, what) {
   const isFit = () => document.documentElement.scrollWidth <= document.documentElement.clientWidth;
-  await page.waitForFunction(isFit, null, { polling: 100, timeout: 5_000 }).catch(async () => {
+  await page.waitForFunction(isFit, null, { polling: 100 }).catch(async () => {
     const width = await page.evaluate(() => document.documentElement.scrollWidth);
     throw new Error(`${what} is ${width} px wide, and scrolls sideways`);
   });

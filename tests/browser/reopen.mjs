@@ -34,7 +34,8 @@ await browse(async (open) => {
   await page.check('input[name=trials][value=failed]');
   await answer(page);
   noFaults(page);
-  const pages = [page, await open(base(input.failed)), await open(`${base(input.failed)}/trials/0`)];
+  const paths = [base(input.failed), `${base(input.failed)}/trials/0`];
+  const pages = [page, await open(paths[0]), await open(paths[1])];
   for (const one of pages) {
     equal(await one.locator('[data-live-state=live]').count(), 1, `live state of ${one.url()}`);
   }

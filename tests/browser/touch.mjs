@@ -8,6 +8,10 @@ import { views } from './list.mjs';
 const TABLET = { width: 820, height: 1180 };
 // Least width and height of a target in CSS pixels (WCAG 2.5.8).
 const LEAST = 24;
+// Least height of buttons and menus.
+const LEAST_BUTTON = 32;
+// Time in ms after which a resting finger drags, as in `touch.js`.
+const HOLD = 350;
 
 const visible = (page) => page.$$eval('#trials-table tr[data-trial]', (rows) =>
   rows.filter((row) => !row.hidden).map((row) => +row.dataset.trial).sort((a, b) => a - b));
@@ -59,6 +63,33 @@ function definePoints() {
   };
 }
 
+/** Runs in the page first: fingers rest long enough when the test says so, not the clock. */
+function controlHolds(wait) {
+  const { setTimeout: start, clearTimeout: stop } = window;
+  const holds = new Map();
+  window.setTimeout = (call, after, ...rest) => {
+    const id = start(after === wait ? () => {} : call, after, ...rest);
+    if (after === wait) holds.set(id, call);
+    return id;
+  };
+  window.clearTimeout = (id) => {
+    holds.delete(id);
+    stop(id);
+  };
+  window.endHolds = () => {
+    for (const call of holds.values()) call();
+    holds.clear();
+  };
+  window.countHolds = () => holds.size;
+}
+
+/** Puts a finger down, and lets it rest. */
+async function rest(page, finger, point) {
+  await finger.down(point);
+  await page.waitForFunction(() => window.countHolds() > 0);
+  await page.evaluate(() => window.endHolds());
+}
+
 /** A finger of the browser, by the protocol: Playwright can only tap. */
 class Finger {
   constructor(session) {
@@ -87,6 +118,12 @@ class Finger {
     }
   }
 
+  /** Puts a second finger down beside the first. */
+  join(x, y) {
+    this.time += 0.05;
+    return this.#send('touchStart', [this.at, { x: this.at.x + x, y: this.at.y + y }]);
+  }
+
   /** Lifts the finger after a rest: from a move, the browser would let the page glide. */
   up() {
     this.time += 0.5;
@@ -101,14 +138,15 @@ class Finger {
 }
 
 /** Runs in the browser: lists targets that are too small, except links in sentences. */
-function small(least) {
+function small([least, leastButton]) {
   const inText = 'p a, .skip, .visually-hidden, td.wide a, .notice a, label input, .card-note a';
   const targets = document.querySelectorAll('a[href], button, input, select, summary, label');
   return [...targets].filter((one) => one.checkVisibility({ visibilityProperty: true })
     && !one.matches(inText) && !one.closest('.axis-sliders:not([style*=flex])'))
     .filter((one) => !(one.matches('label') && !one.querySelector('input, select')))
     .map((one) => [one, one.getBoundingClientRect()])
-    .filter(([, box]) => box.width > 0 && (box.width < least - 0.5 || box.height < least - 0.5))
+    .filter(([one, box]) => box.width > 0 && (box.width < least - 0.5
+      || box.height < (one.matches('button, summary, select') ? leastButton : least) - 0.5))
     .map(([one, box]) => `${one.outerHTML.slice(0, 120)}: ${box.width} x ${box.height}`);
 }
 
@@ -120,11 +158,11 @@ async function targets(page) {
       await visit(page, view.path);
       await page.waitForSelector(view.has);
       for (const plot of view.plots) await drawn(page, plot);
-      const all = await page.evaluate(small, LEAST);
+      const all = await page.evaluate(small, [LEAST, LEAST_BUTTON]);
       found.push(...all.map((one) => `${view.name}, ${size.width} px: ${one}`));
     }
   }
-  check(found.length === 0, `targets below ${LEAST} px:\n  ${found.join('\n  ')}`);
+  check(found.length === 0, `targets that are too small:\n  ${found.join('\n  ')}`);
 }
 
 /** A tap on a curve selects its trial, shows the tooltip, and offers the trial's page. */
@@ -156,6 +194,10 @@ async function taps(page, finger) {
   await page.waitForURL(new RegExp(`/trials/${trial}\\?`));
 }
 
+/** Returns the number of boxes that show what a finger zooms. */
+const boxes = (page) => page.locator('#curves .u-select').evaluateAll((all) =>
+  all.filter((one) => one.getBoundingClientRect().width > 0).length);
+
 /** Sideways, a finger zooms the curves; up and down, it scrolls the page. */
 async function zooms(page, finger) {
   await visit(page, base());
@@ -164,13 +206,32 @@ async function zooms(page, finger) {
   await finger.drag({ x: middle.x - 150, y: middle.y }, 300, 4);
   const zoom = await until(() => stored(page, 'zoom'), 'a finger that moves sideways zooms');
   equal(await scrolled(page), before, 'scroll position after a zoom');
-  await finger.drag(await place(page, 'curves', 'middle'), 4, -200);
-  await until(async () => await scrolled(page) !== before, 'a finger that moves up scrolls');
+  const next = await place(page, 'curves', 'middle');
+  const start = await scrolled(page);
+  await finger.drag(next, 4, -200);
+  await until(async () => await scrolled(page) !== start, 'a finger that moves up scrolls');
   equal(await stored(page, 'zoom'), zoom, 'zoom after scrolling');
   await page.locator('[data-reset-zoom]').tap();
   await until(async () => await stored(page, 'zoom') === null, 'a tap ends the zoom');
   equal(await page.locator('[data-reset-zoom]').count(), 0, 'buttons without a zoom');
+  equal(await page.evaluate(() => document.activeElement.dataset.plot), 'curves',
+    'focus after the zoom');
+  equal(await page.locator('[data-say]').textContent(), 'Zoom reset', 'what is read aloud');
   equal(await stored(page, 'sel'), null, 'selection after drags');
+
+  // A finger that taps moves a little, and one that only touches zooms nothing either.
+  await finger.drag(await place(page, 'curves', 'curve'), 10, 0);
+  await finger.drag(await place(page, 'curves', 'middle'), 20, 0);
+  equal(await stored(page, 'zoom'), null, 'zoom after taps');
+  equal(await boxes(page), 0, 'boxes after taps');
+  // The second finger of a pinch ends the box of the first.
+  await finger.down(await place(page, 'curves', 'middle'));
+  await finger.move(60, 0);
+  equal(await boxes(page), 1, 'boxes during a swipe');
+  await finger.join(0, 60);
+  equal(await boxes(page), 0, 'boxes during a pinch');
+  await finger.up();
+  equal(await stored(page, 'zoom'), null, 'zoom after a pinch');
 
   // Each metric of a trial has its own zoom.
   await visit(page, `${base()}/trials/${input.trial}`);
@@ -200,26 +261,32 @@ async function brushes(page, finger) {
   equal(await stored(page, 'brush'), null, 'brush after scrolling');
 
   const axis = await place(page, 'parallel', 'axis');
-  await finger.down(axis);
+  await rest(page, finger, axis);
   await tooltip(page).getByText('Drag to brush').waitFor();
   await finger.up();
   await tooltip(page).waitFor({ state: 'hidden' });
-  const rest = await scrolled(page);
-  await finger.down(axis);
+  const still = await scrolled(page);
+  await rest(page, finger, axis);
   await tooltip(page).getByText('Drag to brush').waitFor();
   await finger.move(0, 80);
   await finger.up();
-  equal(await scrolled(page), rest, 'scroll position after a brush');
-  const trials = inside(await stored(page, 'brush'));
+  equal(await scrolled(page), still, 'scroll position after a brush');
+  const brush = await stored(page, 'brush');
+  const trials = inside(brush);
   check(trials.length < all.length, `the brush contains ${trials}`);
   await until(async () => String(await visible(page)) === String(trials),
     `the table shows the brushed trials ${trials}`);
   equal(await stored(page, 'sel'), null, 'selection after a brush');
+  // A finger that rests without a drag keeps the brush.
+  await rest(page, finger, axis);
+  await finger.up();
+  await tooltip(page).waitFor({ state: 'hidden' });
+  equal(await stored(page, 'brush'), brush, 'brush after a rest');
   await page.locator('#parallel').getByText('Clear brush').tap();
   await until(async () => await stored(page, 'brush') === null, 'a tap clears the brush');
 
   const [first] = await page.evaluate(axes);
-  await finger.down(await place(page, 'parallel', 'name'));
+  await rest(page, finger, await place(page, 'parallel', 'name'));
   await tooltip(page).getByText('Drag to reorder').waitFor();
   await finger.move(300, 0);
   await finger.up();
@@ -283,6 +350,7 @@ async function follows(page) {
 
 await browse(async (open, context) => {
   await context.addInitScript(definePoints);
+  await context.addInitScript(controlHolds, HOLD);
   const page = await open(base());
   check(await page.evaluate(() => matchMedia('(pointer: coarse)').matches), 'no touch screen');
   const finger = new Finger(await context.newCDPSession(page));

@@ -222,14 +222,18 @@ export class Store {
     return this.#request;
   }
 
-  /** Loads again and informs all plots. Returns the error if the data could not be loaded. */
-  async refresh() {
+  /**
+   * Loads again and informs all plots. Returns the error if the data could not be loaded. A load
+   * that is repeated informs them only if it succeeds: they know of the change already.
+   */
+  async refresh(isRepeated = false) {
     const before = this.current?.best;
     let error = null;
     const data = await this.load(true).catch((cause) => {
       error = cause;
       return null;
     });
+    if (error && isRepeated) return error;
     for (const call of [...this.#subscribers]) call(data, before);
     return error;
   }

@@ -16,6 +16,26 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
+/**
+ * Replaces the content of an element by texts and elements. Elements that are equal stay: one of
+ * them may have the focus, or a finger on it.
+ */
+export function fill(element, parts) {
+  const old = [...element.children];
+  const next = parts.map((part) => {
+    const at = typeof part === 'string' ? -1 : old.findIndex((one) => one.isEqualNode(part));
+    return at < 0 ? part : old.splice(0, at + 1)[at];
+  });
+  const stays = new Set(next);
+  for (const node of [...element.childNodes]) if (!stays.has(node)) node.remove();
+  let place = element.firstChild;
+  for (const node of next) {
+    if (node === place) place = place.nextSibling;
+    else if (typeof node === 'string') element.insertBefore(document.createTextNode(node), place);
+    else element.insertBefore(node, place);
+  }
+}
+
 export const HIDDEN = { position: 'absolute', width: '1px', height: '1px', margin: '-1px',
   padding: '0', border: '0', overflow: 'hidden', clipPath: 'inset(50%)', whiteSpace: 'nowrap' };
 

@@ -1,9 +1,10 @@
 // Life of one plot: starts when visible, reports errors with a retry button, forwards changes of
 // state, data, theme and size, and lets arrow keys walk its lines and points.
 
-import { debounce, make, say, settle, throttle } from './dom.js';
+import { debounce, fill, make, say, settle, throttle } from './dom.js';
 import { count } from './format.js';
-import { isTransient, store } from './data.js';
+import { store } from './data.js';
+import { Retry } from './retry.js';
 import { state } from './state.js';
 import { onTheme } from './theme.js';
 import { hideTooltip, showTooltip } from './tooltip.js';
@@ -25,9 +26,7 @@ const MODULES = {
   strips: () => import('./plots/strips.js'),
 };
 
-// Time in ms after which a plot whose data could not be loaded tries again, and how often: a
-// storage that stays away must not be asked forever.
-const RETRY = 3000;
+// A storage that stays away must not be asked forever.
 const RETRIES_MAX = 5;
 
 export const hosts = new Map();
@@ -42,6 +41,7 @@ export class Host {
     this.source = element.dataset.source || store.url;
     this.at = [0, 0];
     this.starting = null;
+    this.retry = new Retry(() => this.#run(() => this.plot?.refresh?.()), RETRIES_MAX);
     hosts.set(element, this);
     element.tabIndex = 0;
     if (!element.hasAttribute('role')) element.setAttribute('role', 'img');
@@ -85,7 +85,7 @@ export class Host {
   #connect() {
     if (this.connected) return;
     this.connected = true;
-    const refresh = throttle(() => this.#refresh(), 500);
+    const refresh = throttle(() => this.retry.run(), 500);
     const rest = settle((changed) => this.#run(() => this.plot?.update?.(changed, false)), 150);
     state.subscribe((changed, moving) => {
       const isHeavy = (store.current?.size || 0) > 500 && this.kind !== 'parallel';
@@ -110,13 +110,6 @@ export class Host {
     onTouchOutside(this.element, leave);
   }
 
-  /** Draws the plot again after a change, which the server reports once. */
-  async #refresh(left = RETRIES_MAX) {
-    const error = await this.#run(() => this.plot?.refresh?.());
-    if (error?.status === undefined || !isTransient(error.status) || left === 0) return;
-    setTimeout(() => this.#refresh(left - 1), RETRY);
-  }
-
   /** Returns the error if the call failed. */
   async #run(call) {
     try {
@@ -132,12 +125,15 @@ export class Host {
   /** Shows why the plot is missing, with a button to try again. */
   fail(error) {
     if (error.status === undefined) console.error(error);
-    this.#clearError();
     const text = error.status === undefined ? `This plot failed: ${error.message}`
       : `The data could not be loaded: ${error.message}.`;
+    // Screen readers read a new element aloud, and its button would lose the focus.
+    if (this.failed?.firstChild.textContent === text) return;
+    this.#clearError();
     const retry = make('button', { type: 'button', class: 'button', text: 'Try again',
       on: { click: () => {
-        if (this.plot) this.#run(() => this.plot.load().then(() => this.#clearError()));
+        this.retry.stop();
+        if (this.plot) this.#run(() => this.plot.load());
         else this.start();
       } } });
     this.failed = make('div', { class: 'plot-error', role: 'alert', style: {
@@ -175,8 +171,8 @@ export class Host {
   note(...parts) {
     const next = this.element.nextElementSibling;
     const target = next?.matches('[data-note]') ? next : this.card.querySelector('[data-note]');
-    target?.replaceChildren(...parts.filter(Boolean).flatMap((part, i) =>
-      (i ? [' ', part] : [part])));
+    if (!target) return;
+    fill(target, parts.filter(Boolean).flatMap((part, i) => (i ? [' ', part] : [part])));
   }
 
   /** Fills the legend: {title, items: [{text, color, mark, dash}]}. */
@@ -188,13 +184,13 @@ export class Host {
     item.color ? swatch(item) : null, this.#legendText(item)));
     const head = title ? [make('span', { class: 'legend-title', text: title,
       style: { marginInlineEnd: '12px' } })] : [];
-    target.replaceChildren(...head, ...nodes);
+    fill(target, [...head, ...nodes]);
   }
 
   #legendText({ text, trial }) {
     if (trial === undefined || !store.base) return make('span', { text });
     return make('a', { href: `${store.base}/trials/${trial}`, text, 'aria-label':
-      `Open trial ${trial}` });
+      `Open trial #${trial}` });
   }
 
   open(trial) {

@@ -3,14 +3,14 @@
 
 import { make, sayNews, throttle } from './dom.js';
 import { clock, plural, result } from './format.js';
-import { isTransient, store } from './data.js';
+import { store } from './data.js';
+import { Retry, setConnected } from './retry.js';
 import { state } from './state.js';
+import { isTouch } from './touch.js';
 
 const SILENCE = 10000;
 const RETRY = 3000;
 const url = document.body.dataset.live;
-// After a tap, `:hover` stays, although no finger is there.
-const canHover = matchMedia('(hover: hover)');
 
 let stream = null;
 let lastBeat = 0;
@@ -62,19 +62,26 @@ function close() {
   stream = null;
 }
 
-const metrics = throttle(async () => {
+const dataRetry = new Retry((isRepeated) => store.refresh(isRepeated));
+const partsRetry = new Retry(() => replaceParts());
+
+const metrics = throttle(() => {
   document.dispatchEvent(new CustomEvent('stoker:metrics'));
-  const error = await store.refresh();
-  if (error && isTransient(error.status)) setTimeout(metrics, RETRY);
+  dataRetry.run();
 }, 500);
 
 const changed = throttle(() => {
   metrics();
-  replaceParts();
+  partsRetry.run();
 }, 1000);
 
+function setLost(is) {
+  isLost = is;
+  setConnected(!is);
+}
+
 function recover() {
-  isLost = false;
+  setLost(false);
   show('Live');
   changed();
 }
@@ -95,8 +102,8 @@ function show(word) {
     const button = banner.querySelector('[data-live-retry]') ? null : make('button', {
       type: 'button', class: 'button small', 'data-live-retry': true, text: 'Try now' });
     place.replaceChildren(make('strong', { text: 'Live updates stopped.' }),
-      ` The page shows the state of ${clock(dataTime)}. If "stoker ui" was started again, open the `,
-      'URL that it printed. ');
+      ` The page shows the state of ${clock(dataTime)}. If "stoker ui" was started again, open `,
+      'the URL that it printed. ');
     if (button) banner.append(button);
   }
 }
@@ -111,7 +118,7 @@ function retry() {
 function watch() {
   if (document.hidden || !url) return;
   if (Date.now() - lastBeat > SILENCE && !isLost) {
-    isLost = true;
+    setLost(true);
     show('Reconnecting');
   }
   if (isLost && Date.now() - lastBeat > 4 * SILENCE) {
@@ -126,32 +133,32 @@ function watch() {
 function isBusy(part) {
   const table = part.matches('table') ? part : part.querySelector('table');
   if (!table) return part.contains(document.activeElement) || part.querySelector('dialog[open]');
-  return (canHover.matches && part.matches(':hover')) || part.contains(document.activeElement)
+  // After a tap, `:hover` stays, although no finger is there.
+  return (!isTouch() && part.matches(':hover')) || part.contains(document.activeElement)
     || Boolean(part.querySelector('.is-selected'))
     || (table.matches('[data-trials]') && state.selection.length > 0);
 }
 
+/** Replaces the parts of the page that have changed. Returns the error of a failed request. */
 async function replaceParts() {
   const parts = [...document.querySelectorAll('[data-live-part][id]')];
-  if (!parts.length) return;
+  if (!parts.length) return null;
   let page = null;
-  let status = 0;
   try {
     const address = location.pathname + state.query() + location.hash;
     const response = await fetch(address, { cache: 'no-cache', headers: { Accept: 'text/html' } });
-    ({ status } = response);
-    if (!response.ok) throw new Error(`HTTP ${status}`);
+    const { status } = response;
+    if (!response.ok) return { status };
     page = new DOMParser().parseFromString(await response.text(), 'text/html');
   } catch {
-    // The server does not report the same change again.
-    if (isTransient(status)) setTimeout(changed, RETRY);
-    return;
+    // The connection has ended, perhaps within the answer.
+    return { status: 0 };
   }
   const isEmpty = (of) => Boolean(of.querySelector('[data-live-reload]'));
   if (isEmpty(document) !== isEmpty(page)) {
     // The first experiment has come, or the last one is deleted: the page has other parts.
     location.reload();
-    return;
+    return null;
   }
   let pending = 0;
   for (const part of parts) {
@@ -172,6 +179,7 @@ async function replaceParts() {
   showPending(pending);
   document.dispatchEvent(new CustomEvent('stoker:replaced'));
   readPhase();
+  return null;
 }
 
 /** Counts rows that are new or differ. */

@@ -22,11 +22,15 @@ export const reach = (fine) => (isTouch() ? FINGER : fine);
 /** Returns whether the page is used mainly by touch. */
 export const isCoarse = () => matchMedia('(pointer: coarse)').matches;
 
-/** Calls `call` when a finger touches the page outside of an element. */
+/**
+ * Calls `call` when a finger touches the page outside of an element. The result ends this.
+ */
 export function onTouchOutside(element, call) {
-  document.addEventListener('pointerdown', (event) => {
+  const listener = (event) => {
     if (event.pointerType === 'touch' && !element.contains(event.target)) call();
-  }, true);
+  };
+  document.addEventListener('pointerdown', listener, true);
+  return () => document.removeEventListener('pointerdown', listener, true);
 }
 
 /**
@@ -53,11 +57,15 @@ export function onHold(element, start) {
     }, HOLD);
   });
   element.addEventListener('pointermove', (event) => {
-    if (!from || isHeld) return;
+    if (event.pointerId !== from?.pointerId || isHeld) return;
     if (Math.hypot(event.clientX - from.clientX, event.clientY - from.clientY) > SLACK) end();
   });
-  element.addEventListener('pointerup', () => clearTimeout(timer));
-  element.addEventListener('pointercancel', end);
+  element.addEventListener('pointerup', (event) => {
+    if (event.pointerId === from?.pointerId) clearTimeout(timer);
+  });
+  element.addEventListener('pointercancel', (event) => {
+    if (event.pointerId === from?.pointerId) end();
+  });
   // Browsers scroll unless the first move is prevented, so the listener must not be passive.
   element.addEventListener('touchmove', (event) => {
     if (isHeld && event.cancelable) event.preventDefault();

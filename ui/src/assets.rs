@@ -26,7 +26,7 @@ macro_rules! assets {
     };
 }
 
-static ASSETS: [Asset; 43] = assets![
+static ASSETS: [Asset; 44] = assets![
     "app.js" => "assets/app.js",
     "data.js" => "assets/data.js",
     "dom.js" => "assets/dom.js",
@@ -37,6 +37,7 @@ static ASSETS: [Asset; 43] = assets![
     "live.js" => "assets/live.js",
     "logs.js" => "assets/logs.js",
     "options.js" => "assets/options.js",
+    "retry.js" => "assets/retry.js",
     "select.js" => "assets/select.js",
     "state.js" => "assets/state.js",
     "style.css" => "assets/style.css",

@@ -36,8 +36,7 @@ export class Chart {
     if (events.over) this.chart.on('mouseover', events.over);
     if (events.out) this.chart.on('globalout', events.out).on('mouseout', events.out);
     // ECharts selects what a finger touches, but is not notified of touches elsewhere.
-    onTouchOutside(element, () => {
-      if (this.chart.isDisposed()) return;
+    this.deafen = onTouchOutside(element, () => {
       this.chart.dispatchAction({ type: 'hideTip' });
       events.out?.();
     });
@@ -55,6 +54,7 @@ export class Chart {
   }
 
   destroy() {
+    this.deafen();
     this.chart.dispose();
     this.holder.remove();
   }

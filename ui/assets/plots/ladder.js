@@ -79,8 +79,7 @@ class Ladder {
     this.promotions = 0;
     for (let row = 0; row < data.size; row += 1) {
       if (trials.bracket[row] !== bracket.bracket) continue;
-      const trial = trials.index[row];
-      const path = [];
+      const [trial, path] = [trials.index[row], []];
       for (const [length, value] of trials.results[row] || []) {
         const i = place.get(length);
         if (i === undefined) continue;

@@ -1,13 +1,15 @@
 // Line plot on uPlot: uPlot gives scales, axes, grid and zoom; the scene draws the lines.
 // Hover and keyboard marks are drawn on a canvas above, so that they cost no full redraw.
 
-import { make } from '../dom.js';
+import { make, say } from '../dom.js';
 import { colors, FONT } from '../theme.js';
 import { isTouch } from '../touch.js';
 import { drawAxes, drawGround, drawLine, drawScene } from './scene.js';
 import { linearTicks, logTicks, thin } from './ticks.js';
 
 const HIT = 24;
+// Pixels that a finger moves sideways at least to zoom. A tap may move by 15.
+const SWIPE = 24;
 
 export class LinePlot {
   /** `events` may have hover(line, index, event), leave(), pick(line), open(line), zoom(range). */
@@ -19,7 +21,7 @@ export class LinePlot {
     this.kind = '';
     this.marked = null;
     this.reset = make('button', { type: 'button', class: 'link', 'data-reset-zoom': true,
-      text: 'Reset zoom', on: { click: () => this.setZoom(null) } });
+      text: 'Reset zoom', on: { click: () => this.#endZoom() } });
   }
 
   /** Shows a scene. The zoom stays unless the scale of x changes. */
@@ -192,6 +194,13 @@ export class LinePlot {
     this.events.zoom?.(zoom);
   }
 
+  /** Ends the zoom at its button, which goes away: the plot takes the focus. */
+  #endZoom() {
+    this.setZoom(null);
+    this.element.closest('[data-plot]')?.focus({ preventScroll: true });
+    say('Zoom reset');
+  }
+
   #listen(over) {
     let down = null;
     over.addEventListener('mousemove', (event) => {
@@ -225,21 +234,30 @@ export class LinePlot {
     let from = null;
     const at = (event) => Math.max(0, Math.min(over.clientWidth,
       event.clientX - over.getBoundingClientRect().left));
-    const show = (to, isEnd) => u.setSelect({ left: Math.min(from, to), top: 0,
-      width: Math.abs(to - from), height: over.clientHeight }, isEnd);
+    const show = (to, isEnd) => u.setSelect({ left: Math.min(from.x, to), top: 0,
+      width: Math.abs(to - from.x), height: over.clientHeight }, isEnd);
+    const drop = () => {
+      if (from) u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+      from = null;
+    };
+    const isFrom = (event) => from?.id === event.pointerId;
     over.addEventListener('pointerdown', (event) => {
-      from = event.pointerType === 'touch' && event.isPrimary ? at(event) : null;
+      // A second finger zooms the page.
+      drop();
+      if (event.pointerType !== 'touch' || !event.isPrimary) return;
+      from = { x: at(event), id: event.pointerId };
     });
     over.addEventListener('pointermove', (event) => {
-      if (from !== null) show(at(event), false);
+      if (isFrom(event)) show(at(event), false);
     });
     over.addEventListener('pointerup', (event) => {
-      if (from !== null) show(at(event), true);
-      from = null;
+      if (!isFrom(event)) return;
+      const to = at(event);
+      if (Math.abs(to - from.x) >= SWIPE) show(to, true);
+      drop();
     });
-    over.addEventListener('pointercancel', () => {
-      if (from !== null) show(from, false);
-      from = null;
+    over.addEventListener('pointercancel', (event) => {
+      if (isFrom(event)) drop();
     });
   }
 

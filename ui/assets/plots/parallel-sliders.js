@@ -68,9 +68,13 @@ export class AxisSliders {
         max: axis.value(high.value / STEPS) });
     };
     const set = (part) => {
-      if (this.form.contains(document.activeElement)) return;
-      low.value = part && !part.values ? Math.round(axis.position(part.min) * STEPS) : 0;
-      high.value = part && !part.values ? Math.round(axis.position(part.max) * STEPS) : STEPS;
+      const isRange = part && !part.values;
+      const place = (input, at) => {
+        // The user moves the slider with the focus, perhaps between two steps of the brush.
+        if (input !== document.activeElement) input.value = at;
+      };
+      place(low, isRange ? Math.round(axis.position(part.min) * STEPS) : 0);
+      place(high, isRange ? Math.round(axis.position(part.max) * STEPS) : STEPS);
       tell();
     };
     return { element: group(label, low, high), set };

@@ -121,11 +121,12 @@ class Parallel {
 
   #sliderButton() {
     const text = () => (this.sliders.stays ? 'Hide sliders' : 'Show sliders');
-    return make('button', { type: 'button', class: 'link', text: text(), on: {
-      click: (event) => {
-        this.sliders.toggle();
-        event.target.textContent = text();
-      } } });
+    return make('button', { type: 'button', class: 'link', text: text(),
+      'aria-expanded': String(Boolean(this.sliders.stays)), on: {
+        click: (event) => {
+          event.target.setAttribute('aria-expanded', String(this.sliders.toggle()));
+          event.target.textContent = text();
+        } } });
   }
 
   update(changed, moving) {
@@ -186,6 +187,7 @@ class Parallel {
     if (event.pointerType === 'touch') return;
     const point = this.#point(event);
     if (!this.#grab(point)) this.drag = { kind: 'click', start: point };
+    this.drag.pointer = event.pointerId;
     this.host.element.setPointerCapture(event.pointerId);
   }
 
@@ -203,6 +205,7 @@ class Parallel {
   /** Lets a finger drag, and shows what it drags. */
   #hold(event) {
     if (!this.data || !this.#grab(this.#point(event))) return false;
+    this.drag.pointer = event.pointerId;
     const axis = this.canvas.axes[this.drag.i];
     this.host.tooltip([escapes(axis.name.slice(0, 500)),
       this.drag.kind === 'name' ? 'Drag to reorder' : 'Drag to brush'], event);
@@ -234,6 +237,7 @@ class Parallel {
       if (event.pointerType !== 'touch') this.#hover(event);
       return;
     }
+    if (event.pointerId !== drag.pointer) return;
     if (Math.hypot(point.x - drag.start.x, point.y - drag.start.y) > 4) drag.moved = true;
     if (!drag.moved) return;
     if (drag.kind === 'name') {
@@ -253,8 +257,9 @@ class Parallel {
 
   #up(event) {
     const { drag } = this;
+    if (event.pointerId !== drag?.pointer) return;
     this.drag = null;
-    if (!drag || !this.data) return;
+    if (!this.data) return;
     if (event.pointerType === 'touch') this.host.tooltip(null);
     if (drag.kind === 'name') {
       this.canvas.dragAxis(-1);
@@ -262,10 +267,10 @@ class Parallel {
       this.#draw();
     } else if (drag.moved) {
       if (drag.axis) this.#setPart(drag.axis, state.brush[drag.axis.name] || null, false);
-    } else if (drag.kind !== 'click' && state.brush[drag.axis?.name]) {
-      this.#setPart(drag.axis, null);
     } else if (event.type === 'pointerup' && event.pointerType !== 'touch') {
-      this.#pick(event);
+      // Fingers that rest for too long, or whose drag the browser ends, change nothing.
+      if (state.brush[drag.axis?.name]) this.#setPart(drag.axis, null);
+      else this.#pick(event);
     }
   }
 

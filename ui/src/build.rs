@@ -32,7 +32,7 @@ pub(crate) fn frame(site: &Site, run: &Run, view: &'static str, title: &str) -> 
         view,
         base: run.base(),
         metric: run.experiment.spec.searcher.metric.clone(),
-        live: (run.may_change() || actions::is_expected(site, run)).then(|| live(run)),
+        live: (run.may_change() || actions::awaits_record(site, run)).then(|| live(run)),
         place: site.place.clone(),
         crumbs: vec![
             crumb("Experiments", "/experiments".to_owned()),

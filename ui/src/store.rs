@@ -136,8 +136,9 @@ impl Run {
         self.is_running && !self.phase().is_terminal()
     }
 
-    /// Returns whether trials may run now or later: the experiment has not ended, or a request to
-    /// continue it has not taken effect. The runner of a local run may start at any time.
+    /// Returns whether the record may change without a further request: the experiment has not
+    /// ended, or a request to continue it has not taken effect. The runner of a local run may start
+    /// at any time.
     pub(crate) fn may_change(&self) -> bool {
         if self.standing == Standing::Replaced {
             return false;

@@ -107,25 +107,25 @@ fn possible(site: &Site, run: &Run) -> Vec<Action> {
     actions
 }
 
-/// Returns whether the record of an experiment that has ended will soon contain an action, which
-/// this server has just carried out. Records are read some time later.
-pub(crate) fn is_expected(site: &Site, run: &Run) -> bool {
+/// Returns whether the page of an experiment that has ended waits for an action that the record
+/// does not contain yet.
+pub(crate) fn awaits_record(site: &Site, run: &Run) -> bool {
     let asked = site.actions.as_ref().and_then(|access| access.asked(&run.uid));
     asked.is_some_and(|asked| {
-        matches!(asked.action, Action::Continue(_) | Action::Delete) && is_news(&asked)
+        matches!(asked.action, Action::Continue(_) | Action::Delete)
+            && !is_confirmed(site, run, &asked)
     })
 }
 
-fn is_news(asked: &Asked) -> bool {
+fn is_recent(asked: &Asked) -> bool {
     text::now().seconds_since(asked.at) <= SHOWN_SECONDS
 }
 
-/// Returns the action that the record does not confirm yet.
-fn asked(site: &Site, access: &ActionAccess, run: &Run) -> Option<Notice> {
-    let asked = access.asked(&run.uid)?;
+/// Returns whether the record contains an action, or the page has shown the effect long enough.
+fn is_confirmed(site: &Site, run: &Run, asked: &Asked) -> bool {
     let phase = run.phase();
-    let was_shown = !is_news(&asked);
-    let is_confirmed = match asked.action {
+    let was_shown = !is_recent(asked);
+    match asked.action {
         // Without a runner, the record has changed already, and the effect says what comes next.
         _ if !asked.is_followed => was_shown,
         // The runner has exited.
@@ -136,9 +136,14 @@ fn asked(site: &Site, access: &ActionAccess, run: &Run) -> Option<Notice> {
         // The record does not mention the request: show which trials continue for a while.
         Action::Continue(_) => !phase.is_terminal() && was_shown,
         Action::Delete => false,
-    };
+    }
+}
+
+/// Returns the action that the record does not confirm yet.
+fn asked(site: &Site, access: &ActionAccess, run: &Run) -> Option<Notice> {
+    let asked = access.asked(&run.uid)?;
     let waits = if asked.is_followed { ": waits for the record" } else { "" };
-    (!is_confirmed).then(|| Notice {
+    (!is_confirmed(site, run, &asked)).then(|| Notice {
         class: "info",
         title: format!("{} asked at {}{waits}", asked.action.title(), text::clock(asked.at)),
         text: text::escape(&asked.effect),
@@ -295,6 +300,7 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::json;
+    use stoker_api::time::Timestamp;
 
     use super::*;
     use crate::fixture;
@@ -326,6 +332,30 @@ mod tests {
         let replaced = |run: Run| run.with_standing(Standing::Replaced);
         check(false, replaced, "Running", &["Delete"]);
         check(false, |run| run.with_standing(Standing::Stored), "Running", &[]);
+    }
+
+    #[test]
+    fn pages_wait_for_the_record_as_long_as_they_say_so() {
+        let now = text::now();
+        let check =
+            |is_followed: bool, action: Action, phase: &str, seconds: u64, expected: bool| {
+                let site = Site { is_cluster: true, ..Site::default() };
+                let run = fixture::run(json!({}), json!({ "phase": phase }), &[]);
+                let at = Timestamp(now.0 - seconds.cast_signed());
+                let asked = Asked { action, at, effect: String::new(), is_followed };
+                let what = format!("{is_followed} {action:?} {phase} {seconds}");
+                assert_eq!(is_confirmed(&site, &run, &asked), expected, "{what}");
+            };
+        // The operator may take long.
+        check(true, Action::Delete, "Completed", 300, false);
+        check(true, Action::Continue(ReopenedTrials::Failed), "Failed", 300, false);
+        check(true, Action::Continue(ReopenedTrials::Failed), "Running", 0, false);
+        check(true, Action::Continue(ReopenedTrials::Failed), "Running", 300, true);
+        check(true, Action::Kill, "Running", 300, false);
+        check(true, Action::Kill, "Cancelled", 0, true);
+        // The record has changed already.
+        check(false, Action::Delete, "Completed", 0, false);
+        check(false, Action::Delete, "Completed", 300, true);
     }
 
     fn block_on<T>(future: impl Future<Output = T>) -> T {

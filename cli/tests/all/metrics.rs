@@ -118,7 +118,7 @@ fn metrics_of_an_experiment_are_printed() {
 }
 
 #[test]
-fn parquet_needs_an_output_that_takes_it() {
+fn parquet_refuses_terminals_and_full_disks() {
     let fixture = fixture();
     let check_device = |path: &str, code: i32, expected: &str| {
         let mut command = stoker();

@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 
 use crate::machine::vectorize;
+use crate::threads::keep_awake;
 
 /// Maximum number of chunks of one operation. Also the maximum number of threads that it uses.
 const CHUNKS_MAX: usize = 8;
@@ -26,6 +27,7 @@ pub(crate) fn map_chunks<C: Send, R: Send>(
     let is_parallel =
         chunks.len() > 1 && num_elements >= PARALLEL_MIN && rayon::current_num_threads() > 1;
     if is_parallel {
+        keep_awake();
         chunks.into_par_iter().map(&work).collect()
     } else {
         chunks.into_iter().map(work).collect()

@@ -53,6 +53,7 @@ mod pool;
 mod softmax;
 mod switch;
 mod tape;
+mod threads;
 mod transformer;
 mod vector;
 mod window;

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use super::operands::{Left, Right};
 use super::panels::{Panels, ROWS_MAX, WIDTH_MAX};
 use super::{Instructions, Update};
+use crate::threads::keep_awake;
 
 /// Effect of a product on the earlier values of its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,6 +92,7 @@ impl Product<'_> {
         };
         let mut blocks = blocks(out, n, block_size(num_threads, [m, n]));
         if blocks.len() > 1 {
+            keep_awake();
             blocks.par_iter_mut().for_each(|block| self.write_block(block));
         } else {
             blocks.iter_mut().for_each(|block| self.write_block(block));

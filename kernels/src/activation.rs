@@ -100,7 +100,7 @@ impl Kept {
     }
 
     /// Returns the gradient before the activation, of the part of the values that starts at
-    /// `start`. `scratch` holds it unless there is no activation.
+    /// `start`. Uses `scratch` if there is an activation.
     pub(crate) fn gradient_of_part<'a>(
         &self,
         start: usize,

@@ -12,7 +12,7 @@ use rayon::Yield;
 /// Time without a parallel loop after which the threads sleep.
 const PATIENCE: Duration = Duration::from_micros(300);
 
-/// Waiting threads of one pool.
+/// Threads that wait for work without sleeping.
 #[derive(Debug)]
 struct Waiting {
     clock: LazyLock<Instant>,
@@ -42,7 +42,7 @@ impl Waiting {
         }
         let caller = rayon::current_thread_index();
         rayon::spawn_broadcast(move |context| {
-            // The calling thread has work of its own.
+            // The calling thread runs a part of the loop itself.
             if Some(context.index()) != caller {
                 self.wait();
             }

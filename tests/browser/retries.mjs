@@ -7,6 +7,8 @@ import { change, relabel } from './change.mjs';
 const paths = () => [base(), `${base()}/data.json`, `${base()}/curves.json`];
 // Time in ms in which a page repeats a load several times, unless it waits ever longer.
 const LONG = 10_000;
+// Time in ms after which a page has made all loads of a change, but repeats none yet.
+const SETTLED = 1500;
 // Number of changes that a page cannot load.
 const CHANGES = 3;
 
@@ -83,6 +85,7 @@ async function plots(page) {
 async function onlyOnce(page) {
   const { counts, stop } = await failAll(page, 404);
   await loads(counts, 'gone');
+  await wait(SETTLED);
   const before = { ...counts };
   await wait(LONG / 2);
   equal(counts, before, 'loads after an error that stays');

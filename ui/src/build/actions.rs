@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_wait_for_the_record_as_long_as_they_say_so() {
+    fn pages_are_live_as_long_as_they_wait() {
         let now = text::now();
         let check =
             |is_followed: bool, action: Action, phase: &str, seconds: u64, expected: bool| {

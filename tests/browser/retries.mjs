@@ -5,14 +5,17 @@ import { change, relabel } from './change.mjs';
 
 // What the page of an experiment loads after a change.
 const paths = () => [base(), `${base()}/data.json`, `${base()}/curves.json`];
-// Time in ms in which a page repeats a load several times, unless it waits ever longer.
-const LONG = 10_000;
-// Time in ms after which a page has made all loads of a change, but repeats none yet.
-const SETTLED = 1500;
 // Number of changes that a page cannot load.
 const CHANGES = 3;
-
-const wait = (time) => new Promise((resolve) => { setTimeout(resolve, time); });
+// Statuses of loads that fail, and when each load starts in 160 s, in ms. A failure without
+// a status is not one of a request.
+const TIMES = [
+  [503, Infinity, [0, 3000, 9000, 21_000, 45_000, 93_000, 153_000]],
+  [0, Infinity, [0, 3000, 9000, 21_000, 45_000, 93_000, 153_000]],
+  [503, 2, [0, 3000, 9000]],
+  [404, Infinity, [0]],
+  [undefined, Infinity, [0]],
+];
 
 /** Lets the next request of a path fail, and returns a promise of the failure. */
 async function failNext(page, path, answer) {
@@ -81,37 +84,49 @@ async function plots(page) {
   page.faults.splice(0);
 }
 
-/** What is gone, or not allowed, is not asked for again. */
-async function onlyOnce(page) {
-  const { counts, stop } = await failAll(page, 404);
-  await loads(counts, 'gone');
-  await wait(SETTLED);
-  const before = { ...counts };
-  await wait(LONG / 2);
-  equal(counts, before, 'loads after an error that stays');
-  await stop();
-  page.faults.splice(0);
+/** Loads that fail are repeated ever more rarely, and others are not. The test moves the clock. */
+async function times(page) {
+  await page.clock.install();
+  // The page of an experiment that has ended loads nothing by itself.
+  change(({ status }) => { status.phase = 'Completed'; });
+  await until(async () => {
+    await visit(page, base());
+    return !await page.locator('body[data-live]').count();
+  }, 'the page no longer follows the experiment');
+  await page.clock.pauseAt(Date.now() + 60_000);
+  for (const [status, failuresMax, expected] of TIMES) {
+    const started = await page.evaluateHandle(async ([code, limit]) => {
+      const { Retry } = await import('/assets/retry.js');
+      const start = Date.now();
+      const loads = [];
+      new Retry(() => {
+        loads.push(Date.now() - start);
+        return { status: code };
+      }, limit).run();
+      return loads;
+    }, [status, failuresMax]);
+    await page.clock.runFor(160_000);
+    equal(await started.jsonValue(), expected, `loads of status ${status}`);
+  }
 }
 
-/** While loads fail, each change adds one load, and the repetitions become rare. */
-async function rarely(page) {
+/** The error of a load stays the same element until a load succeeds. */
+async function error(page) {
   const { counts, stop } = await failAll(page, 503);
   await loads(counts, 'change 0');
-  const error = page.locator('#curves .plot-error');
-  await error.evaluate((element) => { element.dataset.mark = 'same'; });
+  const shown = page.locator('#curves .plot-error');
+  // Screen readers would read a new element again, and its button would lose the focus.
+  await shown.evaluate((element) => { element.dataset.mark = 'same'; });
   for (let i = 1; i < CHANGES; i += 1) await loads(counts, `change ${i}`);
-  const before = { ...counts };
-  await wait(LONG);
-  for (const path of paths()) {
-    const loaded = counts[path] - before[path];
-    // The second may be that of a change, if a repetition came before it.
-    check(loaded <= 2, `${loaded} loads of ${path} in ${LONG} ms`);
-  }
-  // Screen readers read the same error once.
-  equal(await error.getAttribute('data-mark'), 'same', 'mark of the error');
+  const { width, height } = page.viewportSize();
+  const plot = () => page.locator('#curves canvas').first().evaluate((one) => one.clientWidth);
+  const before = await plot();
+  await page.setViewportSize({ width: width - 100, height });
+  await until(async () => await plot() !== before, 'the plot has its new size');
+  equal(await shown.getAttribute('data-mark'), 'same', 'mark of the error');
   await stop();
   relabel('works');
-  await error.waitFor({ state: 'detached' });
+  await shown.waitFor({ state: 'detached' });
   page.faults.splice(0);
 }
 
@@ -125,7 +140,8 @@ await browse(async (open) => {
     return page.locator('[data-live-state=live]').count();
   }, 'the page is live');
   await plots(page);
-  await onlyOnce(page);
-  await rarely(page);
+  await error(page);
   noFaults(page);
+  // The clock holds for all pages, so this comes last.
+  await times(await open());
 });

@@ -3,7 +3,7 @@
 
 import { debounce, fill, make, say, settle, throttle } from './dom.js';
 import { count } from './format.js';
-import { store } from './data.js';
+import { loadJson, store } from './data.js';
 import { Retry } from './retry.js';
 import { state } from './state.js';
 import { onTheme } from './theme.js';
@@ -110,11 +110,19 @@ export class Host {
     onTouchOutside(this.element, leave);
   }
 
+  /** Loads JSON. The error of a load stays on the page until a load succeeds. */
+  async load(url, signal) {
+    const json = await loadJson(new URL(url, location.href), signal);
+    if (this.lacksData) this.#clearError();
+    return json;
+  }
+
   /** Returns the error if the call failed. */
   async #run(call) {
     try {
       await call();
-      if (this.failed) this.#clearError();
+      // What was drawn still lacks data that could not be loaded.
+      if (!this.lacksData) this.#clearError();
       return null;
     } catch (error) {
       if (error.name !== 'AbortError') this.fail(error);
@@ -124,16 +132,17 @@ export class Host {
 
   /** Shows why the plot is missing, with a button to try again. */
   fail(error) {
-    if (error.status === undefined) console.error(error);
-    const text = error.status === undefined ? `This plot failed: ${error.message}`
-      : `The data could not be loaded: ${error.message}.`;
+    const isOfLoad = error.status !== undefined;
+    if (!isOfLoad) console.error(error);
+    const text = isOfLoad ? `The data could not be loaded: ${error.message}.`
+      : `This plot failed: ${error.message}`;
     // Screen readers read a new element aloud, and its button would lose the focus.
     if (this.failed?.firstChild.textContent === text) return;
     this.#clearError();
+    this.lacksData = isOfLoad;
     const retry = make('button', { type: 'button', class: 'button', text: 'Try again',
       on: { click: () => {
-        this.retry.stop();
-        if (this.plot) this.#run(() => this.plot.load());
+        if (this.plot) this.retry.run();
         else this.start();
       } } });
     this.failed = make('div', { class: 'plot-error', role: 'alert', style: {
@@ -146,6 +155,7 @@ export class Host {
   #clearError() {
     this.failed?.remove();
     this.failed = null;
+    this.lacksData = false;
   }
 
   /** Shows a sentence instead of the plot, for plots without data yet. */

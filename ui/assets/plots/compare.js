@@ -1,7 +1,6 @@
 // Compares experiments: best so far by slot hours, wall time or trials.
 
 import { clock, duration, name, parameter, plural, result } from '../format.js';
-import { loadJson } from '../data.js';
 import { state } from '../state.js';
 import { colors, series as seriesColor } from '../theme.js';
 import { LinePlot } from './lines.js';
@@ -42,7 +41,7 @@ class Compare {
   }
 
   async load() {
-    this.json = await loadJson(new URL(this.host.source, location.href).href);
+    this.json = await this.host.load(this.host.source);
     this.#draw();
   }
 

@@ -2,7 +2,7 @@
 
 import { make } from '../dom.js';
 import { count, name, parameter, plural, result } from '../format.js';
-import { loadJson, quantile, store } from '../data.js';
+import { quantile, store } from '../data.js';
 import { state } from '../state.js';
 import { colors } from '../theme.js';
 import { colorScale, faded, legendOf } from './colors.js';
@@ -79,13 +79,13 @@ class Curves {
       searchParams.set('from', zoom.min);
       searchParams.set('to', zoom.max);
     }
-    return url.href;
+    return url;
   }
 
   async load() {
     this.abort?.abort();
     this.abort = new AbortController();
-    const [json, data] = await Promise.all([loadJson(this.#url(), this.abort.signal),
+    const [json, data] = await Promise.all([this.host.load(this.#url(), this.abort.signal),
       store.load()]);
     this.json = json;
     this.data = data;
@@ -108,13 +108,13 @@ class Curves {
       // A zoom holds values of the axes, which change their meaning now.
       this.lines.zoom = null;
       state.set('zoom', '');
-      await this.load();
+      await this.host.retry.run();
       return;
     }
     const missing = state.selection.some((trial) =>
       !this.json?.curves.some((curve) => curve.trial === trial));
     if (changed.has('sel') && missing && !moving) {
-      await this.load();
+      await this.host.retry.run();
       return;
     }
     if (['sel', 'brush', 'scale', 'smooth', 'color'].some((key) => changed.has(key))) {
@@ -139,9 +139,7 @@ class Curves {
       : '');
     state.set('zoom', zoom ? [part(zoom.x), part(zoom.y)].join(',') : '');
     // The points of the visible range come from the server.
-    await this.load().catch((error) => {
-      if (error.name !== 'AbortError') this.host.fail(error);
-    });
+    await this.host.retry.run();
   }
 
   #draw(moving = false) {

@@ -1,7 +1,6 @@
 // Profiler of one trial: use of GPUs, memory, CPU and parts of a step over wall time.
 
 import { clock, name, parameter, plural } from '../format.js';
-import { loadJson } from '../data.js';
 import { alpha, series as seriesColor } from '../theme.js';
 import { limitsOf, Panels } from './panels.js';
 import { agoTicks } from './ticks.js';
@@ -20,7 +19,7 @@ class Profiler {
   }
 
   async load() {
-    this.json = await loadJson(new URL(this.host.source, location.href).href);
+    this.json = await this.host.load(this.host.source);
     this.#draw();
   }
 

@@ -2,7 +2,7 @@
 
 import { make } from '../dom.js';
 import { name, parameter, plural, result } from '../format.js';
-import { loadJson, quantile } from '../data.js';
+import { quantile } from '../data.js';
 import { state } from '../state.js';
 import { colors, series as seriesColor } from '../theme.js';
 import { axisStyle, Chart } from './chart.js';
@@ -28,7 +28,7 @@ class Strips {
   }
 
   async load() {
-    this.json = await loadJson(new URL(this.host.source, location.href).href);
+    this.json = await this.host.load(this.host.source);
     this.#picker();
     this.#draw();
   }

@@ -2,7 +2,6 @@
 // the starts of attempts.
 
 import { count, name, parameter, plural } from '../format.js';
-import { loadJson } from '../data.js';
 import { state } from '../state.js';
 import { colors } from '../theme.js';
 import { ema } from './curves.js';
@@ -33,7 +32,7 @@ class Trial {
     const url = new URL(this.host.source, location.href);
     url.searchParams.set('x', this.x);
     url.searchParams.set('width', Math.max(200, Math.round(this.host.element.clientWidth / 3)));
-    this.json = await loadJson(url.href);
+    this.json = await this.host.load(url);
     this.#draw();
   }
 
@@ -42,7 +41,7 @@ class Trial {
   }
 
   async update(changed) {
-    if (changed.has('x')) await this.load();
+    if (changed.has('x')) await this.host.retry.run();
     else if (changed.has('smooth') || changed.has('scale')) this.#draw();
   }
 

@@ -105,6 +105,9 @@ fn search(arguments: &[String]) -> Result<(), BenchError> {
     if is_for(&["runner", "page"]) {
         bench.arg("--stoker").arg(stoker()?);
     }
+    if is_for(&["page"]) {
+        bench.arg("--browser").arg(printed_path("scripts/fetch-browser", &[])?);
+    }
     let status = bench.status().map_err(|source| start("cargo", source))?;
     succeeded("the benchmark", status.success())
 }

@@ -38,6 +38,10 @@ struct Arguments {
     /// used again
     #[arg(long)]
     root: Option<PathBuf>,
+    /// Directory of Playwright, for the part `page`. `cargo xtask` installs it. Without this option,
+    /// the times in a browser are left out
+    #[arg(long)]
+    browser: Option<PathBuf>,
     /// Number of points of each curve of the part `page`
     #[arg(long, default_value_t = 1_000)]
     points: u64,
@@ -63,7 +67,7 @@ enum Part {
     Quality,
     /// Importance of hyperparameters, with Optuna beside, and its time
     Importance,
-    /// Times and memory of `stoker ui` with a large search
+    /// Times, frames per second and memory of `stoker ui` with a large search
     Page,
     /// The trainer of the part `runner`
     #[value(hide = true)]
@@ -89,7 +93,8 @@ fn run(arguments: &Arguments, part: Part) -> Result<(), BenchError> {
         }
         Part::Page => {
             let stoker = arguments.stoker.as_deref().ok_or("--stoker is missing")?;
-            page::run(stoker, arguments.root.as_deref(), arguments.points)
+            let browser = arguments.browser.as_deref();
+            page::run(stoker, browser, arguments.root.as_deref(), arguments.points)
         }
         Part::NoOp => no_op::train(),
         Part::Quality => quality::run(python()?, arguments.seeds),

@@ -1,5 +1,6 @@
 //! Times and memory of the web page with a search of 10,000 trials.
 
+mod browser;
 mod latency;
 
 use std::fs;
@@ -25,6 +26,8 @@ const BEGIN: i64 = 1_795_000_000;
 /// A running page. Ends with this value.
 struct Page {
     process: Child,
+    /// The page's first URL, with its token.
+    url: String,
     address: String,
     cookie: String,
 }
@@ -37,7 +40,12 @@ impl Drop for Page {
 }
 
 /// Prints the figures.
-pub(crate) fn run(stoker: &Path, root: Option<&Path>, points: u64) -> Result<(), BenchError> {
+pub(crate) fn run(
+    stoker: &Path,
+    browser: Option<&Path>,
+    root: Option<&Path>,
+    points: u64,
+) -> Result<(), BenchError> {
     let temporary = tempfile::tempdir()?;
     let root = root.unwrap_or(temporary.path());
     if !root.join(format!("local/{ID}/record/experiment.json")).exists() {
@@ -71,6 +79,9 @@ pub(crate) fn run(stoker: &Path, root: Option<&Path>, points: u64) -> Result<(),
             return Err(format!("{path}: status {status}").into());
         }
     }
+    if let Some(packages) = browser {
+        browser::measure(&page, packages)?;
+    }
     println!("{:<44} {:>8.0} MiB", "peak memory of the server", page.peak_memory()? / 1024.0);
     latency::measure(&page, root)
 }
@@ -85,7 +96,8 @@ fn start(stoker: &Path, root: &Path) -> Result<Page, BenchError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut process = command.spawn()?;
     let output = process.stdout.take().ok_or("no output")?;
-    let mut page = Page { process, address: String::new(), cookie: String::new() };
+    let mut page =
+        Page { process, url: String::new(), address: String::new(), cookie: String::new() };
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
     let url = serde_json::from_str::<Value>(&line)?["url"].as_str().unwrap_or("").to_owned();
@@ -94,6 +106,7 @@ fn start(stoker: &Path, root: &Path) -> Result<Page, BenchError> {
     let port = address.rsplit(':').next().unwrap_or_default();
     page.cookie = format!("stoker-{port}={token}");
     page.address = address.to_owned();
+    page.url = url;
     Ok(page)
 }
 

@@ -1,9 +1,11 @@
-// The page of a cluster: a viewer signs in, sees a search finish live, and opens every view of it.
+// The page of a cluster: a viewer signs in, sees a search finish live, and opens every view of it
+// and of a search that still runs.
 // `tests/tests/two_nodes/page.rs` starts the search when this script asks for it.
 
 import { WIDE, ask, base, browse, check, equal, input, noFaults, picture, until, visit }
   from './page.mjs';
-import { look } from './look.mjs';
+import { faultsOf, noneOf } from './faults.mjs';
+import { look, lookAtRunning } from './look.mjs';
 import { views } from './list.mjs';
 
 /** Enters a token, and waits for the page behind the form. */
@@ -62,11 +64,17 @@ await browse(async (open) => {
   await signIn(page, input.token);
   await addNamespace(page);
   await follows(open);
-  Object.assign(input, JSON.parse(await ask('details')));
+  const { id } = input;
+  Object.assign(input, { id: input.other }, JSON.parse(await ask('running')));
+  await lookAtRunning(page);
+  Object.assign(input, { id }, JSON.parse(await ask('details')));
+  const faults = [];
   for (const view of views()) {
     await visit(page, view.path);
     await look(page, view, WIDE, 'light');
     if (view.name === 'overview') await picture(page, 'cluster-overview');
     noFaults(page);
+    faults.push(...await faultsOf(page, view.name));
   }
+  noneOf(faults);
 });

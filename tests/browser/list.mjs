@@ -1,4 +1,4 @@
-// All views of a finished search, with the plots that each must draw.
+// All views of a search, with the plots that each must draw.
 
 import { base, input, namespace } from './page.mjs';
 
@@ -38,3 +38,8 @@ export function views() {
     { name: 'cluster', path: '/cluster', plots: [], has: isCluster ? '#nodes' : 'main p' },
   ];
 }
+
+/** Views of a random search that runs: it has no rungs, and is compared with no other one. */
+export const runningViews = () => views()
+  .filter(({ name }) => !['rungs', 'compare'].includes(name))
+  .map((view) => ({ ...view, plots: view.plots.filter((plot) => plot !== 'ladder') }));

@@ -1,6 +1,7 @@
-// One view in one size and color scheme.
+// Views in one size and color scheme.
 
-import { check, drawn, fits } from './page.mjs';
+import { WIDE, base, check, drawn, fits, noFaults, visit } from './page.mjs';
+import { runningViews } from './list.mjs';
 
 /** Fails unless a view has its content and its plots, and fits. */
 export async function look(page, view, size, colorScheme) {
@@ -18,4 +19,16 @@ export async function look(page, view, size, colorScheme) {
   await fits(page, what);
   const failed = await page.locator('.plot-error').count();
   check(failed === 0, `${what} has ${failed} failed plots`);
+}
+
+/** Looks at all views of a search, which must still run after the last one. */
+export async function lookAtRunning(page) {
+  for (const view of runningViews()) {
+    await visit(page, view.path);
+    await look(page, view, WIDE, 'light');
+    noFaults(page);
+  }
+  const { phase } = await page.evaluate((path) => fetch(path).then((one) => one.json()),
+    `${base()}/data.json`);
+  check(phase === 'Running', `the search is ${phase}`);
 }

@@ -1,11 +1,7 @@
 // Every view of a search that still runs has its content and its plots.
 
-import { WIDE, base, browse, check, input, noFaults, record, until, visit } from './page.mjs';
-import { look } from './look.mjs';
-import { views } from './list.mjs';
-
-// A random search has no rungs, and there is no other experiment to compare with.
-const ABSENT = ['rungs', 'compare'];
+import { browse, input, record, until } from './page.mjs';
+import { lookAtRunning } from './look.mjs';
 
 /** Waits for trials that have ended, and selects a checkpoint that the search keeps. */
 async function choose() {
@@ -20,14 +16,5 @@ async function choose() {
 
 await browse(async (open) => {
   await choose();
-  const page = await open(base());
-  for (const view of views().filter(({ name }) => !ABSENT.includes(name))) {
-    await visit(page, view.path);
-    const plots = view.plots.filter((plot) => plot !== 'ladder');
-    await look(page, { ...view, plots }, WIDE, 'light');
-    noFaults(page);
-  }
-  const { phase } = await page.evaluate((path) => fetch(path).then((one) => one.json()),
-    `${base()}/data.json`);
-  check(phase === 'Running', `the search is ${phase}`);
+  await lookAtRunning(await open());
 });

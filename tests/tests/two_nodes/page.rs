@@ -1,10 +1,10 @@
 //! The page of the cluster in a browser: its own image, a viewer with a token, data in the bucket.
 
 use serde_json::{Value, json};
-use stoker_test_cluster::{Cluster, wait_until};
+use stoker_test_cluster::{Cluster, PATIENCE, wait_until};
 use stoker_tests::repository;
 
-use super::{NAMESPACE, cleaned_up, cluster, ended, helm_install, state, stoker_on};
+use super::{NAMESPACE, cleaned_up, cluster, ended, helm_install, state, stoker_on, wait_for};
 use crate::browser::{Browser, Tools};
 
 /// Name of the viewer's service account.
@@ -67,6 +67,15 @@ fn wait_for_completion(cluster: &Cluster, name: &str) {
     assert_eq!(experiment["status"]["phase"], "Completed", "{}", state(cluster));
 }
 
+/// Returns a trial and one of its checkpoints, as the script reads them.
+fn checkpoint_of(cluster: &Cluster, name: &str, trial: &Value) -> String {
+    let arguments = ["checkpoint", "list", name, "--output", "json"];
+    let list: Vec<Value> = serde_json::from_str(&stoker_on(cluster, &arguments)).unwrap();
+    let found = list.iter().find(|one| one["trial"] == *trial);
+    let checkpoint = found.unwrap_or_else(|| panic!("{trial} {list:?}"));
+    json!({ "trial": trial, "checkpoint": checkpoint["name"] }).to_string()
+}
+
 #[test]
 fn viewers_follow_a_search_in_a_browser() {
     if !stoker_test_cluster::nodes_enabled() {
@@ -78,8 +87,13 @@ fn viewers_follow_a_search_in_a_browser() {
         "url": install_page(cluster), "token": viewer(cluster), "namespace": NAMESPACE,
         "id": "iris-asha", "other": "iris-random",
     });
-    let short = ["searcher.maxLength.epochs=2", "searcher.random.maxTrials=2"];
-    create(cluster, "random.yaml", &short);
+    // Trains one short trial after the other, for as long as the browser needs.
+    let long = [
+        "searcher.maxLength.epochs=2",
+        "searcher.random.maxTrials=1000",
+        "searcher.random.maxConcurrentTrials=1",
+    ];
+    create(cluster, "random.yaml", &long);
     let browser = Browser::wait();
     tools.run(&browser, "cluster.mjs", &input, |command| match command {
         "start" => {
@@ -96,15 +110,18 @@ fn viewers_follow_a_search_in_a_browser() {
             wait_for_completion(cluster, "iris-asha");
             "ended".to_owned()
         }
+        "running" => {
+            wait_for(PATIENCE, cluster, "trial", "iris-random-0", "completes", |status| {
+                status["phase"] == "Completed"
+            });
+            checkpoint_of(cluster, "iris-random", &json!(0))
+        }
         "details" => {
-            wait_for_completion(cluster, "iris-random");
+            stoker_on(cluster, &["experiment", "cancel", "iris-random"]);
+            ended(cluster, "iris-random");
             // Superfluous checkpoints are deleted after the end.
             let best = cleaned_up(cluster, "iris-asha")["status"]["best"].clone();
-            let arguments = ["checkpoint", "list", "iris-asha", "--output", "json"];
-            let list: Vec<Value> = serde_json::from_str(&stoker_on(cluster, &arguments)).unwrap();
-            let of_best = list.iter().find(|one| one["trial"] == best["index"]);
-            let checkpoint = of_best.unwrap_or_else(|| panic!("{best} {list:?}"));
-            json!({ "trial": best["index"], "checkpoint": checkpoint["name"] }).to_string()
+            checkpoint_of(cluster, "iris-asha", &best["index"])
         }
         other => panic!("the script printed {other:?}"),
     });

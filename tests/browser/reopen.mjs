@@ -1,15 +1,57 @@
-// A user kills a local run, and continues the failed trial of another one.
+// A user pauses and kills a local run, continues the failed trial of another one, and deletes both.
 
-import { answer, offers, phase, question, requested } from './buttons.mjs';
+import { existsSync } from 'node:fs';
+
+import { answer, folder, offers, phase, question, requested } from './buttons.mjs';
 import {
-  ask, base, browse, check, equal, input, noFaults, record, until, visit,
+  ask, base, browse, check, equal, follow, input, noFaults, record, until, visit,
 } from './page.mjs';
+import { faultsOf, noneOf } from './faults.mjs';
 
 const trial = () => record(input.failed).get(0).status;
 
+/** Selects all experiments of the list, and opens the question before an action on them. */
+async function questionOfAll(page, title) {
+  await visit(page, '/experiments');
+  await page.check('[data-select-all]');
+  await follow(page, page.locator('[data-selection-bar] button', { hasText: title }));
+  noneOf(await faultsOf(page, `question ${title}`));
+  return page.innerText('h1');
+}
+
+/** Only the running experiment can pause. */
+async function pauseAll(page) {
+  equal(await questionOfAll(page, 'Pause'), 'Pause 1 experiment?', 'question before Pause');
+  const refused = await page.innerText('#refused');
+  check(refused.includes('The state of the experiment does not allow it'), `refused: ${refused}`);
+  await answer(page);
+  equal(new URL(page.url()).pathname, '/experiments', 'page after Pause');
+  equal(requested(), 'paused', 'request after Pause');
+  await until(() => phase() === 'Paused', 'the trials pause');
+}
+
+async function deleteAll(page) {
+  equal(await questionOfAll(page, 'Delete'), 'Delete 2 experiments?', 'question before Delete');
+  await page.fill('input[name=confirmation]', 'delete');
+  await answer(page);
+  check((await page.innerText('[role=alert]')).includes('delete 2'), 'no reason is shown');
+  check(existsSync(folder()) && existsSync(folder(input.failed)), 'a run is deleted');
+  // The refusal is the response to the form.
+  page.faults.splice(0);
+  await page.fill('input[name=confirmation]', 'delete 2');
+  await answer(page);
+  check(!existsSync(folder()) && !existsSync(folder(input.failed)), 'a record remains');
+  noFaults(page);
+}
+
 await browse(async (open) => {
-  const page = await open(base());
-  await offers(page, ['Pause', 'Cancel…', 'Kill…']);
+  const page = await open();
+  await pauseAll(page);
+  await until(async () => {
+    await visit(page, base());
+    return page.locator('#phase[data-phase=Paused]').count();
+  }, 'the page shows the pause');
+  await offers(page, ['Activate', 'Cancel…', 'Kill…']);
   const effects = await question(page, 'Kill');
   check(effects.includes('A killed experiment cannot continue.'), `effects of Kill: ${effects}`);
   await answer(page);
@@ -43,5 +85,7 @@ await browse(async (open) => {
   equal([phase(input.failed), trial().phase], ['Completed', 'Completed'], 'phases with the data');
   for (const one of pages) await one.waitForSelector('#phase[data-phase=Completed]');
   await page.waitForSelector('#errors', { state: 'hidden' });
-  noFaults(page);
+  pages.forEach(noFaults);
+  for (const one of pages.slice(1)) await one.close();
+  await deleteAll(page);
 });

@@ -11,6 +11,7 @@ use crate::actions::{Action, ActionAccess, Target};
 use crate::build::{actions, cluster};
 use crate::respond::{html, message};
 use crate::server::{App, find, values};
+use crate::site::Site;
 use crate::store::Run;
 use crate::viewer::Viewer;
 
@@ -23,8 +24,11 @@ pub(crate) async fn slots(Extension(viewer): App) -> Response {
     html(&cluster::page(&viewer.site, &viewer.visible, objects.as_deref()))
 }
 
+/// Why an action is refused.
+pub(crate) type Refusal = (StatusCode, String);
+
 /// Returns the access to actions, or the response that says why the page is read-only.
-fn access(viewer: &Viewer) -> Result<&Arc<ActionAccess>, Box<Response>> {
+pub(crate) fn access(viewer: &Viewer) -> Result<&Arc<ActionAccess>, Box<Response>> {
     let text = match &viewer.site.actions {
         Some(access) if access.allows_actions() => return Ok(access),
         Some(_) if viewer.session.is_some() => {
@@ -37,17 +41,67 @@ fn access(viewer: &Viewer) -> Result<&Arc<ActionAccess>, Box<Response>> {
 }
 
 /// Returns the question of an action, with the reason why it was refused.
-fn question(
-    viewer: &Viewer,
-    run: &Run,
-    action: Action,
-    refusal: Option<(StatusCode, String)>,
-) -> Response {
+fn question(viewer: &Viewer, run: &Run, action: Action, refusal: Option<Refusal>) -> Response {
     let (status, error) = match refusal {
         Some((status, error)) => (status, Some(error)),
         None => (StatusCode::OK, None),
     };
     (status, html(&actions::confirm(&viewer.site, run, action, error))).into_response()
+}
+
+/// Checks that the token of a form is that of this server. Another site can send a form with the
+/// browser of the viewer, but cannot read the token.
+pub(crate) fn check_token(
+    viewer: &Viewer,
+    access: &ActionAccess,
+    token: &str,
+) -> Result<(), Box<Response>> {
+    if access.is_token(token) {
+        return Ok(());
+    }
+    let text = "The form is not one of this page, or the page was started again. Go back, load \
+                the page again, and repeat the action.";
+    Err(Box::new(message(&viewer.site, StatusCode::FORBIDDEN, "Form not accepted", text)))
+}
+
+/// Returns the response to a URL that names no action.
+pub(crate) fn no_action(site: &Site) -> Box<Response> {
+    let text = "The URL does not name an action on an experiment.";
+    Box::new(message(site, StatusCode::NOT_FOUND, "Page not found", text))
+}
+
+/// Checks that the viewer may carry out an action now.
+pub(crate) async fn check_allowed(
+    site: &Site,
+    access: &ActionAccess,
+    run: &Run,
+    action: Action,
+) -> Result<(), Refusal> {
+    access.ask(&run.namespace).await;
+    let (allowed, note) = actions::allowed(site, access, run);
+    if allowed.iter().any(|one| one.word() == action.word()) {
+        return Ok(());
+    }
+    Err(match note.is_empty() {
+        true => (StatusCode::CONFLICT, "The state of the experiment does not allow it.".into()),
+        false => (StatusCode::FORBIDDEN, note),
+    })
+}
+
+/// Carries out an action.
+pub(crate) async fn carry_out(
+    site: &Site,
+    access: &ActionAccess,
+    run: &Run,
+    action: Action,
+) -> Result<(), Refusal> {
+    let target =
+        Target { namespace: run.namespace.clone(), name: run.name.clone(), uid: run.uid.clone() };
+    let acted = access.act(&target, action, site.is_cluster || run.is_running).await;
+    acted.map_err(|error| match site.is_cluster {
+        true => (StatusCode::BAD_GATEWAY, error),
+        false => (StatusCode::CONFLICT, error),
+    })
 }
 
 /// Checks that an action exists, and that the viewer may carry it out now.
@@ -58,21 +112,12 @@ async fn check(
     action: Option<Action>,
 ) -> Result<Action, Box<Response>> {
     let site = &viewer.site;
-    let Some(action) = action else {
-        let text = "The URL does not name an action on an experiment.";
-        return Err(Box::new(message(site, StatusCode::NOT_FOUND, "Page not found", text)));
-    };
-    access.ask(&run.namespace).await;
-    let (allowed, note) = actions::allowed(site, access, run);
-    if allowed.iter().any(|one| one.word() == action.word()) {
-        return Ok(action);
-    }
-    let (status, text) = match note.is_empty() {
-        true => (StatusCode::CONFLICT, "The state of the experiment does not allow it.".into()),
-        false => (StatusCode::FORBIDDEN, note),
-    };
-    let title = format!("{} is not possible", action.title());
-    Err(Box::new(message(site, status, &title, &text)))
+    let action = action.ok_or_else(|| no_action(site))?;
+    let checked = check_allowed(site, access, run, action).await;
+    checked.map(|()| action).map_err(|(status, text)| {
+        let title = format!("{} is not possible", action.title());
+        Box::new(message(site, status, &title, &text))
+    })
 }
 
 /// Asks before an action.
@@ -109,13 +154,7 @@ async fn acted(
 ) -> Result<Response, Box<Response>> {
     let field = |name: &str| values(Some(form), name).pop().unwrap_or_default();
     let access = access(viewer)?;
-    // Another site can send a form with the browser of the viewer, but cannot read the token.
-    if !access.is_token(&field("token")) {
-        let text = "The form is not one of this page, or the page was started again. Go back, \
-                    load the page again, and repeat the action.";
-        let status = StatusCode::FORBIDDEN;
-        return Err(Box::new(message(&viewer.site, status, "Form not accepted", text)));
-    }
+    check_token(viewer, access, &field("token"))?;
     let run = find(viewer, namespace, name).await?;
     let action = check(viewer, access, &run, Action::of(word, &field("trials"))).await?;
     if field("uid") != run.uid {
@@ -128,16 +167,8 @@ async fn acted(
         let refusal = Some((StatusCode::UNPROCESSABLE_ENTITY, error));
         return Ok(question(viewer, &run, action, refusal));
     }
-    let target =
-        Target { namespace: run.namespace.clone(), name: run.name.clone(), uid: run.uid.clone() };
-    if let Err(error) = access.act(&target, action, viewer.site.is_cluster || run.is_running).await
-    {
-        let status = match viewer.site.is_cluster {
-            true => StatusCode::BAD_GATEWAY,
-            false => StatusCode::CONFLICT,
-        };
-        let refusal = Some((status, error));
-        return Ok(question(viewer, &run, action, refusal));
+    if let Err(refusal) = carry_out(&viewer.site, access, &run, action).await {
+        return Ok(question(viewer, &run, action, Some(refusal)));
     }
     let next = match action {
         Action::Delete => "/experiments".to_owned(),
@@ -147,239 +178,4 @@ async fn acted(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use futures::FutureExt as _;
-    use futures::future::BoxFuture;
-    use serde_json::{Value, json};
-    use stoker_api::experiment::ReopenedTrials;
-
-    use super::*;
-    use crate::actions::{ActionBackend, ClusterObjects, Permissions};
-    use crate::build::actions::controls;
-    use crate::fixture::{self, UID};
-    use crate::site::Site;
-    use crate::store::{Standing, Store};
-    use crate::visible::Visible;
-
-    /// Records actions, and how often permissions were asked.
-    #[derive(Debug, Default)]
-    struct Fake {
-        acted: Mutex<Vec<(Target, Action)>>,
-        asked: Mutex<usize>,
-        may: Permissions,
-        refusal: Option<String>,
-    }
-
-    impl ActionBackend for Fake {
-        fn act<'a>(
-            &'a self,
-            target: &'a Target,
-            action: Action,
-        ) -> BoxFuture<'a, Result<String, String>> {
-            self.acted.lock().unwrap().push((target.clone(), action));
-            let answer = self.refusal.clone().map_or_else(|| Ok("done".to_owned()), Err);
-            async move { answer }.boxed()
-        }
-
-        fn permissions<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Permissions, String>> {
-            *self.asked.lock().unwrap() += 1;
-            async move { Ok(self.may) }.boxed()
-        }
-
-        fn objects(&self) -> BoxFuture<'_, Option<ClusterObjects>> {
-            async { None }.boxed()
-        }
-    }
-
-    const ALL: Permissions = Permissions { may_patch: true, may_delete: true };
-
-    struct Page {
-        viewer: Viewer,
-        store: Arc<Store>,
-        fake: Arc<Fake>,
-    }
-
-    impl Page {
-        fn new(fake: Fake, allows_actions: bool, status: Value, trials: &[Value]) -> Self {
-            let fake = Arc::new(fake);
-            let access = ActionAccess::new(fake.clone(), allows_actions, "secret".to_owned());
-            let actions = Some(Arc::new(access));
-            let site = Site { is_cluster: true, actions, ..Site::default() };
-            let store = Arc::new(Store::default());
-            store.replace(fixture::run(json!({}), status, trials));
-            let visible = Visible::all(store.clone());
-            let viewer = Viewer { visible, site, metrics: Arc::default(), session: None };
-            Self { viewer, store, fake }
-        }
-
-        fn running(may: Permissions) -> Self {
-            let fake = Fake { may, ..Fake::default() };
-            Self::new(fake, true, json!({"phase": "Running"}), &[])
-        }
-
-        /// Sends a form. Returns the status and the actions that were carried out so far.
-        fn post(&self, word: &str, form: &str) -> (u16, Vec<Action>) {
-            let response = block_on(acted(&self.viewer, ("ml", "iris"), word, form));
-            let status = response.unwrap_or_else(|response| *response).status();
-            let acted = self.fake.acted.lock().unwrap();
-            let is_expected = |target: &Target| {
-                (&*target.namespace, &*target.name, &*target.uid) == ("ml", "iris", UID)
-            };
-            assert!(acted.iter().all(|(target, _)| is_expected(target)), "{acted:?}");
-            (status.as_u16(), acted.iter().map(|(_, action)| *action).collect())
-        }
-
-        fn buttons(&self) -> (Vec<&'static str>, String) {
-            let actions = self.viewer.site.actions.as_ref().unwrap();
-            block_on(actions.ask("ml"));
-            let run = self.viewer.visible.run("ml", "iris").unwrap();
-            let controls = controls(&self.viewer.site, &run);
-            (controls.buttons.iter().map(|button| button.title).collect(), controls.note)
-        }
-    }
-
-    fn block_on<T>(future: impl Future<Output = T>) -> T {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(future)
-    }
-
-    fn form(more: &str) -> String {
-        format!("token=secret&uid={UID}{more}")
-    }
-
-    #[test]
-    fn forms_need_the_token_of_this_server() {
-        let page = Page::running(ALL);
-        for token in ["", "token=", "token=wrong", "token=secre", "token=secret2", "other=secret"] {
-            let sent = page.post("kill", &format!("{token}&uid={UID}"));
-            assert_eq!(sent, (403, vec![]), "{token}");
-        }
-        assert_eq!(page.post("kill", &form("")), (303, vec![Action::Kill]));
-    }
-
-    #[test]
-    fn namesakes_are_not_touched() {
-        let page = Page::running(ALL);
-        assert_eq!(page.post("pause", "token=secret"), (409, vec![]));
-        assert_eq!(page.post("pause", "token=secret&uid=other"), (409, vec![]));
-        assert_eq!(page.post("pause", &form("")), (303, vec![Action::Pause]));
-    }
-
-    #[test]
-    fn deletion_needs_the_name() {
-        let page = Page::running(ALL);
-        assert_eq!(page.post("delete", &form("")), (422, vec![]));
-        assert_eq!(page.post("delete", &form("&name=irises")), (422, vec![]));
-        assert_eq!(page.post("delete", &form("&name=iris")), (303, vec![Action::Delete]));
-    }
-
-    #[test]
-    fn continued_trials_are_chosen_in_the_form() {
-        let fake = Fake { may: ALL, ..Fake::default() };
-        let failed = json!({"phase": "Failed"});
-        let page = Page::new(fake, true, json!({"phase": "Completed"}), &[failed]);
-        let expected = vec![Action::Continue(ReopenedTrials::Failed)];
-        assert_eq!(page.post("continue", &form("&trials=failed")), (303, expected));
-        // An ended experiment cannot be paused.
-        assert_eq!(page.post("pause", &form("")).0, 409);
-        assert_eq!(page.post("explode", &form("")).0, 404);
-    }
-
-    #[test]
-    fn page_is_read_only_without_the_option() {
-        let fake = Fake { may: ALL, ..Fake::default() };
-        let page = Page::new(fake, false, json!({"phase": "Running"}), &[]);
-        assert_eq!(page.post("pause", &form("")), (403, vec![]));
-        assert!(access(&page.viewer).is_err());
-        assert!(page.buttons().0.is_empty());
-        // Nothing is asked either.
-        assert_eq!(*page.fake.asked.lock().unwrap(), 0);
-    }
-
-    #[test]
-    fn missing_permissions_remove_buttons() {
-        let check = |may_patch: bool, may_delete: bool, buttons: &[&str], note: &str| {
-            let page = Page::running(Permissions { may_patch, may_delete });
-            assert_eq!(page.buttons(), (buttons.to_vec(), note.to_owned()));
-            page.buttons();
-            assert_eq!(*page.fake.asked.lock().unwrap(), 1, "permissions are kept for a minute");
-            assert_eq!(page.post("pause", &form("")).0, if may_patch { 303 } else { 403 });
-        };
-        check(true, true, &["Pause", "Cancel", "Kill", "Delete"], "");
-        let note = "you may not delete experiments in namespace ml";
-        check(true, false, &["Pause", "Cancel", "Kill"], note);
-        let note = "read-only: you may not patch experiments in namespace ml";
-        check(false, true, &["Delete"], note);
-        let note = "read-only: you may not patch or delete experiments in namespace ml";
-        check(false, false, &[], note);
-    }
-
-    #[test]
-    fn refusals_show_the_words_of_the_server() {
-        let refusal = Some("it stays <killed>".to_owned());
-        let fake = Fake { may: ALL, refusal, ..Fake::default() };
-        let page = Page::new(fake, true, json!({"phase": "Running"}), &[]);
-        let response = block_on(acted(&page.viewer, ("ml", "iris"), "cancel", &form("")));
-        let body = axum::body::to_bytes(response.unwrap().into_body(), 1 << 20);
-        let body = String::from_utf8(block_on(body).unwrap().to_vec()).unwrap();
-        assert!(body.contains("it stays &#60;killed&#62;"), "{body}");
-        let asked = page.viewer.site.actions.as_ref().unwrap().asked(UID);
-        assert!(asked.is_none(), "{asked:?}");
-    }
-
-    #[test]
-    fn replaced_and_stored_runs_refuse_actions() {
-        let check = |standing: Standing, word: &str, expected: u16| {
-            let page = Page::running(ALL);
-            let run = fixture::run(json!({}), json!({"phase": "Running"}), &[]);
-            page.store.replace(run.with_standing(standing));
-            let (status, acted) = page.post(word, &form("&name=iris"));
-            assert_eq!((status, acted.len()), (expected, usize::from(expected == 303)), "{word}");
-        };
-        check(Standing::Replaced, "kill", 403);
-        check(Standing::Replaced, "delete", 303);
-        check(Standing::Stored, "kill", 403);
-        check(Standing::Stored, "delete", 403);
-    }
-
-    #[test]
-    fn local_actions_are_shown_while_they_are_news() {
-        let check = |had_runner: bool, has_runner: bool, phase: &str, expected: Option<&str>| {
-            let mut page = Page::running(ALL);
-            page.viewer.site.is_cluster = false;
-            let replace = |is_running: bool, phase: &str| {
-                let mut run = fixture::run(json!({}), json!({ "phase": phase }), &[]);
-                run.is_running = is_running;
-                page.store.replace(run);
-            };
-            replace(had_runner, "Running");
-            assert_eq!(page.post("pause", &form("")).0, 303);
-            replace(has_runner, phase);
-            let run = page.viewer.visible.run("ml", "iris").unwrap();
-            let title = controls(&page.viewer.site, &run).asked.map(|notice| notice.title);
-            let title = title.map(|title| title.contains("waits for the record"));
-            assert_eq!(title, expected.map(|word| word == "waits"), "{had_runner} {phase}");
-        };
-        check(true, true, "Running", Some("waits"));
-        check(true, true, "Paused", None);
-        // The runner has exited.
-        check(true, false, "Running", None);
-        // Without a runner, the effect says what comes next.
-        check(false, false, "Running", Some("done"));
-    }
-
-    #[test]
-    fn accepted_actions_are_shown_until_confirmed() {
-        let page = Page::running(ALL);
-        page.post("pause", &form(""));
-        let asked = |page: &Page| {
-            let run = page.viewer.visible.run("ml", "iris").unwrap();
-            controls(&page.viewer.site, &run).asked.map(|notice| notice.title)
-        };
-        assert!(asked(&page).unwrap().starts_with("Pause asked at "));
-        page.store.replace(fixture::run(json!({}), json!({"phase": "Paused"}), &[]));
-        assert_eq!(asked(&page), None);
-    }
-}
+pub(crate) mod tests;

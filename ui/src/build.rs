@@ -1,6 +1,7 @@
 //! Builds the data of pages from records.
 
 pub(crate) mod actions;
+pub(crate) mod bulk;
 pub(crate) mod cluster;
 pub(crate) mod compare;
 pub(crate) mod experiment;

@@ -17,6 +17,7 @@ mod action_routes;
 mod actions;
 mod assets;
 mod build;
+mod bulk_routes;
 mod curves;
 mod data;
 mod files;

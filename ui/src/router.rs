@@ -14,7 +14,7 @@ use crate::site::Site;
 use crate::store::Store;
 use crate::viewer::Viewer;
 use crate::visible::Visible;
-use crate::{action_routes, files, job_routes, server, sign_in};
+use crate::{action_routes, bulk_routes, files, job_routes, server, sign_in};
 
 /// Time between two checks for sessions that are over.
 const SWEEP: Duration = Duration::from_secs(15);
@@ -92,6 +92,7 @@ pub(crate) fn routes() -> Vec<(String, MethodRouter)> {
         fixed("/jobs.csv", get(job_routes::list_csv)),
         fixed("/jobs/{namespace}/{name}", get(job_routes::page)),
         fixed("/jobs/{namespace}/{name}/manifest.json", get(job_routes::manifest)),
+        fixed("/actions/{action}", get(bulk_routes::ask).post(bulk_routes::act)),
         fixed("/cluster", get(action_routes::slots)),
         fixed("/live", get(server::live_events)),
         fixed("/namespaces", get(sign_in::namespaces).post(sign_in::add_namespace)),

@@ -12,7 +12,7 @@ mod parts;
 mod sign_in;
 mod trial;
 
-pub(crate) use self::actions::{ActionButton, ConfirmPage, Controls};
+pub(crate) use self::actions::{ActionButton, BulkItem, BulkPage, ConfirmPage, Controls};
 pub(crate) use self::cluster::{ClusterPage, NodeRow, RunningRow, WaitingRow};
 pub(crate) use self::jobs::{EndRow, JobPage, JobRow, JobsPage, RejectedRow, StageRow, WorkerRow};
 pub(crate) use self::lists::{

@@ -187,7 +187,7 @@ fn num(run: &Run, states: &[Badge]) -> usize {
 }
 
 /// Returns what an action does and what is lost.
-fn effects(site: &Site, run: &Run, action: Action) -> Vec<String> {
+pub(super) fn effects(site: &Site, run: &Run, action: Action) -> Vec<String> {
     let running = num(run, &[RUNNING]);
     let queued = num(run, &[QUEUED, PENDING, WAITING]);
     let paused = num(run, &[PAUSED]);

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::head::{bar, method, seconds};
-use super::plain_frame;
+use super::{bulk, plain_frame};
 use crate::filter::{Filter, Row};
 use crate::site::Site;
 use crate::store::{Run, created};
@@ -108,6 +108,7 @@ pub(crate) fn page(site: &Site, visible: &Visible, query: &ListQuery) -> Experim
             })
             .collect(),
         first_command: first_command(site),
+        actions: bulk::buttons(site),
     }
 }
 

@@ -29,6 +29,37 @@ pub(crate) struct ActionButton {
     pub(crate) acts_at_once: bool,
 }
 
+/// Question before an action on several experiments, or its outcome.
+#[derive(Debug, Template)]
+#[template(path = "bulk.html")]
+pub(crate) struct BulkPage {
+    pub(crate) frame: Frame,
+    pub(crate) title: String,
+    /// Experiments of the action; empty after it.
+    pub(crate) items: Vec<BulkItem>,
+    /// Experiments that refuse it.
+    pub(crate) refused: Vec<BulkItem>,
+    /// Text that the user must type; `None` if the action does not need it.
+    pub(crate) typed: Option<String>,
+    /// Why the form was refused.
+    pub(crate) error: Option<String>,
+    pub(crate) button: String,
+    pub(crate) action_href: String,
+    pub(crate) token: String,
+}
+
+/// Experiment of an action.
+#[derive(Debug)]
+pub(crate) struct BulkItem {
+    pub(crate) name: String,
+    /// Path of the experiment's page; empty if it refuses the action.
+    pub(crate) href: String,
+    /// Effects of the action and the lost work, or why it is refused, a sentence each.
+    pub(crate) texts: Vec<String>,
+    /// Value of the form's field.
+    pub(crate) choice: String,
+}
+
 /// Question before an action.
 #[derive(Debug, Template)]
 #[template(path = "confirm.html")]

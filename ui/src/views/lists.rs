@@ -2,6 +2,7 @@
 
 use askama::Template;
 
+use super::actions::ActionButton;
 use super::parts::{Badge, Bar, Frame, Notice, Pair, SelectOption};
 
 /// List of experiments.
@@ -29,6 +30,8 @@ pub(crate) struct ExperimentsPage {
     pub(crate) unreadable: Vec<Pair>,
     /// Command that starts a first experiment, for an empty list.
     pub(crate) first_command: String,
+    /// Actions on what is selected; empty if the page is read-only.
+    pub(crate) actions: Vec<ActionButton>,
 }
 
 /// Row of an experiment.

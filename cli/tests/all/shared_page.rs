@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use stoker_test_cluster::{Request, wait_until, wait_within};
+use stoker_test_cluster::{PATIENCE, Request, wait_until, wait_within};
 
 use crate::cluster_fixture::ClusterFixture;
 use crate::object_server::ObjectServer;
@@ -45,8 +45,8 @@ impl Page {
         Self { child, address }
     }
 
-    /// Sends a request, and returns the response with its headers.
-    fn send(&self, method: &str, path: &str, cookie: &str, body: &str) -> String {
+    /// Sends a request. The stream contains the response.
+    fn request(&self, method: &str, path: &str, cookie: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         write!(
             stream,
@@ -56,8 +56,13 @@ impl Page {
             body.len()
         )
         .unwrap();
+        stream
+    }
+
+    /// Sends a request, and returns the response with its headers.
+    fn send(&self, method: &str, path: &str, cookie: &str, body: &str) -> String {
         let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
+        self.request(method, path, cookie, body).read_to_string(&mut response).unwrap();
         response
     }
 
@@ -268,6 +273,40 @@ fn requests(fixture: &ClusterFixture, verb: &str) -> Vec<Request> {
     requests
 }
 
+/// A page that is open: an experiment's stream of live updates.
+struct Live(BufReader<TcpStream>);
+
+impl Live {
+    /// Loads the page of an experiment, and opens its stream.
+    fn open(viewer: &Viewer<'_>, path: &str) -> Self {
+        let html = viewer.get(path);
+        let url = html.split_once("data-live=\"").unwrap_or_else(|| panic!("{html}")).1;
+        let url = url.split('"').next().unwrap().replace("&#38;", "&");
+        let stream = viewer.page.request("GET", &url, &viewer.cookie, "");
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut live = Self(BufReader::new(stream));
+        live.wait_for("heartbeat");
+        live
+    }
+
+    fn wait_for(&mut self, event: &str) {
+        let expected = format!("event: {event}\n");
+        let end = Instant::now() + PATIENCE;
+        let mut line = String::new();
+        while line != expected {
+            // Heartbeats never stop.
+            assert!(Instant::now() < end, "the event {event} does not come");
+            line.clear();
+            let length = self.0.read_line(&mut line).unwrap();
+            assert!(length > 0, "the stream ends before the event {event}");
+        }
+    }
+}
+
+/// Number of viewers. Each of the accounts signs in several times.
+const VIEWERS: usize = 100;
+const ACCOUNTS: usize = 20;
+
 #[test]
 fn viewers_share_lists_and_watches() {
     let Some(fixture) = ClusterFixture::new("shared-many") else { return };
@@ -278,7 +317,7 @@ fn viewers_share_lists_and_watches() {
     create(&["create", "role", "see", "-n", "shared-many", "--verb=list,watch", &resources]);
     create(&["create", "rolebinding", "see", "-n", "shared-many", "--role=see", group]);
     let tokens: Vec<String> =
-        (0..20).map(|at| account(&fixture, &format!("viewer-{at}"))).collect();
+        (0..ACCOUNTS).map(|at| account(&fixture, &format!("viewer-{at}"))).collect();
     let page = Page::start(&fixture, "shared-many", &[]);
     let started = Instant::now();
     let first = page.sign_in(&tokens[0]).unwrap();
@@ -286,11 +325,14 @@ fn viewers_share_lists_and_watches() {
     let with_one = requests(&fixture, "list").len();
     assert_eq!(with_one, 3, "experiments, trials and jobs are listed once");
     let viewers: Vec<Viewer<'_>> =
-        tokens[1..].iter().map(|token| page.sign_in(token).unwrap()).collect();
-    for viewer in &viewers {
-        wait_for(viewer, &["shared-many"], &[]);
-        assert_eq!(viewer.status("/experiments/shared-many/mnist"), "200");
-    }
+        (1..VIEWERS).map(|at| page.sign_in(&tokens[at % ACCOUNTS]).unwrap()).collect();
+    let mut pages: Vec<Live> = std::iter::once(&first)
+        .chain(&viewers)
+        .map(|viewer| {
+            wait_for(viewer, &["shared-many"], &[]);
+            Live::open(viewer, "/experiments/shared-many/mnist")
+        })
+        .collect();
     assert_eq!(requests(&fixture, "list").len(), with_one);
     // A watch lasts a minute.
     let rounds = started.elapsed().as_secs() as usize / 60 + 1;
@@ -299,15 +341,19 @@ fn viewers_share_lists_and_watches() {
     // All of them see a change.
     let status = json!({"phase": "Completed", "trialsClosed": 1});
     fixture.set_status("experiment", "mnist", &status);
-    for viewer in std::iter::once(&first).chain(&viewers) {
+    for (live, viewer) in pages.iter_mut().zip(std::iter::once(&first).chain(&viewers)) {
+        live.wait_for("change");
         wait_until("the viewer sees the change", || {
             let list = viewer.get("/experiments.json");
             if list.contains("Completed") { Ok(()) } else { Err(list) }
         })
         .unwrap();
     }
+    assert_eq!(requests(&fixture, "list").len(), with_one);
     // The watch continues after its viewer has left.
-    assert!(viewers[18].post("/sign-out", "").starts_with("HTTP/1.1 303"));
+    for viewer in viewers.iter().skip(ACCOUNTS - 2).step_by(ACCOUNTS) {
+        assert!(viewer.post("/sign-out", "").starts_with("HTTP/1.1 303"));
+    }
     fixture.set_status("experiment", "mnist", &json!({"phase": "Failed"}));
     wait_until("the first viewer sees the next change", || {
         let list = first.get("/experiments.json");

@@ -164,7 +164,9 @@ fn experiment_sections(runs: &[Arc<Run>], show_all: bool) -> Vec<CompareSection>
     let of_best = |run: &Arc<Run>| {
         let best = status(run).best.map(|best| best.index);
         let trial = best.and_then(|best| run.trials.get(&best));
-        trial.map(|trial| flat(&trial.spec.hyperparameters)).unwrap_or_default()
+        let values = trial.map(|trial| flat(&trial.spec.hyperparameters)).unwrap_or_default();
+        let short = |(name, value)| (name, Value::String(text::hyperparameter(&value)));
+        values.into_iter().map(short).collect()
     };
     let hyperparameters: Vec<BTreeMap<String, Value>> = runs.iter().map(of_best).collect();
     let spec =

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use stoker_api::experiment::{DesiredState, Experiment, Phase};
+use stoker_api::experiment::{BestTrial, DesiredState, Experiment, Phase};
+use stoker_api::number;
 use stoker_api::time::Timestamp;
 use stoker_engine::experiment::explain::length;
 use stoker_engine::trial::TrialRecord;
 
 use super::frame;
-use crate::data::{attempt_seconds, best_value, state};
+use crate::data::{attempt_seconds, state};
 use crate::site::Site;
 use crate::store::{Run, Standing, created};
 use crate::text;
@@ -102,8 +103,8 @@ fn facts(run: &Run) -> Vec<Fact> {
                 value: run.trial_base(best.index),
             }),
             is_best: true,
-            title: best.metric.clone(),
-            ..fact(&best_label, text::result_text(Some(&best.metric)), best_at(run, best.index))
+            title: format!("{}, the best of the results that the search compares", best.metric),
+            ..fact(&best_label, text::result_text(Some(&best.metric)), best_at(run, best))
         },
         None => fact(&best_label, "none".to_owned(), String::new()),
     });
@@ -150,10 +151,12 @@ pub(crate) fn ran(run: &Run) -> u64 {
     u64::try_from(end.0 - created(run)).unwrap_or(0)
 }
 
-fn best_at(run: &Run, index: u32) -> String {
-    let Some(trial) = run.trials.get(&index) else { return String::new() };
-    let best = best_value(trial);
-    let at = crate::search::results(trial).find(|(_, value)| value.is_some() && *value == best);
+/// Returns the length at which the best trial had its result. Its best validation may be better,
+/// and at a length at which the search compares no trials.
+fn best_at(run: &Run, best: &BestTrial) -> String {
+    let Some(trial) = run.trials.get(&best.index) else { return String::new() };
+    let metric = number::parse(&best.metric);
+    let at = crate::search::results(trial).find(|(_, value)| value.is_some() && *value == metric);
     at.map(|(units, _)| format!("at {}", length(units, run.search().unit))).unwrap_or_default()
 }
 
@@ -279,6 +282,18 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+
+    #[test]
+    fn best_result_names_its_length() {
+        // A validation between the rungs was better.
+        let result =
+            |units: u64, metric: &str| json!({ "result": {"units": units, "metric": metric} });
+        let trial = json!({"phase": "Completed", "bestMetric": "0.1",
+            "facts": [result(1, "0.5"), result(4, "0.25")]});
+        let status = json!({"phase": "Completed", "best": {"index": 0, "metric": "0.25"}});
+        let facts = facts(&fixture::run(json!({}), status, &[trial]));
+        assert_eq!((facts[0].value.as_str(), facts[0].note.as_str()), ("0.2500", "at 4 batches"));
+    }
 
     #[test]
     fn ended_runs_do_not_grow_older() {

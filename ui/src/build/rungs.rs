@@ -7,8 +7,8 @@ use crate::store::Run;
 use crate::text;
 use crate::views::{RungRow, RungsPage};
 
-/// Number of decisions beside the ladder.
-const DECISIONS: usize = 50;
+/// Number of decisions beside the ladder, which is as high.
+const DECISIONS: usize = 14;
 
 /// Returns the brackets with rungs.
 pub(crate) fn brackets(run: &Run) -> Vec<u32> {

@@ -84,6 +84,10 @@ await browse(async (open) => {
   await ask('run');
   equal([phase(input.failed), trial().phase], ['Completed', 'Completed'], 'phases with the data');
   for (const one of pages) await one.waitForSelector('#phase[data-phase=Completed]');
+  // The logs on the page of the trial are those of its new attempt.
+  const logs = pages[2].locator('#logs');
+  await logs.locator('option[value="1"][selected]').waitFor({ state: 'attached' });
+  await logs.locator('[data-logs]', { hasText: 'validation batches=' }).waitFor();
   await page.waitForSelector('#errors', { state: 'hidden' });
   pages.forEach(noFaults);
   for (const one of pages.slice(1)) await one.close();

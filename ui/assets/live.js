@@ -131,6 +131,8 @@ function watch() {
 
 /** Returns whether a part is in use, so that replacing it would disturb the user. */
 function isBusy(part) {
+  // Logs are followed, unless the user has scrolled up or searches.
+  if (isKeyed(part)) return Boolean(part.querySelector('[data-reading], input:focus'));
   const table = part.matches('table') ? part : part.querySelector('table');
   if (!table) return part.contains(document.activeElement) || part.querySelector('dialog[open]');
   // After a tap, `:hover` stays, although no finger is there.
@@ -163,7 +165,7 @@ async function replaceParts() {
   let pending = 0;
   for (const part of parts) {
     const next = page.getElementById(part.id);
-    if (!next || !part.isConnected || next.isEqualNode(part)) continue;
+    if (!next || !part.isConnected || isSame(part, next)) continue;
     if (part.querySelector('[data-plot]')) continue;
     if (isBusy(part)) {
       const number = changedRows(part, next);
@@ -173,7 +175,9 @@ async function replaceParts() {
       }
     } else {
       waiting.delete(part.id);
+      const hadFocus = isKeyed(part) && part.contains(document.activeElement);
       part.replaceWith(document.adoptNode(next));
+      if (hadFocus) next.querySelector('[tabindex]')?.focus({ preventScroll: true });
     }
   }
   showPending(pending);
@@ -181,6 +185,12 @@ async function replaceParts() {
   readPhase();
   return null;
 }
+
+/** Scripts fill parts with a key, so the key says whether the server has something new. */
+const isKeyed = (part) => 'liveKey' in part.dataset;
+
+const isSame = (part, next) => (isKeyed(part) ? part.dataset.liveKey === next.dataset.liveKey
+  : next.isEqualNode(part));
 
 /** Counts rows that are new or differ. */
 function changedRows(part, next) {

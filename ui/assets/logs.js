@@ -37,6 +37,7 @@ class Logs {
     const again = debounce(() => this.reload(), 250);
     search?.addEventListener('input', () => {
       this.search = search.value;
+      this.#setReading();
       if (search.dataset.logSearch === 'filter') again();
       this.#markAll();
     });
@@ -68,6 +69,7 @@ class Logs {
 
   #setFollow(isOn) {
     this.follow = isOn;
+    this.#setReading();
     for (const button of this.card.querySelectorAll('[data-log-follow]')) {
       button.setAttribute('aria-pressed', String(isOn));
       const word = button.querySelector('[data-log-word]') || button;
@@ -75,6 +77,11 @@ class Logs {
       if (text) text.data = isOn ? 'Following' : 'Follow';
     }
     if (isOn) this.element.scrollTop = this.element.scrollHeight;
+  }
+
+  /** Whoever reads or searches lines keeps them, although another attempt has started. */
+  #setReading() {
+    this.element.toggleAttribute('data-reading', !this.follow || this.search.trim() !== '');
   }
 
   #scrolled() {
@@ -103,7 +110,8 @@ class Logs {
   }
 
   async poll(force = false) {
-    if ((this.busy && !force) || document.hidden) return;
+    // The card of another attempt may have taken the place of this one.
+    if ((this.busy && !force) || document.hidden || !this.element.isConnected) return;
     this.busy = true;
     this.abort = new AbortController();
     try {
@@ -231,8 +239,15 @@ class Logs {
   }
 }
 
+const started = new WeakSet();
+
+/** Starts the logs of the page, and those of an attempt that begins later. */
 export function startLogs() {
   for (const element of document.querySelectorAll('[data-logs]')) {
-    if (element.dataset.source) new Logs(element).reload();
+    if (!element.dataset.source || started.has(element)) continue;
+    started.add(element);
+    new Logs(element).reload();
   }
 }
+
+document.addEventListener('stoker:replaced', startLogs);

@@ -87,7 +87,7 @@ class Compare {
         labelColor: colors().text1, labelWeight: 600, endMark: 'dot', priority: 1 };
     });
     const xs = this.drawn.flatMap((line) => line.x);
-    host.empty(xs.length ? '' : 'No experiment has a result yet.');
+    host.empty(xs.length ? '' : 'No experiment has a result.');
     if (!xs.length) return;
     const min = isLog ? Math.min(...xs) : 0;
     const max = Math.max(...xs);

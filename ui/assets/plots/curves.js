@@ -145,7 +145,7 @@ class Curves {
   #draw(moving = false) {
     if (!this.json || !this.data) return;
     const { host, json, data } = this;
-    host.empty(json.curves.length ? '' : `No results of ${name(json.metric)} yet.`);
+    host.empty(json.curves.length ? '' : `No trial has reported ${name(json.metric)}.`);
     const scale = colorScale(data, state.get('color', host.options.color || 'rung'));
     const lines = this.#lines(scale);
     const { logX, logY } = this.scales;

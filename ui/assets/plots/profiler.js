@@ -44,7 +44,7 @@ class Profiler {
     if (!json) return;
     const only = host.options.name;
     const plots = json.plots.filter((plot) => !only || plot.title === only);
-    host.empty(plots.length ? '' : 'The profiler of this trial is off or has no samples yet.');
+    host.empty(plots.length ? '' : 'The profiler of this trial is off or has no samples.');
     if (!plots.length) return;
     const times = plots.flatMap((plot) => plot.series.flatMap(({ x }) =>
       (x.length ? [x[0], x[x.length - 1]] : [])));

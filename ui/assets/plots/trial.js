@@ -62,7 +62,7 @@ class Trial {
     if (!json) return;
     const only = host.options.name;
     const plots = json.plots.filter((plot) => !only || plot.metric === only);
-    host.empty(plots.length ? '' : 'No metrics reported yet.');
+    host.empty(plots.length ? '' : 'The trial has reported no metrics.');
     if (!plots.length) return;
     const words = state.get('scale', host.options.scale || 'linear').split(/[ ,+]/);
     this.panels.set(plots.map((plot) => this.#panel(plot, words)));

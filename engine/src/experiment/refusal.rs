@@ -184,5 +184,7 @@ mod tests {
         let message = Some("exceeded quota".to_owned());
         assert_eq!((failed.phase, failed.reason, failed.message), (Phase::Failed, None, message));
         assert_eq!(failed.conditions, status.conditions);
+        let failed = super::failed(ExperimentStatus::default(), &refusal);
+        assert_eq!(failed.message.as_deref(), Some("exceeded quota"));
     }
 }

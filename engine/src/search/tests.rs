@@ -145,6 +145,21 @@ fn single_and_grid_do_not_replace_invalid_hyperparameters() {
 }
 
 #[test]
+fn sync_halving_replaces_invalid_hyperparameters() {
+    let sync = json!({
+        "numRungs": 3, "divisor": 3, "budget": { "batches": 60 }, "maxConcurrentTrials": 2,
+    });
+    let mut search = search_of(json!({ "syncHalving": sync }));
+    search.advance(Event::Began);
+    search.advance(Event::Closed { trial: 0, cause: InvalidHyperparameters });
+    for trial in 1..40 {
+        search.advance(Event::Closed { trial, cause: Failed });
+    }
+    // The lowest rung has 25 trials, of which 8 would continue.
+    assert_eq!(search.book().next_index(), 26);
+}
+
+#[test]
 fn repeated_foreign_and_late_events_decide_nothing() {
     let causes = [(9, Failed), (0, Completed), (0, Failed), (1, Failed), (2, Failed), (2, Failed)];
     let random = Method::Random { max_trials: 3, max_concurrent: 1 };

@@ -273,7 +273,8 @@ mod tests {
         let mut sources = Sources::default();
         sources.note_copies([(5, known(1, "a")), (6, known(2, "b"))]);
         assert_eq!(sources.resolve(Source { trial: 2, units: 3 }), known(2, "b"));
-        assert_eq!(sources.resolve(Source { trial: 2, units: 6 }).checkpoint, None);
+        let unknown = TrialSource { trial: 2, units: 6, ..TrialSource::default() };
+        assert_eq!(sources.resolve(Source { trial: 2, units: 6 }), unknown);
     }
 
     #[test]

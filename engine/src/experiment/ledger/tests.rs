@@ -76,8 +76,9 @@ fn record_of_an_earlier_version_continues() {
     assert_eq!(writes, []);
     assert_eq!(ledger.begin("test", vec![], Timestamp(0)), []);
     // The third trial was decided, but its creation was not written.
-    let missing: Vec<u32> = ledger.missing().map(|spec| spec.index).collect();
-    assert_eq!(missing, [2]);
+    let missing: Vec<&TrialSpec> = ledger.missing().collect();
+    assert_eq!(missing.iter().map(|spec| spec.index).collect::<Vec<_>>(), [2]);
+    assert!(missing[0].random_words.is_some_and(|words| words > 0), "{missing:?}");
     assert_eq!(ledger.state(0), Some(TrialState::Stopped));
     let mut trials = trials;
     trials[1].status.facts.push(result(9, "0.25"));

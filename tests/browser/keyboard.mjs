@@ -51,6 +51,19 @@ await browse(async (open) => {
   await press('4');
   await page.waitForURL(/\/trials\/\d+\/\w+$/);
 
+  // Buttons that hide themselves do not lose the focus.
+  await visit(page, `${base()}?brush=learning_rate:0.0001..1&sel=0`);
+  const clear = page.locator('#parallel').getByText('Clear brush');
+  await clear.focus();
+  await press('Enter');
+  await clear.waitFor({ state: 'detached' });
+  check(await page.evaluate(() => document.activeElement !== document.body
+    && document.querySelector('#parallel').contains(document.activeElement)),
+  'the focus leaves the parallel coordinates');
+  await page.locator('[data-selection-clear]').focus();
+  await press('Enter');
+  await until(async () => await focused(page) === 'filter', 'Clear passes the focus on');
+
   await visit(page, '/experiments');
   await press('j', 'x', 'j', 'x', 'c');
   await page.waitForURL(/\/compare\?e=.*&e=/);

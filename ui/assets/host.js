@@ -182,7 +182,11 @@ export class Host {
     const next = this.element.nextElementSibling;
     const target = next?.matches('[data-note]') ? next : this.card.querySelector('[data-note]');
     if (!target) return;
+    const at = [...target.querySelectorAll('button')].indexOf(document.activeElement);
     fill(target, parts.filter(Boolean).flatMap((part, i) => (i ? [' ', part] : [part])));
+    if (at < 0 || target.contains(document.activeElement)) return;
+    // The pressed button is gone: another one is in its place, such as that of the way back.
+    (target.querySelectorAll('button')[at] || this.element).focus({ preventScroll: true });
   }
 
   /** Fills the legend: {title, items: [{text, color, mark, dash}]}. */

@@ -224,6 +224,15 @@ function onClick(event) {
     else state.select([]);
   }
   if (target.closest('[data-clear-brush]')) state.setBrush({});
+  const button = target.closest('[data-clear-brush], [data-selection-clear]');
+  if (button) requestAnimationFrame(() => passFocus(button));
+}
+
+/** A button that hides itself passes the focus to the filter of its table. */
+function passFocus(button) {
+  const { activeElement, body } = document;
+  if (button.checkVisibility() || (activeElement !== button && activeElement !== body)) return;
+  document.querySelector('[data-filter]')?.focus({ preventScroll: true });
 }
 
 function selectAll(all) {

@@ -1,9 +1,7 @@
 //! Work in a fixed number of chunks, so that the order of sums does not depend on the threads.
 
-use rayon::prelude::*;
-
 use crate::machine::vectorize;
-use crate::threads::keep_awake;
+use crate::threads;
 
 /// Maximum number of chunks of one operation. Also the maximum number of threads that it uses.
 const CHUNKS_MAX: usize = 8;
@@ -26,12 +24,7 @@ pub(crate) fn map_chunks<C: Send, R: Send>(
 ) -> Vec<R> {
     let is_parallel =
         chunks.len() > 1 && num_elements >= PARALLEL_MIN && rayon::current_num_threads() > 1;
-    if is_parallel {
-        keep_awake();
-        chunks.into_par_iter().map(&work).collect()
-    } else {
-        chunks.into_iter().map(work).collect()
-    }
+    if is_parallel { threads::map(chunks, work) } else { chunks.into_iter().map(work).collect() }
 }
 
 /// Replaces each value by `function(value)`.

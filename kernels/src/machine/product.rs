@@ -6,12 +6,10 @@
 
 use std::cell::RefCell;
 
-use rayon::prelude::*;
-
 use super::operands::{Left, Right};
 use super::panels::{Panels, ROWS_MAX, WIDTH_MAX};
 use super::{Instructions, Update};
-use crate::threads::keep_awake;
+use crate::threads;
 
 /// Effect of a product on the earlier values of its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -90,17 +88,16 @@ impl Product<'_> {
             Threads::All if is_large => rayon::current_num_threads(),
             _ => 1,
         };
-        let mut blocks = blocks(out, n, block_size(num_threads, [m, n]));
+        let blocks = blocks(out, n, block_size(num_threads, [m, n]));
         if blocks.len() > 1 {
-            keep_awake();
-            blocks.par_iter_mut().for_each(|block| self.write_block(block));
+            threads::map(blocks, |block| self.write_block(block));
         } else {
-            blocks.iter_mut().for_each(|block| self.write_block(block));
+            blocks.into_iter().for_each(|block| self.write_block(block));
         }
     }
 
     /// Computes a block of the output.
-    fn write_block(&self, Block { first, rows }: &mut Block<'_>) {
+    fn write_block(&self, Block { first, mut rows }: Block<'_>) {
         let [m, k, n] = [rows.len(), self.left.size()[1], rows[0].len()];
         BUFFERS.with_borrow_mut(|buffers| {
             for start in (0..k).step_by(DEPTH) {
@@ -112,7 +109,7 @@ impl Product<'_> {
                     let size = [depth, COLUMNS.min(n - column)];
                     let right = self.right.part([start, first[1] + column], size);
                     let panels = Panels::new(self.instructions, right, m, &mut buffers.right);
-                    panels.multiply(left, update, rows, column, &mut buffers.left);
+                    panels.multiply(left, update, &mut rows, column, &mut buffers.left);
                 }
             }
         });

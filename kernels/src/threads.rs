@@ -108,7 +108,7 @@ impl Crew {
         self.num_inside.fetch_add(1, Ordering::SeqCst);
         let current = self.current.load(Ordering::SeqCst);
         // SAFETY: a pointer that is not null points to the loop on the stack of `run`, which
-        // removes the pointer and then waits until nobody is inside. All four accesses are
+        // removes the pointer and then waits until no thread is inside. All four accesses are
         // sequentially consistent. This thread came inside before it loaded the pointer. If it got
         // the loop, `run` removed the pointer later, and counted who is inside later still: it
         // waits for this thread, which leaves after its last use of the loop. `Loop::help` does
@@ -193,7 +193,10 @@ mod tests {
             };
             assert!(crew.run(num, &work));
         }
-        assert!(has_helped.into_inner() || rayon::current_num_threads() < 2, "nobody has helped");
+        assert!(
+            has_helped.into_inner() || rayon::current_num_threads() < 2,
+            "no thread has helped"
+        );
         counts.into_iter().map(AtomicUsize::into_inner).collect()
     }
 

@@ -38,8 +38,8 @@ struct Arguments {
     /// used again
     #[arg(long)]
     root: Option<PathBuf>,
-    /// Directory of Playwright, for the part `page`. `cargo xtask` installs it. Without this option,
-    /// the times in a browser are left out
+    /// Directory of Playwright, for the part `page`. `cargo xtask` installs it. Without this
+    /// option, the times in a browser are left out
     #[arg(long)]
     browser: Option<PathBuf>,
     /// Number of points of each curve of the part `page`

@@ -1,7 +1,7 @@
 //! Convolutions of stride 1 that read windows from padded images.
 //!
 //! Each image is copied once, with its padding. The inputs of one tap `[channel, ky, kx]` of the
-//! kernel, in all windows, are then adjacent in memory but for the ends of rows. They start at an
+//! kernel, in all windows, are then adjacent in memory except at the ends of rows. They start at an
 //! offset that depends on the tap alone, and products read them through a table of these offsets.
 //!
 //! A row of a padded image is longer than a row of windows. The products at the ends of rows are

@@ -1,4 +1,4 @@
-//! What the page says before and after one action on several experiments.
+//! Pages before and after one action on several experiments.
 
 use std::sync::Arc;
 

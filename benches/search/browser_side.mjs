@@ -1,7 +1,7 @@
 // Times and frames per second of the page in Chromium. `src/page/browser.rs` starts this script
 // with its input as JSON: {url, tools, chromium, namespace, id}.
 
-import { base, browse, drawn, visit } from '../../tests/browser/page.mjs';
+import { base, browse, check, drawn, noFaults, query, visit } from '../../tests/browser/page.mjs';
 
 // Loads of each view.
 const LOADS = 5;
@@ -25,6 +25,9 @@ async function load(page, path) {
     const plots = performance.now();
     const [paint] = performance.getEntriesByName('first-contentful-paint');
     return { first: paint?.startTime ?? NaN, plots };
+  }).then(async (times) => {
+    check(await page.locator('.plot-error').count() === 0, `a plot of ${path} failed`);
+    return times;
   });
 }
 
@@ -77,6 +80,8 @@ async function brush(page) {
   await frames(page, 'brush on parallel coordinates', (step) =>
     page.mouse.move(axis, top + 0.2 * length + swing(step, 0.7 * length)));
   await page.mouse.up();
+  await page.evaluate(async () => (await import('/assets/state.js')).state.flush());
+  check(query(page, 'brush'), 'the mouse has not brushed');
 }
 
 async function scroll(page, name, path) {
@@ -95,4 +100,5 @@ await browse(async (open) => {
   await brush(page);
   await scroll(page, 'scrolling the overview', base());
   await scroll(page, 'scrolling the trials', `${base()}/trials`);
+  noFaults(page);
 });

@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "threads of a pool borrow a loop from another thread's stack")]
 
 use std::any::Any;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -17,6 +18,8 @@ use rayon::prelude::*;
 
 /// Time without a loop after which the threads sleep.
 const PATIENCE: Duration = Duration::from_millis(1);
+/// Longest time for which a thread waits at a stretch: other work may need it to return.
+const SHIFT: Duration = Duration::from_millis(10);
 
 /// A loop that several threads work on. Each takes the next part until none is left.
 struct Loop<'a> {
@@ -31,16 +34,24 @@ impl<'a> Loop<'a> {
         Self { work, next: AtomicUsize::new(0), num, panic: Mutex::new(None) }
     }
 
-    /// Works until no part is left. Keeps a panic for the thread that started the loop.
-    fn help(&self) {
+    /// Works until no part is left. Keeps the first panic for the thread that started the loop.
+    /// Returns `false` if there was nothing to do.
+    fn help(&self) -> bool {
+        let mut has_helped = false;
         loop {
             let part = self.next.fetch_add(1, Ordering::Relaxed);
             if part >= self.num {
-                return;
+                return has_helped;
             }
+            has_helped = true;
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.work)(part))) {
                 self.next.store(self.num, Ordering::Relaxed);
-                *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
+                let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+                match *first {
+                    None => *first = Some(panic),
+                    // Dropping it could panic again.
+                    Some(_) => std::mem::forget(panic),
+                }
             }
         }
     }
@@ -49,10 +60,10 @@ impl<'a> Loop<'a> {
 /// The threads that help with the loop of one thread at a time.
 struct Crew {
     clock: LazyLock<Instant>,
-    /// Time of the latest loop, in nanoseconds of the clock.
+    /// Time of the start or end of the latest loop, in nanoseconds of the clock.
     latest: AtomicU64,
-    /// `true` while threads wait for loops.
-    is_awake: AtomicBool,
+    /// Number of threads that wait for loops, or are called to do so.
+    num_present: AtomicUsize,
     /// `true` while a thread has the crew.
     is_taken: AtomicBool,
     /// Loop of that thread; null if it has none.
@@ -61,20 +72,28 @@ struct Crew {
     num_inside: AtomicUsize,
 }
 
+/// The loop that a crew works on. Dropping it removes the loop and waits until no thread uses it.
+struct Published<'a>(&'a Crew);
+
+impl Drop for Published<'_> {
+    fn drop(&mut self) {
+        self.0.current.store(std::ptr::null_mut(), Ordering::SeqCst);
+        while self.0.num_inside.load(Ordering::SeqCst) != 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
 impl Crew {
     const fn new() -> Self {
         Self {
             clock: LazyLock::new(Instant::now),
             latest: AtomicU64::new(0),
-            is_awake: AtomicBool::new(false),
+            num_present: AtomicUsize::new(0),
             is_taken: AtomicBool::new(false),
             current: AtomicPtr::new(std::ptr::null_mut()),
             num_inside: AtomicUsize::new(0),
         }
-    }
-
-    fn now(&self) -> u64 {
-        self.clock.elapsed().as_nanos() as u64
     }
 
     /// Runs `work` for each number below `num`, with the help of the crew. Returns `false`, and
@@ -86,12 +105,10 @@ impl Crew {
         self.wake();
         let shared = Loop::new(num, work);
         self.current.store((&raw const shared).cast_mut().cast(), Ordering::SeqCst);
-        // From here to the end of the wait, nothing returns or panics: others use `shared`.
+        let published = Published(self);
         shared.help();
-        self.current.store(std::ptr::null_mut(), Ordering::SeqCst);
-        while self.num_inside.load(Ordering::SeqCst) != 0 {
-            std::thread::yield_now();
-        }
+        drop(published);
+        self.note_loop();
         self.is_taken.store(false, Ordering::Release);
         let panic = shared.panic.into_inner().unwrap_or_else(PoisonError::into_inner);
         if let Some(panic) = panic {
@@ -100,33 +117,50 @@ impl Crew {
         true
     }
 
-    /// Helps with the current loop. Returns `false` if there is none.
+    /// Helps with the current loop. Returns `false` if there was nothing to do.
     fn help(&self) -> bool {
         if self.current.load(Ordering::Relaxed).is_null() {
             return false;
         }
         self.num_inside.fetch_add(1, Ordering::SeqCst);
         let current = self.current.load(Ordering::SeqCst);
-        // SAFETY: a pointer that is not null points to the loop on the stack of `run`, which
-        // removes the pointer and then waits until no thread is inside. All four accesses are
+        // SAFETY: a pointer that is not null points to the loop on the stack of `run`. There,
+        // `Published` removes the pointer and then waits until no thread is inside, also if `run`
+        // panics. Raising and reading the counter, and removing and loading the pointer, are
         // sequentially consistent. This thread came inside before it loaded the pointer. If it got
-        // the loop, `run` removed the pointer later, and counted who is inside later still: it
-        // waits for this thread, which leaves after its last use of the loop. `Loop::help` does
-        // not panic.
-        let has_loop = unsafe { current.as_ref() }.map(Loop::help).is_some();
+        // the loop, the pointer was removed later, and the counter was read later still: `run`
+        // waits for this thread, which leaves after its last use of the loop, and with a release
+        // that `run` acquires. `Loop::help` does not panic.
+        let has_helped = unsafe { current.as_ref() }.is_some_and(Loop::help);
         self.num_inside.fetch_sub(1, Ordering::SeqCst);
-        has_loop
+        has_helped
     }
 
-    /// Lets all threads of the pool but one wait for loops: the calling thread works, too.
+    fn now(&self) -> u64 {
+        self.clock.elapsed().as_nanos() as u64
+    }
+
+    fn note_loop(&self) {
+        self.latest.store(self.now(), Ordering::SeqCst);
+    }
+
+    /// Returns whether there was no loop for some time.
+    fn is_idle(&self) -> bool {
+        let since = self.now().saturating_sub(self.latest.load(Ordering::SeqCst));
+        since > PATIENCE.as_nanos() as u64 && self.current.load(Ordering::SeqCst).is_null()
+    }
+
+    /// Lets threads of the pool wait for loops. Thread 0 does not: the caller has its processor.
     fn wake(&'static self) {
-        self.latest.store(self.now(), Ordering::Relaxed);
-        if self.is_awake.swap(true, Ordering::Relaxed) {
+        self.note_loop();
+        let num_helpers = rayon::current_num_threads() - 1;
+        // A thread that leaves lowers the number, and then looks once more for a loop.
+        if self.num_present.load(Ordering::SeqCst) >= num_helpers {
             return;
         }
-        let caller = rayon::current_thread_index().unwrap_or(0);
+        self.num_present.fetch_add(num_helpers, Ordering::SeqCst);
         rayon::spawn_broadcast(move |context| {
-            if context.index() != caller {
+            if context.index() > 0 {
                 self.wait();
             }
         });
@@ -134,15 +168,23 @@ impl Crew {
 
     /// Helps with loops, and runs other work of the pool, until there was no loop for some time.
     fn wait(&self) {
-        while self.now().saturating_sub(self.latest.load(Ordering::Relaxed))
-            < PATIENCE.as_nanos() as u64
-        {
-            if !self.help() && rayon::yield_now() != Some(Yield::Executed) {
-                // Threads of data loaders and other processes may need the processor.
-                std::thread::yield_now();
-            }
+        thread_local! {
+            static IS_WAITING: Cell<bool> = const { Cell::new(false) };
         }
-        self.is_awake.store(false, Ordering::Relaxed);
+        // A thread that waits may be called again: the call is other work of the pool.
+        if !IS_WAITING.replace(true) {
+            let begin = Instant::now();
+            while begin.elapsed() < SHIFT && (self.help() || !self.is_idle()) {
+                if rayon::yield_now() != Some(Yield::Executed) {
+                    // Threads of data loaders and other processes may need the processor.
+                    std::thread::yield_now();
+                }
+            }
+            IS_WAITING.set(false);
+        }
+        self.num_present.fetch_sub(1, Ordering::SeqCst);
+        // A loop that began before this thread left has not called it.
+        self.help();
     }
 }
 
@@ -150,7 +192,7 @@ static CREW: Crew = Crew::new();
 
 /// Returns `work(item)` of each item, in their order. Several threads share the items.
 pub(crate) fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
-    // A thread of the pool has waiting neighbors that rayon knows.
+    // rayon knows the waiting neighbors of a thread of the pool.
     if rayon::current_thread_index().is_some() {
         return items.into_par_iter().map(&work).collect();
     }
@@ -182,7 +224,8 @@ mod tests {
         let counts: Vec<AtomicUsize> = (0..num).map(|_| AtomicUsize::new(0)).collect();
         let has_helped = AtomicBool::new(false);
         let end = Instant::now() + Duration::from_secs(60);
-        while !has_helped.load(Ordering::Relaxed) && Instant::now() < end {
+        while !has_helped.load(Ordering::Relaxed) {
+            assert!(Instant::now() < end, "no thread has helped");
             let work = |part: usize| {
                 counts[part].fetch_add(1, Ordering::Relaxed);
                 if std::thread::current().id() != caller {
@@ -193,32 +236,22 @@ mod tests {
             };
             assert!(crew.run(num, &work));
         }
-        assert!(
-            has_helped.into_inner() || rayon::current_num_threads() < 2,
-            "no thread has helped"
-        );
         counts.into_iter().map(AtomicUsize::into_inner).collect()
     }
 
     #[test]
     fn other_threads_help_and_each_part_runs_once() {
         static CREW: Crew = Crew::new();
-        for num in [0, 1, 7, 100] {
-            let counts = match num {
-                0 | 1 => {
-                    let count = AtomicUsize::new(0);
-                    let work = |_: usize| {
-                        count.fetch_add(1, Ordering::Relaxed);
-                    };
-                    assert!(CREW.run(num, &work));
-                    vec![count.into_inner(); num]
-                }
-                num => counts(&CREW, num),
-            };
-            assert!(counts.windows(2).all(|pair| pair[0] == pair[1]), "{counts:?}");
-            assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+        if rayon::current_num_threads() < 2 {
+            return;
         }
-        while CREW.is_awake.load(Ordering::Relaxed) {
+        for num in [2, 7, 100] {
+            let counts = counts(&CREW, num);
+            assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
+        }
+        let end = Instant::now() + Duration::from_secs(60);
+        while CREW.num_present.load(Ordering::Relaxed) > 0 {
+            assert!(Instant::now() < end, "threads wait for ever");
             std::thread::yield_now();
         }
     }
@@ -231,22 +264,26 @@ mod tests {
             let panic = catch_unwind(AssertUnwindSafe(|| CREW.run(100, &work))).unwrap_err();
             assert!(panic.downcast_ref::<String>().unwrap().contains("bad part"));
         }
-        // The crew works again.
-        assert!(CREW.run(2, &|_| {}));
+        // The crew works again, also with loops of no and one part.
+        for num in [0, 1, 2] {
+            let count = AtomicUsize::new(0);
+            let work = |_: usize| {
+                count.fetch_add(1, Ordering::Relaxed);
+            };
+            assert!(CREW.run(num, &work));
+            assert_eq!(count.into_inner(), num);
+        }
     }
 
     #[test]
     fn results_have_the_order_of_items() {
         let expected: Vec<usize> = (0..1000).map(|item| item * 2).collect();
         let double = || map((0..1000).collect(), |item: usize| item * 2);
+        let is_right = || (0..50).all(|_| double() == expected);
         // Only one of them has the crew at a time.
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..4)
-                .map(|_| scope.spawn(|| (0..50).map(|_| double()).collect::<Vec<_>>()))
-                .collect();
-            for thread in threads {
-                assert!(thread.join().unwrap().iter().all(|results| *results == expected));
-            }
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(is_right)).collect();
+            assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
         });
         // A loop within a loop, and one on a thread of the pool.
         let nested = map(vec![0, 1], |_| double());

@@ -91,5 +91,7 @@ await browse(async (open) => {
   await page.waitForSelector('#errors', { state: 'hidden' });
   pages.forEach(noFaults);
   for (const one of pages.slice(1)) await one.close();
+  // The server sees a moment later that the runner has exited.
+  await offers(page, ['Continue…', 'Delete…'], () => visit(page, base(input.failed)));
   await deleteAll(page);
 });

@@ -1,6 +1,6 @@
 // A load that fails after a change is repeated: the server does not report the change again.
 
-import { base, browse, check, drawn, equal, noFaults, until, visit } from './page.mjs';
+import { base, browse, drawn, equal, noFaults, until, visit } from './page.mjs';
 import { change, relabel } from './change.mjs';
 
 // What the page of an experiment loads after a change.

@@ -119,10 +119,11 @@ export class Host {
 
   /** Returns the error if the call failed. */
   async #run(call) {
+    const before = this.failed;
     try {
       await call();
-      // What was drawn still lacks data that could not be loaded.
-      if (!this.lacksData) this.#clearError();
+      // The call may have reported an error itself, and what it drew may still lack data.
+      if (this.failed === before && !this.lacksData) this.#clearError();
       return null;
     } catch (error) {
       if (error.name !== 'AbortError') this.fail(error);

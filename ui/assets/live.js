@@ -132,7 +132,7 @@ function watch() {
 /** Returns whether a part is in use, so that replacing it would disturb the user. */
 function isBusy(part) {
   // Logs are followed, unless the user has scrolled up or searches.
-  if (isKeyed(part)) return Boolean(part.querySelector('[data-reading], input:focus'));
+  if (isKeyed(part)) return Boolean(part.querySelector('[data-reading], input:focus, select:focus'));
   const table = part.matches('table') ? part : part.querySelector('table');
   if (!table) return part.contains(document.activeElement) || part.querySelector('dialog[open]');
   // After a tap, `:hover` stays, although no finger is there.

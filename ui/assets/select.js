@@ -225,7 +225,8 @@ function onClick(event) {
   }
   if (target.closest('[data-clear-brush]')) state.setBrush({});
   const button = target.closest('[data-clear-brush], [data-selection-clear]');
-  if (button) requestAnimationFrame(() => passFocus(button));
+  // Only keys click without a detail. Others would open the keyboard of a touch screen.
+  if (button && event.detail === 0) requestAnimationFrame(() => passFocus(button));
 }
 
 /** A button that hides itself passes the focus to the filter of its table. */

@@ -12,7 +12,7 @@ use crate::build::{actions, cluster};
 use crate::respond::{html, message};
 use crate::server::{App, find, values};
 use crate::site::Site;
-use crate::store::Run;
+use crate::store::{Run, Standing};
 use crate::viewer::Viewer;
 
 /// Slots of the cluster, or of this machine.
@@ -82,7 +82,15 @@ pub(crate) async fn check_allowed(
     if allowed.iter().any(|one| one.word() == action.word()) {
         return Ok(());
     }
-    Err(match note.is_empty() {
+    // The note may name a permission that another action needs.
+    let is_state = match access.permissions(&run.namespace) {
+        Ok(may) if run.standing == Standing::Current => match action {
+            Action::Delete => may.may_delete,
+            _ => may.may_patch,
+        },
+        _ => note.is_empty(),
+    };
+    Err(match is_state {
         true => (StatusCode::CONFLICT, "The state of the experiment does not allow it.".into()),
         false => (StatusCode::FORBIDDEN, note),
     })

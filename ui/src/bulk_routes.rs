@@ -15,6 +15,9 @@ use crate::server::{App, values};
 use crate::store::Run;
 use crate::viewer::Viewer;
 
+/// Maximum number of experiments of one action. Proxies limit the length of URLs.
+const CHOSEN_MAX: usize = 100;
+
 /// Returns the action of a URL.
 fn action_of(viewer: &Viewer, word: &str) -> Result<Action, Box<Response>> {
     let action = Action::of(word, "").filter(|action| bulk::ACTIONS.contains(action));
@@ -30,6 +33,14 @@ fn chosen(text: Option<&str>, viewer: &Viewer) -> Result<Vec<String>, Box<Respon
         let text = "Select experiments in the list, then press the button of an action.";
         let status = StatusCode::UNPROCESSABLE_ENTITY;
         return Err(Box::new(message(&viewer.site, status, "Nothing is selected", text)));
+    }
+    if chosen.len() > CHOSEN_MAX {
+        let text = format!(
+            "{} experiments are selected. Select at most {CHOSEN_MAX} at a time.",
+            chosen.len()
+        );
+        let status = StatusCode::UNPROCESSABLE_ENTITY;
+        return Err(Box::new(message(&viewer.site, status, "Too many are selected", &text)));
     }
     Ok(chosen)
 }
@@ -48,7 +59,7 @@ async fn find(
         (StatusCode::NOT_FOUND, "The experiment does not exist, or is deleted already.".to_owned())
     })?;
     if parts.next().map_or(needs_uid, |uid| uid != run.uid) {
-        let text = "Another experiment has this name now. Nothing was changed.";
+        let text = "Another experiment has this name now.";
         return Err((StatusCode::CONFLICT, text.to_owned()));
     }
     check_allowed(&viewer.site, access, &run, action).await?;
@@ -81,7 +92,7 @@ pub(crate) async fn ask(
         let action = action_of(&viewer, &word)?;
         let chosen = chosen(query.as_deref(), &viewer)?;
         let choices = find_all(&viewer, access, &chosen, action).await;
-        Ok::<_, Box<Response>>(html(&bulk::question(&viewer.site, action, &choices, None)))
+        Ok::<_, Box<Response>>(html(&bulk::question(&viewer.site, action, &choices, false)))
     };
     asked.await.unwrap_or_else(|response| *response)
 }
@@ -89,7 +100,14 @@ pub(crate) async fn ask(
 /// Carries out an action that a form asks for.
 pub(crate) async fn act(Extension(viewer): App, Path(word): Path<String>, body: Bytes) -> Response {
     let form = String::from_utf8_lossy(&body).into_owned();
-    acted(&viewer, &word, &form).await.unwrap_or_else(|response| *response)
+    // All of it is done, also if the browser does not wait for the response.
+    let done = tokio::spawn(async move {
+        acted(&viewer, &word, &form).await.unwrap_or_else(|response| *response)
+    });
+    done.await.unwrap_or_else(|error| {
+        let text = format!("cannot act on experiments: {error}\n");
+        (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+    })
 }
 
 async fn acted(viewer: &Viewer, word: &str, form: &str) -> Result<Response, Box<Response>> {
@@ -100,8 +118,7 @@ async fn acted(viewer: &Viewer, word: &str, form: &str) -> Result<Response, Box<
     let chosen = chosen(Some(form), viewer)?;
     if action == Action::Delete && field("confirmation") != bulk::confirmation(chosen.len()) {
         let choices = find_all(viewer, access, &chosen, action).await;
-        let error = format!("type {} to confirm", bulk::confirmation(chosen.len()));
-        let page = bulk::question(&viewer.site, action, &choices, Some(error));
+        let page = bulk::question(&viewer.site, action, &choices, true);
         return Ok((StatusCode::UNPROCESSABLE_ENTITY, html(&page)).into_response());
     }
     let mut failed = Vec::new();
@@ -212,6 +229,15 @@ mod tests {
         check("kill", "token=secret&e=ml/rose", 404);
         check("kill", "token=secret&e=iris", 404);
         check("kill", &format!("token=secret&e=ml/iris-{}/{OTHER}", &UID[..8]), 409);
+    }
+
+    #[test]
+    fn too_many_experiments_are_refused() {
+        let page = page(None);
+        let many: String = (0..=CHOSEN_MAX).map(|at| format!("&e=ml/run-{at}/uid")).collect();
+        let (status, body, _) = post(&page, "kill", &format!("token=secret{many}"));
+        assert_eq!(status, 422);
+        assert!(body.contains("101 experiments are selected. Select at most 100"), "{body}");
     }
 
     #[test]

@@ -111,9 +111,11 @@ fn viewers_follow_a_search_in_a_browser() {
             "ended".to_owned()
         }
         "running" => {
-            wait_for(PATIENCE, cluster, "trial", "iris-random-0", "completes", |status| {
-                status["phase"] == "Completed"
-            });
+            for trial in ["iris-random-0", "iris-random-1"] {
+                wait_for(PATIENCE, cluster, "trial", trial, "completes", |status| {
+                    status["phase"] == "Completed"
+                });
+            }
             checkpoint_of(cluster, "iris-random", &json!(0))
         }
         "details" => {

@@ -158,6 +158,8 @@ fn missing_permissions_remove_buttons() {
         page.buttons();
         assert_eq!(*page.fake.asked.lock().unwrap(), 1, "permissions are kept for a minute");
         assert_eq!(page.post("pause", &form("")).0, if may_patch { 303 } else { 403 });
+        // The experiment is not paused: that is the reason only for those who may activate it.
+        assert_eq!(page.post("activate", &form("")).0, if may_patch { 409 } else { 403 });
     };
     check(true, true, &["Pause", "Cancel", "Kill", "Delete"], "");
     let note = "you may not delete experiments in namespace ml";

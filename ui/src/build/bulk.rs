@@ -45,12 +45,12 @@ pub(crate) fn confirmation(number: usize) -> String {
     format!("delete {number}")
 }
 
-/// Returns the page that asks before an action.
+/// Returns the page that asks before an action. `is_again` means that the confirmation was wrong.
 pub(crate) fn question(
     site: &Site,
     action: Action,
     choices: &[Choice],
-    error: Option<String>,
+    is_again: bool,
 ) -> BulkPage {
     let runs: Vec<&Run> = choices.iter().filter_map(|one| one.run.as_deref().ok()).collect();
     let number = text::num(runs.len(), "experiment");
@@ -67,10 +67,11 @@ pub(crate) fn question(
     BulkPage {
         items: runs.iter().map(|run| item(run)).collect(),
         typed: (action == Action::Delete).then(|| confirmation(runs.len())),
-        error: error.map(|error| text::escape(&error)),
+        error: (is_again && !runs.is_empty())
+            .then(|| format!("type {} to confirm", confirmation(runs.len()))),
         button: format!("{} {number}", action.title()),
         token: site.actions.as_ref().map(|one| one.token().to_owned()).unwrap_or_default(),
-        ..page(site, action, title, choices)
+        ..page(site, action, title, "Not possible", choices)
     }
 }
 
@@ -78,11 +79,17 @@ pub(crate) fn question(
 pub(crate) fn outcome(site: &Site, action: Action, failed: &[Choice], num: usize) -> BulkPage {
     let done = num - failed.len();
     let title = format!("{}: {done} of {}", action.title(), text::num(num, "experiment"));
-    page(site, action, title, failed)
+    page(site, action, title, "Not carried out", failed)
 }
 
-/// Returns a page with the refused experiments only.
-fn page(site: &Site, action: Action, title: String, choices: &[Choice]) -> BulkPage {
+/// Returns a page with the refused experiments only, below a title for them.
+fn page(
+    site: &Site,
+    action: Action,
+    title: String,
+    refused_title: &'static str,
+    choices: &[Choice],
+) -> BulkPage {
     let mut frame = plain_frame(site, "experiments", &format!("{title} · Stoker"));
     frame.crumbs.push(Crumb { text: "Experiments".to_owned(), href: "/experiments".to_owned() });
     let refused = |one: &Choice| {
@@ -105,6 +112,7 @@ fn page(site: &Site, action: Action, title: String, choices: &[Choice]) -> BulkP
         frame,
         title,
         items: Vec::new(),
+        refused_title,
         refused: choices.iter().filter_map(refused).collect(),
         typed: None,
         error: None,

@@ -37,7 +37,8 @@ pub(crate) struct BulkPage {
     pub(crate) title: String,
     /// Experiments of the action; empty after it.
     pub(crate) items: Vec<BulkItem>,
-    /// Experiments that refuse it.
+    /// Title of the experiments that refuse it.
+    pub(crate) refused_title: &'static str,
     pub(crate) refused: Vec<BulkItem>,
     /// Text that the user must type; `None` if the action does not need it.
     pub(crate) typed: Option<String>,

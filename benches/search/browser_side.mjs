@@ -14,7 +14,7 @@ const milliseconds = (time) => `${time.toFixed(0).padStart(8)} ms`;
 /** Loads a view. Returns when the first pixels and all plots in sight were drawn, in ms. */
 async function load(page, path) {
   await visit(page, path);
-  return page.evaluate(async () => {
+  const times = await page.evaluate(async () => {
     const { hosts } = await import('/assets/host.js');
     const frame = () => new Promise((resolve) => { requestAnimationFrame(resolve); });
     // Plots start when the browser reports that they are in sight, after a frame.
@@ -25,10 +25,9 @@ async function load(page, path) {
     const plots = performance.now();
     const [paint] = performance.getEntriesByName('first-contentful-paint');
     return { first: paint?.startTime ?? NaN, plots };
-  }).then(async (times) => {
-    check(await page.locator('.plot-error').count() === 0, `a plot of ${path} failed`);
-    return times;
   });
+  check(await page.locator('.plot-error').count() === 0, `a plot of ${path} failed`);
+  return times;
 }
 
 async function loads(page, name, path) {

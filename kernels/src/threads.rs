@@ -18,8 +18,8 @@ use rayon::prelude::*;
 
 /// Time without a loop after which the threads sleep.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// Longest time for which a thread waits at a stretch: other work may need it to return.
-const SHIFT: Duration = Duration::from_millis(10);
+/// Longest time for which a thread waits without a pause: other work of the pool may need it.
+const WAIT_MAX: Duration = Duration::from_millis(10);
 
 /// A loop that several threads work on. Each takes the next part until none is left.
 struct Loop<'a> {
@@ -58,13 +58,13 @@ impl<'a> Loop<'a> {
 }
 
 /// The threads that help with the loop of one thread at a time.
-struct Crew {
+struct Team {
     clock: LazyLock<Instant>,
     /// Time of the start or end of the latest loop, in nanoseconds of the clock.
     latest: AtomicU64,
     /// Number of threads that wait for loops, or are called to do so.
     num_present: AtomicUsize,
-    /// `true` while a thread has the crew.
+    /// `true` while a thread has the team.
     is_taken: AtomicBool,
     /// Loop of that thread; null if it has none.
     current: AtomicPtr<Loop<'static>>,
@@ -72,8 +72,8 @@ struct Crew {
     num_inside: AtomicUsize,
 }
 
-/// The loop that a crew works on. Dropping it removes the loop and waits until no thread uses it.
-struct Published<'a>(&'a Crew);
+/// The loop that a team works on. Dropping it removes the loop and waits until no thread uses it.
+struct Published<'a>(&'a Team);
 
 impl Drop for Published<'_> {
     fn drop(&mut self) {
@@ -84,7 +84,7 @@ impl Drop for Published<'_> {
     }
 }
 
-impl Crew {
+impl Team {
     const fn new() -> Self {
         Self {
             clock: LazyLock::new(Instant::now),
@@ -96,8 +96,8 @@ impl Crew {
         }
     }
 
-    /// Runs `work` for each number below `num`, with the help of the crew. Returns `false`, and
-    /// runs nothing, if another thread has the crew.
+    /// Runs `work` for each number below `num`, with the help of the team. Returns `false`, and
+    /// runs nothing, if another thread has the team.
     fn run(&'static self, num: usize, work: &(dyn Fn(usize) + Sync)) -> bool {
         if self.is_taken.swap(true, Ordering::Acquire) {
             return false;
@@ -174,7 +174,7 @@ impl Crew {
         // A thread that waits may be called again: the call is other work of the pool.
         if !IS_WAITING.replace(true) {
             let begin = Instant::now();
-            while begin.elapsed() < SHIFT && (self.help() || !self.is_idle()) {
+            while begin.elapsed() < WAIT_MAX && (self.help() || !self.is_idle()) {
                 if rayon::yield_now() != Some(Yield::Executed) {
                     // Threads of data loaders and other processes may need the processor.
                     std::thread::yield_now();
@@ -188,7 +188,7 @@ impl Crew {
     }
 }
 
-static CREW: Crew = Crew::new();
+static TEAM: Team = Team::new();
 
 /// Returns `work(item)` of each item, in their order. Several threads share the items.
 pub(crate) fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
@@ -205,7 +205,7 @@ pub(crate) fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync)
         let result = item.map(&work);
         *results[at].lock().unwrap_or_else(PoisonError::into_inner) = result;
     };
-    if !CREW.run(items.len(), &part) {
+    if !TEAM.run(items.len(), &part) {
         (0..items.len()).into_par_iter().for_each(part);
     }
     let result =
@@ -217,9 +217,9 @@ pub(crate) fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync)
 mod tests {
     use super::*;
 
-    /// Lets a crew run `num` parts until another thread has helped, and returns how often each
+    /// Lets a team run `num` parts until another thread has helped, and returns how often each
     /// part ran in total.
-    fn counts(crew: &'static Crew, num: usize) -> Vec<usize> {
+    fn counts(team: &'static Team, num: usize) -> Vec<usize> {
         let caller = std::thread::current().id();
         let counts: Vec<AtomicUsize> = (0..num).map(|_| AtomicUsize::new(0)).collect();
         let has_helped = AtomicBool::new(false);
@@ -234,43 +234,42 @@ mod tests {
                 // Leave something for the others.
                 std::thread::yield_now();
             };
-            assert!(crew.run(num, &work));
+            assert!(team.run(num, &work));
         }
         counts.into_iter().map(AtomicUsize::into_inner).collect()
     }
 
     #[test]
     fn other_threads_help_and_each_part_runs_once() {
-        static CREW: Crew = Crew::new();
-        if rayon::current_num_threads() < 2 {
-            return;
-        }
+        static TEAM: Team = Team::new();
+        // Of three threads, one calls, and thread 0 does not help.
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
         for num in [2, 7, 100] {
-            let counts = counts(&CREW, num);
+            let counts = pool.install(|| counts(&TEAM, num));
             assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
         }
         let end = Instant::now() + Duration::from_secs(60);
-        while CREW.num_present.load(Ordering::Relaxed) > 0 {
-            assert!(Instant::now() < end, "threads wait for ever");
+        while TEAM.num_present.load(Ordering::Relaxed) > 0 {
+            assert!(Instant::now() < end, "threads still wait for loops");
             std::thread::yield_now();
         }
     }
 
     #[test]
     fn a_panic_ends_the_loop_and_reaches_its_caller() {
-        static CREW: Crew = Crew::new();
+        static TEAM: Team = Team::new();
         for bad in [0, 5, 99] {
             let work = |part: usize| assert_ne!(part, bad, "bad part");
-            let panic = catch_unwind(AssertUnwindSafe(|| CREW.run(100, &work))).unwrap_err();
+            let panic = catch_unwind(AssertUnwindSafe(|| TEAM.run(100, &work))).unwrap_err();
             assert!(panic.downcast_ref::<String>().unwrap().contains("bad part"));
         }
-        // The crew works again, also with loops of no and one part.
+        // The team works again, also with loops of no and one part.
         for num in [0, 1, 2] {
             let count = AtomicUsize::new(0);
             let work = |_: usize| {
                 count.fetch_add(1, Ordering::Relaxed);
             };
-            assert!(CREW.run(num, &work));
+            assert!(TEAM.run(num, &work));
             assert_eq!(count.into_inner(), num);
         }
     }
@@ -280,7 +279,7 @@ mod tests {
         let expected: Vec<usize> = (0..1000).map(|item| item * 2).collect();
         let double = || map((0..1000).collect(), |item: usize| item * 2);
         let is_right = || (0..50).all(|_| double() == expected);
-        // Only one of them has the crew at a time.
+        // Only one of them has the team at a time.
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(is_right)).collect();
             assert!(threads.into_iter().all(|thread| thread.join().unwrap()));

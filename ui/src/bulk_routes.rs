@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_state_forbids_is_named_and_the_rest_is_done() {
+    fn refused_experiments_are_named_and_others_are_paused() {
         let page = page(None);
         let (status, body, acted) = post(&page, "pause", &form(""));
         assert_eq!((status, acted), (409, vec![format!("pause {UID}")]));

@@ -44,6 +44,20 @@ async function deleteAll(page) {
   noFaults(page);
 }
 
+/** Hides each column of the list in turn: its title and its cells go together. */
+async function columns(page) {
+  const rows = () => page.$$eval('#experiments-table tr', (all) => all.map((row) =>
+    [...row.cells].map((cell) => (cell.querySelector('time') ? 'age' : cell.textContent.trim()))));
+  await visit(page, '/experiments');
+  const full = await rows();
+  const names = ['trials', 'best', 'metric', 'search', 'slots', 'hours', 'labels', 'age'];
+  for (const [i, name] of names.entries()) {
+    await visit(page, `/experiments?hidden=${name}`);
+    const without = full.map((row) => row.filter((_, column) => column !== i + 3));
+    equal(await rows(), without, `list without ${name}`);
+  }
+}
+
 await browse(async (open) => {
   const page = await open();
   await pauseAll(page);
@@ -66,6 +80,13 @@ await browse(async (open) => {
   await offers(page, ['Continue…', 'Delete…']);
   equal(await page.locator('[data-live-state]').count(), 0, 'state of an ended run');
   check(await page.locator('#errors').isVisible(), 'the page shows no error');
+  await columns(page);
+  await visit(page, base(input.failed));
+  await page.click('text=First error in the logs');
+  const shown = page.locator('#first-error .log-line.error').first();
+  await shown.waitFor();
+  check(await shown.evaluate((line) => line.getBoundingClientRect().bottom <= innerHeight),
+    'the link does not scroll to the first error');
   const next = await question(page, 'Continue');
   check(next.includes('when `stoker run FILE` runs again'), `effects of Continue: ${next}`);
   // Without a choice, only trials that have stopped continue.
@@ -89,6 +110,7 @@ await browse(async (open) => {
   await logs.locator('option[value="1"][selected]').waitFor({ state: 'attached' });
   await logs.locator('[data-logs]', { hasText: 'validation batches=' }).waitFor();
   await page.waitForSelector('#errors', { state: 'hidden' });
+  await page.waitForSelector('#first-error', { state: 'hidden' });
   pages.forEach(noFaults);
   for (const one of pages.slice(1)) await one.close();
   // The server sees a moment later that the runner has exited.

@@ -111,7 +111,10 @@ class Logs {
 
   async poll(force = false) {
     // The card of another attempt may have taken the place of this one.
-    if ((this.busy && !force) || document.hidden || !this.element.isConnected) return;
+    if ((this.busy && !force) || document.hidden || !this.element.isConnected) {
+      if (document.hidden && this.cursor === null) this.#loadLater();
+      return;
+    }
     this.busy = true;
     this.abort = new AbortController();
     try {
@@ -130,6 +133,11 @@ class Logs {
     } finally {
       this.busy = false;
     }
+  }
+
+  /** Loads the first lines once the page is visible: a tab in the background reads nothing. */
+  #loadLater() {
+    document.addEventListener('visibilitychange', () => this.reload(), { once: true });
   }
 
   #fail(error) {
@@ -229,13 +237,15 @@ class Logs {
   }
 
   #note(json) {
+    if (!this.lines) this.body.replaceChildren(make('p', { text: 'No lines.' }));
+    const title = this.card.querySelector('[data-log-title]');
+    if (title && json.around === 'end') title.textContent = 'Last lines';
     const target = this.card.querySelector('[data-log-count]');
     if (!target) return;
     const hidden = Math.max(0, json.total - (json.omitted || 0) - this.lines);
     const parts = [plural(json.total, 'line')];
     if (json.omitted || hidden) parts.push(`the last ${count(this.lines)} shown`);
     target.textContent = parts.join(', ');
-    if (!this.lines) this.body.replaceChildren(make('p', { text: 'No lines.' }));
   }
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod actions;
 pub(crate) mod bulk;
 pub(crate) mod cluster;
 pub(crate) mod compare;
+pub(crate) mod errors;
 pub(crate) mod experiment;
 pub(crate) mod experiments;
 pub(crate) mod head;

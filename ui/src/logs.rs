@@ -16,6 +16,10 @@ const LINES_MAX: usize = 5_000;
 const BYTES_MAX: u64 = 16 << 20;
 /// Maximum number of characters of a line.
 const LINE_CHARS_MAX: usize = 4_000;
+/// Number of lines that are shown before the first error.
+const BEFORE_ERROR: usize = 4;
+/// Number of lines that are shown around the first error, with the error.
+const AROUND_ERROR: usize = 12;
 
 /// Query of logs.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -29,6 +33,8 @@ pub(crate) struct LogsQuery {
     pub(crate) level: Option<String>,
     /// Only lines that contain this text, without regard to case.
     pub(crate) q: Option<String>,
+    /// `error`: only the lines around the first error.
+    around: Option<String>,
     /// Only lines after this number of lines of the whole log.
     after: Option<String>,
 }
@@ -57,7 +63,13 @@ pub(crate) async fn logs(run: &Run, index: u32, query: &LogsQuery) -> Result<Val
     let Some(attempt) = attempt(run, index, query) else {
         return Ok(json!({ "attempt": null, "lines": [], "next": 0, "total": 0, "omitted": 0 }));
     };
-    let (lines, is_cut) = read(run, index, attempt).await?;
+    let (mut lines, is_cut) = read(run, index, attempt).await?;
+    let mut around = Value::Null;
+    if query.around.as_deref() == Some("error") {
+        let is_found;
+        (lines, is_found) = around_error(lines);
+        around = json!(if is_found { "error" } else { "end" });
+    }
     let total = lines.len();
     let after: usize = query.after.as_deref().and_then(|after| after.parse().ok()).unwrap_or(0);
     let matching: Vec<&Line> =
@@ -71,7 +83,7 @@ pub(crate) async fn logs(run: &Run, index: u32, query: &LogsQuery) -> Result<Val
         .collect();
     Ok(json!({
         "attempt": attempt, "lines": shown, "next": total, "total": total, "omitted": omitted,
-        "beginning": !is_cut,
+        "beginning": !is_cut, "around": around,
     }))
 }
 
@@ -192,6 +204,35 @@ fn level(text: &str) -> Option<&'static str> {
     })
 }
 
+/// Returns the lines around the first error, of its rank alone, and whether there is an error.
+/// Without one, returns the last lines.
+///
+/// The first error of a gang is one that names no other rank: when a rank fails, the others report
+/// that they lost it. Among these, the earliest one counts, and lines without a time come last.
+fn around_error(mut lines: Vec<Line>) -> (Vec<Line>, bool) {
+    let errors = lines.iter().filter(|line| line.level == Some("error"));
+    let first =
+        errors.min_by_key(|line| (names_other_rank(line), line.time.is_none(), line.time.clone()));
+    let first = first.cloned();
+    let at = match &first {
+        Some(first) => {
+            lines.retain(|line| line.rank == first.rank);
+            lines.iter().position(|line| line == first).unwrap_or(0)
+        }
+        None => lines.len().saturating_sub(AROUND_ERROR) + BEFORE_ERROR,
+    };
+    lines.drain(..at.saturating_sub(BEFORE_ERROR).min(lines.len()));
+    lines.truncate(AROUND_ERROR);
+    (lines, first.is_some())
+}
+
+/// Returns whether a line names another rank than its own, such as `lost the connection to rank 1`.
+fn names_other_rank(line: &Line) -> bool {
+    let number = |text: &str| text.split(|char: char| !char.is_ascii_digit()).next()?.parse().ok();
+    let mut named = line.text.split("rank ").skip(1).filter_map(number);
+    line.text.contains("another rank") || named.any(|rank: u32| line.rank != Some(rank))
+}
+
 fn matches(line: &Line, query: &LogsQuery) -> bool {
     let of = |text: &Option<String>| text.clone().filter(|text| !text.is_empty() && text != "all");
     let has_rank = of(&query.rank).is_none_or(|rank| rank.parse().ok() == line.rank);
@@ -243,5 +284,48 @@ mod tests {
         assert!(!matches(&line, &query("1", "", "")));
         assert!(!matches(&line, &query("all", "error", "")));
         assert!(!matches(&line, &query("all", "all", "network")));
+    }
+
+    fn around(lines: &[&str], is_gang: bool) -> (Vec<String>, bool) {
+        let lines = lines.iter().map(|line| parse_line(line, is_gang.then_some(0))).collect();
+        let (lines, is_found) = around_error(lines);
+        (lines.into_iter().map(|line| line.text).collect(), is_found)
+    }
+
+    #[test]
+    fn first_error_is_shown_with_lines_around_it() {
+        let info: Vec<String> = (0..20).map(|number| format!("info {number}")).collect();
+        let mut lines: Vec<&str> = info.iter().map(String::as_str).collect();
+        let texts = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
+        assert_eq!(around(&lines, false), (texts(&lines[8..]), false));
+        assert_eq!(around(&lines[..3], false), (texts(&lines[..3]), false));
+        assert_eq!(around(&[], false), (vec![], false));
+        lines[9] = "error: out of memory";
+        lines[10] = "error: the gang ends";
+        assert_eq!(around(&lines, false), (texts(&lines[5..17]), true));
+        assert_eq!(around(&lines[8..], false), (texts(&lines[8..]), true));
+    }
+
+    #[test]
+    fn first_error_of_a_gang_is_that_of_its_cause() {
+        // Lines of ranks follow each other, and have no times.
+        let gang = [
+            "[rank=0] info begins",
+            "[rank=0] error: lost the connection to rank 1: end of file",
+            "[rank=1] info begins",
+            "[rank=1] thread 'main' panicked at src/main.rs:3:5:",
+            "[rank=2] error: another rank failed",
+        ];
+        let cause = |error: &str| (vec!["info begins".to_owned(), error.to_owned()], true);
+        assert_eq!(around(&gang, true), cause("thread 'main' panicked at src/main.rs:3:5:"));
+        let own = ["[rank=0] info begins", "[rank=0] error: rank 0 has no GPU"];
+        assert_eq!(around(&own, true), cause("error: rank 0 has no GPU"));
+        let timed = [
+            "[rank=0] 2026-11-24T14:04:09.000Z ERROR disk is full",
+            "[rank=1] 2026-11-24T14:04:08.000Z ERROR out of memory",
+        ];
+        assert_eq!(around(&timed, true).0, ["ERROR out of memory"]);
+        let only_peers = ["[rank=0] info begins", "[rank=0] error: another rank failed"];
+        assert_eq!(around(&only_peers, true), cause("error: another rank failed"));
     }
 }

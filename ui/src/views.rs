@@ -74,6 +74,7 @@ pub(crate) struct OverviewPage {
     pub(crate) decisions_total: usize,
     /// Failed and invalid trials, grouped by message.
     pub(crate) errors: Vec<ErrorGroup>,
+    pub(crate) first_error: Option<FirstError>,
 }
 
 /// Learning curves with their controls.
@@ -113,6 +114,17 @@ pub(crate) struct ErrorGroup {
     /// Page of the first trial.
     pub(crate) href: String,
     /// Logs of the first trial.
+    pub(crate) logs_href: String,
+}
+
+/// Where the logs have the first error of an experiment.
+#[derive(Debug)]
+pub(crate) struct FirstError {
+    pub(crate) trial: u32,
+    pub(crate) attempt: u32,
+    /// URL of the JSON with the lines around it.
+    pub(crate) source: String,
+    /// Logs of the attempt.
     pub(crate) logs_href: String,
 }
 

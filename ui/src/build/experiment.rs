@@ -1,13 +1,12 @@
 //! Pages of one experiment.
 
-use std::collections::BTreeMap;
-
 use stoker_api::number;
 use stoker_api::validate::validate_started;
 use stoker_engine::experiment::explain::length;
 use stoker_engine::experiment::importance::Importance;
 use stoker_engine::trial::TrialRecord;
 
+use super::errors::{errors, first_error};
 use super::head::{ExperimentTab, badges, head};
 use super::{decisions, options, table};
 use crate::curves::axis;
@@ -16,9 +15,9 @@ use crate::site::Site;
 use crate::store::Run;
 use crate::text;
 use crate::views::{
-    CheckpointRow, CheckpointsPage, ConfigurationPage, CurvesCard, ErrorGroup, EventsPage,
-    HyperparametersPage, ImportanceCard, ImportanceRow, LogsCard, LogsPage, NextRow, OverviewPage,
-    SelectOption, TrialsPage,
+    CheckpointRow, CheckpointsPage, ConfigurationPage, CurvesCard, EventsPage, HyperparametersPage,
+    ImportanceCard, ImportanceRow, LogsCard, LogsPage, NextRow, OverviewPage, SelectOption,
+    TrialsPage,
 };
 
 /// Number of trials and decisions in the overview.
@@ -44,6 +43,7 @@ pub(crate) fn overview(site: &Site, run: &Run, query: &table::TableQuery) -> Ove
         decisions: latest,
         decisions_total,
         errors: errors(run),
+        first_error: first_error(run),
     }
 }
 
@@ -169,48 +169,6 @@ fn next(run: &Run) -> Vec<NextRow> {
             next: bracket.next.to_string(),
         })
         .collect()
-}
-
-/// Returns failed and invalid trials, grouped by state and message, the largest group first.
-fn errors(run: &Run) -> Vec<ErrorGroup> {
-    let mut groups = BTreeMap::<(&'static str, String), Vec<u32>>::new();
-    let badges = badges(run);
-    for (index, trial) in &*run.trials {
-        let badge = &badges[index];
-        if matches!(badge.class, "failed" | "invalid") {
-            let message = trial.status.message.clone().unwrap_or_else(|| "no message".to_owned());
-            groups.entry((badge.class, text::escape(&message))).or_default().push(*index);
-        }
-    }
-    let mut groups: Vec<ErrorGroup> = groups
-        .into_iter()
-        .map(|((class, message), trials)| ErrorGroup {
-            badge: if class == "failed" { crate::state::FAILED } else { crate::state::INVALID },
-            count: trials.len(),
-            message,
-            which: ranges(&trials),
-            href: run.trial_base(trials[0]),
-            logs_href: format!("{}/logs", run.trial_base(trials[0])),
-        })
-        .collect();
-    groups.sort_by_key(|group| std::cmp::Reverse(group.count));
-    groups
-}
-
-/// Returns ascending numbers as ranges, such as `0–3, 5–15`.
-pub(crate) fn ranges(numbers: &[u32]) -> String {
-    let mut parts: Vec<(u32, u32)> = Vec::new();
-    for number in numbers {
-        match parts.last_mut() {
-            Some((_, end)) if *end + 1 == *number => *end = *number,
-            _ => parts.push((*number, *number)),
-        }
-    }
-    let part = |(begin, end): &(u32, u32)| match begin == end {
-        true => begin.to_string(),
-        false => format!("{begin}–{end}"),
-    };
-    parts.iter().map(part).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the page with all trials.
@@ -379,11 +337,5 @@ mod tests {
         let unknown = "Needs 10 results, has none".to_owned();
         assert_eq!(menu(&run, Some(3)), (both(false, false), unknown));
         assert_eq!(menu(&few, None).0, []);
-    }
-
-    #[test]
-    fn ranges_are_short() {
-        assert_eq!(ranges(&[0, 1, 2, 3, 5, 7, 8]), "0–3, 5, 7–8");
-        assert_eq!(ranges(&[]), "");
     }
 }

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::head::{bar, method, seconds};
+use super::table::{is_shown, toggled};
 use super::{bulk, plain_frame};
 use crate::filter::{Filter, Row};
 use crate::site::Site;
@@ -19,6 +20,18 @@ use crate::visible::Visible;
 /// Number of rows of one page.
 const PAGE: usize = 50;
 
+/// Titles and names of the columns that can be left out.
+const OPTIONAL: [(&str, &str); 8] = [
+    ("Trials", "trials"),
+    ("Best", "best"),
+    ("Metric", "metric"),
+    ("Search", "search"),
+    ("Slots", "slots"),
+    ("Slot hours", "hours"),
+    ("Labels", "labels"),
+    ("Age", "age"),
+];
+
 /// Query of the list.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -29,6 +42,10 @@ pub(crate) struct ListQuery {
     label: Option<String>,
     search: Option<String>,
     sort: Option<String>,
+    /// Names of the columns that are left out, separated by commas.
+    hidden: Option<String>,
+    /// Menu that is open: `columns`.
+    menu: Option<String>,
     rows: Option<usize>,
 }
 
@@ -94,6 +111,10 @@ pub(crate) fn page(site: &Site, visible: &Visible, query: &ListQuery) -> Experim
             "sort",
             ["activity", "name", "age", "trials", "hours"].map(str::to_owned).into_iter(),
         ),
+        hidden: query.hidden.clone().unwrap_or_default(),
+        columns: columns(query),
+        is_column_menu_open: query.menu.as_deref() == Some("columns"),
+        shows: OPTIONAL.map(|(_, name)| is_shown(query.hidden.as_deref(), name)),
         more_href: (shown < matches).then(|| href(query, &[("rows", &(shown + PAGE).to_string())])),
         csv_href: href(query, &[]).replacen("/experiments", "/experiments.csv", 1),
         json_href: href(query, &[]).replacen("/experiments", "/experiments.json", 1),
@@ -179,6 +200,9 @@ fn parts(query: &ListQuery) -> Vec<(&'static str, Option<String>)> {
         ("label", query.label.clone()),
         ("search", query.search.clone()),
         ("sort", query.sort.clone()),
+        ("hidden", query.hidden.clone()),
+        // An open menu closes with the next link.
+        ("menu", None),
     ]
 }
 
@@ -236,6 +260,18 @@ fn choices(
         });
     }
     options
+}
+
+/// Returns the menu of columns that can be left out: a link shows or hides one.
+fn columns(query: &ListQuery) -> Vec<SelectOption> {
+    let hidden = query.hidden.as_deref();
+    let option = |(title, name): (&str, &str)| SelectOption {
+        value: name.to_owned(),
+        text: title.to_owned(),
+        href: href(query, &[("hidden", &toggled(hidden, name)), ("menu", "columns")]),
+        is_current: is_shown(hidden, name),
+    };
+    OPTIONAL.into_iter().map(option).collect()
 }
 
 fn row(run: &Run) -> ExperimentRow {
@@ -298,4 +334,30 @@ pub(crate) fn export(visible: &Visible, query: &ListQuery) -> Vec<Value> {
         })
     };
     runs.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_keep_hidden_columns() {
+        let query = ListQuery {
+            phase: Some("Running".to_owned()),
+            hidden: Some("labels,age".to_owned()),
+            menu: Some("columns".to_owned()),
+            ..ListQuery::default()
+        };
+        let kept = "/experiments?phase=Running&hidden=labels%2Cage";
+        assert_eq!(href(&query, &[]), kept);
+        assert_eq!(href(&query, &[("rows", "100")]), format!("{kept}&rows=100"));
+        let menu = columns(&query);
+        let shown = menu.iter().filter(|column| column.is_current).map(|column| &*column.text);
+        let expected = ["Trials", "Best", "Metric", "Search", "Slots", "Slot hours"];
+        assert_eq!(shown.collect::<Vec<_>>(), expected);
+        let link = |name: &str| &menu.iter().find(|column| column.value == name).unwrap().href;
+        let of = |hidden: &str| format!("/experiments?phase=Running&hidden={hidden}&menu=columns");
+        assert_eq!(link("age"), &of("labels"));
+        assert_eq!(link("best"), &of("labels%2Cage%2Cbest"));
+    }
 }

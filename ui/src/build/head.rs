@@ -9,6 +9,7 @@ use stoker_api::time::Timestamp;
 use stoker_engine::experiment::explain::length;
 use stoker_engine::trial::TrialRecord;
 
+use super::errors::first_error;
 use super::frame;
 use crate::data::{attempt_seconds, state};
 use crate::site::Site;
@@ -206,7 +207,13 @@ fn notice(run: &Run) -> Option<Notice> {
         Phase::Pending => ("info", "The experiment waits"),
         _ => return None,
     };
-    message.map(|text| Notice { class, title: title.to_owned(), text, links: Vec::new() })
+    let has_error = phase == Phase::Failed && first_error(run).is_some();
+    let links = has_error.then(|| Pair {
+        name: "First error in the logs".to_owned(),
+        value: format!("{}#first-error", run.base()),
+    });
+    let links = links.into_iter().collect();
+    message.map(|text| Notice { class, title: title.to_owned(), text, links })
 }
 
 fn tabs(run: &Run, current: ExperimentTab) -> Vec<Tab> {

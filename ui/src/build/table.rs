@@ -54,11 +54,7 @@ impl TableQuery {
     }
 
     fn shows(&self, column: &str) -> bool {
-        !self.hidden().any(|hidden| hidden == column)
-    }
-
-    fn hidden(&self) -> impl Iterator<Item = &str> {
-        self.hidden.as_deref().unwrap_or_default().split(',').filter(|name| !name.is_empty())
+        is_shown(self.hidden.as_deref(), column)
     }
 
     /// Returns a link with all parts of the query that the table shows.
@@ -79,6 +75,22 @@ impl TableQuery {
             .collect();
         if parts.is_empty() { path.to_owned() } else { format!("{path}?{}", parts.join("&")) }
     }
+}
+
+fn columns_of(hidden: Option<&str>) -> impl Iterator<Item = &str> {
+    hidden.unwrap_or_default().split(',').filter(|name| !name.is_empty())
+}
+
+/// Returns whether a column is shown, given the names of hidden columns, separated by commas.
+pub(super) fn is_shown(hidden: Option<&str>, column: &str) -> bool {
+    !columns_of(hidden).any(|name| name == column)
+}
+
+/// Returns the names of the hidden columns after this one was hidden or shown.
+pub(super) fn toggled(hidden: Option<&str>, column: &str) -> String {
+    let mut names: Vec<&str> = columns_of(hidden).filter(|name| *name != column).collect();
+    names.extend(is_shown(hidden, column).then_some(column));
+    names.join(",")
 }
 
 /// Returns the table of the overview: the best trials, and some that ended with an error.
@@ -240,17 +252,15 @@ fn state_menu(query: &TableQuery, states: &[(Badge, usize)], path: &str) -> Vec<
 /// Returns the menu of columns that can be left out: a link shows or hides one.
 fn column_menu(run: &Run, query: &TableQuery, path: &str) -> Vec<SelectOption> {
     let option = |title: &str, name: &str| {
-        let is_shown = query.shows(name);
-        let mut hidden: Vec<&str> = query.hidden().filter(|of| *of != name).collect();
-        hidden.extend(is_shown.then_some(name));
         let toggled = TableQuery {
-            hidden: Some(hidden.join(",")),
+            hidden: Some(toggled(query.hidden.as_deref(), name)),
             menu: Some("columns".to_owned()),
             skip: None,
             ..query.clone()
         };
         let href = toggled.link(path);
-        SelectOption { value: name.to_owned(), text: text::name(title), href, is_current: is_shown }
+        let is_current = query.shows(name);
+        SelectOption { value: name.to_owned(), text: text::name(title), href, is_current }
     };
     let hyperparameters = run.search().hyperparameters.iter();
     let mut options: Vec<SelectOption> =

@@ -23,6 +23,13 @@ pub(crate) struct ExperimentsPage {
     pub(crate) searches: Vec<SelectOption>,
     /// Orders of the rows with a link.
     pub(crate) sorts: Vec<SelectOption>,
+    /// Names of the columns that are left out, separated by commas.
+    pub(crate) hidden: String,
+    /// Menu of the columns that can be left out; current ones are shown.
+    pub(crate) columns: Vec<SelectOption>,
+    pub(crate) is_column_menu_open: bool,
+    /// Whether each of these columns is shown, in their order.
+    pub(crate) shows: [bool; 8],
     pub(crate) more_href: Option<String>,
     pub(crate) csv_href: String,
     pub(crate) json_href: String,

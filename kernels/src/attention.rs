@@ -4,15 +4,20 @@ use std::sync::Arc;
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Bool, Distribution, Tensor, activation, module};
+use burn::tensor::{Bool, Tensor, module};
 
 use crate::array::{Array, Strided};
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::dropout::Dropout;
+use crate::is_enabled;
 use crate::machine::{Matrix, Output, Threads, multiply, vectorize};
 use crate::softmax::{softmax_row, softmax_row_gradient};
 use crate::tape::{Gradient, Operand, booleans, record, share_tape};
 use crate::vector::max;
+
+mod composed;
+
+use composed::composed;
 
 /// Returns `softmax(query * key^T * scale) * value` for each head.
 ///
@@ -33,11 +38,15 @@ pub fn attention(
     attn_bias: Option<Tensor<4>>,
     options: AttentionModuleOptions,
 ) -> Tensor<4> {
-    let fused = match &attn_bias {
-        None => fused(&query, &key, &value, mask.as_ref(), &options, None),
-        Some(_) => None,
-    };
-    fused.unwrap_or_else(|| module::attention(query, key, value, mask, attn_bias, options))
+    if attn_bias.is_some() || !is_enabled() {
+        return module::attention(query, key, value, mask, attn_bias, options);
+    }
+    match fused(&query, &key, &value, mask.as_ref(), &options, None) {
+        Some(y) => y,
+        None if query.device().is_autodiff() => composed(query, key, value, mask, options, 0.0),
+        // Without gradients, burn has a fused kernel for GPUs.
+        None => module::attention(query, key, value, mask, None, options),
+    }
 }
 
 /// Returns [`attention`](attention()) with dropout, for training: each probability becomes 0 with
@@ -64,46 +73,6 @@ pub fn attention_with_dropout(
     let factors = Dropout::new(dropout, &query.device());
     fused(&query, &key, &value, mask.as_ref(), &options, Some(factors))
         .unwrap_or_else(|| composed(query, key, value, mask, options, dropout))
-}
-
-/// Attention with dropout from burn's operators, whose attention has no dropout.
-fn composed(
-    query: Tensor<4>,
-    key: Tensor<4>,
-    value: Tensor<4>,
-    mask: Option<Tensor<4, Bool>>,
-    options: AttentionModuleOptions,
-    dropout: f64,
-) -> Tensor<4> {
-    let [batch, heads, len_query, d_head] = query.dims();
-    let len_key = key.dims()[2];
-    let device = query.device();
-    let scale = options.scale.unwrap_or_else(|| 1.0 / (d_head as f64).sqrt());
-    let mut scores = query.matmul(key.swap_dims(2, 3)) * scale;
-    if let Some(softcap) = options.softcap {
-        scores = (scores / softcap).tanh() * softcap;
-    }
-    let shape = [batch, heads, len_query, len_key];
-    let future = options.is_causal.then(|| {
-        let offset = len_key as i64 - len_query as i64;
-        let future = Tensor::<2, Bool>::tril_mask([len_query, len_key], offset, &device);
-        future.unsqueeze::<4>().expand(shape)
-    });
-    let mask = mask.map(|mask| mask.expand(shape));
-    let hidden = match (mask, future) {
-        (Some(mask), Some(future)) => Some(mask.bool_or(future)),
-        (mask, future) => mask.or(future),
-    };
-    if let Some(hidden) = &hidden {
-        scores = scores.mask_fill(hidden.clone(), f32::MIN);
-    }
-    let mut probabilities = activation::softmax(scores, 3);
-    // A query without visible keys gives zeros.
-    if let Some(hidden) = hidden {
-        probabilities = probabilities.mask_fill(hidden, 0.0);
-    }
-    let kept = probabilities.random_like(Distribution::Bernoulli(1.0 - dropout));
-    (probabilities * kept / (1.0 - dropout)).matmul(value)
 }
 
 fn fused(
@@ -594,15 +563,14 @@ mod tests {
         }
     }
 
-    /// `f32::MIN` hides positions, and the dropout of the smallest probability keeps all.
     #[test]
     fn composed_attention_matches_burn() {
-        let sizes = [2, 3, 5, 7, 4, 4];
-        for masking in MASKINGS {
+        let all = [[2, 3, 5, 7, 4, 4], [2, 3, 7, 5, 4, 6]];
+        for (sizes, masking) in all.iter().flat_map(|sizes| MASKINGS.map(|of| (*sizes, of))) {
             let composed = |inputs: &[Tensor<1>]| {
                 let [query, key, value] = shaped(sizes, inputs);
                 let mask = mask(masking, sizes);
-                flat(composed(query, key, value, mask, options(masking), f64::MIN_POSITIVE))
+                flat(composed(query, key, value, mask, options(masking), 0.0))
             };
             let burns = |inputs: &[Tensor<1>]| {
                 let [query, key, value] = shaped(sizes, inputs);
@@ -610,6 +578,22 @@ mod tests {
                 flat(module::attention(query, key, value, mask, None, options(masking)))
             };
             assert_matches_burn(&format!("{masking:?}"), &case(sizes), &composed, &burns);
+        }
+    }
+
+    #[test]
+    fn composed_attention_broadcasts_batch_and_heads() {
+        let tensor = |[batch, heads]: [usize; 2], seed: u64| -> Tensor<4> {
+            crate::testing::random([batch, heads, 5, 4], seed).into_tensor(&device().autodiff())
+        };
+        for [of_query, of_keys] in [[[2, 3], [2, 1]], [[2, 3], [1, 1]], [[1, 3], [2, 3]]] {
+            let (query, key, value) = (tensor(of_query, 1), tensor(of_keys, 2), tensor(of_keys, 3));
+            let all = |x: &Tensor<4>| x.clone().expand([2, 3, 5, 4]);
+            let options = options(Masking::Causal);
+            let expected = attention(all(&query), all(&key), all(&value), None, None, options);
+            let shared = attention(query, key, value, None, None, options);
+            let name = format!("{of_query:?} over {of_keys:?}");
+            crate::testing::assert_close_tensors(&name, shared, expected);
         }
     }
 

@@ -7,6 +7,7 @@ use burn::tensor::{Tensor, module};
 use crate::activation::{Activation, Kept};
 use crate::array::{Array, Strided};
 use crate::chunks::column_sums;
+use crate::is_enabled;
 use crate::machine::{Matrix, Output, Threads, multiply};
 use crate::tape::{Gradient, Operand, record, share_tape};
 
@@ -23,7 +24,26 @@ pub fn linear<const D: usize>(
     activation: Activation,
 ) -> Tensor<D> {
     fused(&x, &weight, bias.as_ref(), activation)
-        .unwrap_or_else(|| activation.apply_burn(module::linear(x, weight, bias)))
+        .unwrap_or_else(|| composed(x, weight, bias, activation))
+}
+
+/// Linear layer from burn's operators, as one product of two matrices. For more than two
+/// dimensions, burn's own layer computes a gradient of the weight for each matrix in `x`, and adds
+/// these up.
+fn composed<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    activation: Activation,
+) -> Tensor<D> {
+    if D <= 2 || !is_enabled() {
+        return activation.apply_burn(module::linear(x, weight, bias));
+    }
+    let (mut shape, d_output) = (x.dims(), weight.dims()[1]);
+    let rows = shape[..D - 1].iter().product();
+    let y = module::linear(x.reshape([rows, shape[D - 1]]), weight, bias);
+    shape[D - 1] = d_output;
+    activation.apply_burn(y).reshape(shape)
 }
 
 fn fused<const D: usize>(
@@ -154,6 +174,38 @@ mod tests {
             module::linear(x, weight, None).reshape([2 * 3 * 4 * 6])
         };
         assert_matches_burn("views", &case, &ours, &burns);
+    }
+
+    #[test]
+    fn operators_of_burn_on_rows_match_those_on_matrices() {
+        for [batch, rows] in [[2, 3], [1, 1]] {
+            let case = Case::new(&[batch * rows * 5, 5 * 6, 6]);
+            let shaped = |inputs: &[Tensor<1>]| {
+                let x = inputs[0].clone().reshape([batch, rows, 5]);
+                (x, inputs[1].clone().reshape([5, 6]), Some(inputs[2].clone()))
+            };
+            let ours = |inputs: &[Tensor<1>]| {
+                let (x, weight, bias) = shaped(inputs);
+                composed(x, weight, bias, Activation::Relu).reshape([batch * rows * 6])
+            };
+            let burns = |inputs: &[Tensor<1>]| {
+                let (x, weight, bias) = shaped(inputs);
+                let y = Activation::Relu.apply_burn(module::linear(x, weight, bias));
+                y.reshape([batch * rows * 6])
+            };
+            assert_matches_burn(&format!("{batch} x {rows}"), &case, &ours, &burns);
+        }
+    }
+
+    /// burn's operator of matrices reads invalid memory here.
+    #[test]
+    fn empty_matrices_are_rows() {
+        let tensor = |num: usize| Tensor::<1>::ones([num], &device().autodiff()).require_grad();
+        let (x, weight) = (tensor(0).reshape([0, 3, 5]), tensor(30));
+        let y = composed(x, weight.clone().reshape([5, 6]), None, Activation::Relu);
+        assert_eq!(y.dims(), [0, 3, 6]);
+        let gradient = weight.grad(&y.sum().backward()).unwrap();
+        assert_eq!(gradient.into_data().try_to_vec::<f32>().unwrap(), [0.0; 30]);
     }
 
     #[test]

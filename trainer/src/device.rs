@@ -56,7 +56,7 @@ impl RankDevice {
     /// nor `cuda`.
     pub(crate) fn for_local_rank(local_rank: usize) -> Result<Self> {
         #[cfg(feature = "cuda")]
-        cache_kernels();
+        configure_tuning();
         let requested = std::env::var(ENV_DEVICE).ok().filter(|value| !value.is_empty());
         let gpu = select_gpu(requested.as_deref(), local_rank, num_gpus())?;
         #[cfg(feature = "cuda")]
@@ -145,15 +145,22 @@ pub(crate) fn prefer_host() -> Result<()> {
     Ok(())
 }
 
-/// Makes burn keep compiled kernels and the results of tuning in `cubecl`, in the user's cache
-/// directory, for the next process on this machine. Otherwise, the location would depend on the
-/// working directory. A file `cubecl.toml` with another location than `target` has priority.
+/// Configures how burn tunes kernels.
+///
+/// - It keeps compiled kernels and the results of tuning in `cubecl`, in the user's cache
+///   directory, for the next process on this machine. Otherwise, the location would depend on the
+///   working directory. A file `cubecl.toml` with another location than `target` has priority.
+/// - It measures every variant of a kernel. By default it takes the first whose rate is high
+///   enough, and compares products in f32 with the rate without tensor cores. The environment
+///   variable `CUBECL_AUTOTUNE_SHORT_CIRCUIT` has priority.
 #[cfg(feature = "cuda")]
-fn cache_kernels() {
+fn configure_tuning() {
     use cubecl_runtime::config::cache::CacheConfig;
     use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig as _};
 
-    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    let mut config = CubeClRuntimeConfig::from_current_dir();
+    config.autotune.disable_short_circuit = true;
+    let mut config = config.override_from_env();
     if matches!(config.environment.path, CacheConfig::Target) {
         config.environment.path = CacheConfig::Global;
     }

@@ -203,6 +203,27 @@ async function taps(page, finger) {
   await page.waitForURL(new RegExp(`/trials/${trial}\\?`));
 }
 
+/** A finger that rests on a curve or dot shows its tooltip until it is lifted. */
+async function rests(page, finger) {
+  await visit(page, base());
+  const title = () => tooltip(page).locator('div').first().innerText();
+  for (const [plot, find] of [['curves', 'curve'], ['ladder', 'besideDot']]) {
+    const point = await place(page, plot, find);
+    await rest(page, finger, point);
+    check((await title()).startsWith('Trial '), `tooltip of a finger on ${plot}: ${await title()}`);
+    const [before, { y }] = [await scrolled(page), await tooltip(page).boundingBox()];
+    await finger.move(2, -6);
+    await until(async () => (await tooltip(page).boundingBox()).y < y,
+      `the tooltip follows the finger on ${plot}`);
+    await finger.move(40, -60);
+    equal(await scrolled(page), before, `scroll position after a rest on ${plot}`);
+    await finger.up();
+    await tooltip(page).waitFor({ state: 'hidden' });
+    equal([await stored(page, 'sel'), await stored(page, 'zoom')], [null, null],
+      `selection and zoom after a rest on ${plot}`);
+  }
+}
+
 /** Returns the number of boxes that show what a finger zooms. */
 const boxes = (page) => page.locator('#curves .u-select').evaluateAll((all) =>
   all.filter((one) => one.getBoundingClientRect().width > 0).length);
@@ -364,6 +385,7 @@ await browse(async (open, context) => {
   check(await page.evaluate(() => matchMedia('(pointer: coarse)').matches), 'no touch screen');
   const finger = new Finger(await context.newCDPSession(page));
   await taps(page, finger);
+  await rests(page, finger);
   await zooms(page, finger);
   await brushes(page, finger);
   await sliders(page, finger);

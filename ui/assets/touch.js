@@ -79,3 +79,25 @@ export function onHold(element, start) {
     if (from) event.preventDefault();
   });
 }
+
+/**
+ * Calls `show(event)` where a finger rests and then moves, if there is something to show: the first
+ * result says so. Calls `hide()` when the finger is lifted. It selects and zooms nothing.
+ */
+export function onRest(element, show, hide) {
+  let id = null;
+  onHold(element, (event) => {
+    const isShown = show(event);
+    if (isShown) id = event.pointerId;
+    return isShown;
+  });
+  element.addEventListener('pointermove', (event) => {
+    if (event.pointerId === id) show(event);
+  });
+  for (const kind of ['pointerdown', 'pointerup', 'pointercancel']) {
+    element.addEventListener(kind, () => {
+      if (id !== null) hide();
+      id = null;
+    });
+  }
+}

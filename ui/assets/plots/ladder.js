@@ -4,7 +4,7 @@ import { count, duration, name, parameter, plural, result } from '../format.js';
 import { quantile, store } from '../data.js';
 import { state } from '../state.js';
 import { colors } from '../theme.js';
-import { isTouch, reach } from '../touch.js';
+import { isTouch, onRest, reach } from '../touch.js';
 import { drawHistogram, jitter, partWord } from './ladder-parts.js';
 import { drawCross, text } from './scene.js';
 import { linearTicks } from './ticks.js';
@@ -317,8 +317,7 @@ class Ladder {
 
   #nearest(event) {
     const box = this.host.element.getBoundingClientRect();
-    const x = event.clientX - box.left;
-    const y = event.clientY - box.top;
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     let best = null;
     let distance = reach(12);
     for (const spot of this.spots || []) {
@@ -338,12 +337,15 @@ class Ladder {
       host.element.style.cursor = trial === null ? 'default' : 'pointer';
       state.setHover(trial);
       host.tooltip(trial === null ? null : this.data.describe(trial), event);
+      return trial !== null;
     };
-    host.element.addEventListener('pointermove', show);
-    host.element.addEventListener('pointerleave', () => {
+    const hide = () => {
       state.setHover(null);
       host.tooltip(null);
-    });
+    };
+    host.element.addEventListener('pointermove', show);
+    host.element.addEventListener('pointerleave', hide);
+    onRest(host.element, show, hide);
     host.element.addEventListener('click', (event) => {
       const trial = this.#nearest(event);
       if (trial !== null) state.toggle(trial);
@@ -366,8 +368,8 @@ class Ladder {
       items.push({ text: 'in training, dashed to its current value', color: tokens.accent,
         mark: 'ring' });
     }
-    items.push({ text: this.width > 420 ? `${partWord(this.rungs)} and cut-off` : 'cut-off',
-      color: tokens.accent });
+    const cut = this.width > 420 ? `${partWord(this.rungs)} and cut-off` : 'cut-off';
+    items.push({ text: cut, color: tokens.accent });
     if (this.width > 420 && hasFailed) {
       items.push({ text: 'failed', color: tokens.fail, mark: 'cross' });
     }

@@ -3,7 +3,7 @@
 
 import { make, say } from '../dom.js';
 import { colors, FONT } from '../theme.js';
-import { isTouch } from '../touch.js';
+import { isTouch, onRest } from '../touch.js';
 import { drawAxes, drawGround, drawLine, drawScene } from './scene.js';
 import { linearTicks, logTicks, thin } from './ticks.js';
 
@@ -241,6 +241,14 @@ export class LinePlot {
       from = null;
     };
     const isFrom = (event) => from?.id === event.pointerId;
+    onRest(over, (event) => {
+      const hit = this.nearest(at(event), event.clientY - over.getBoundingClientRect().top);
+      if (hit) this.events.hover?.(hit.line, hit.index, event);
+      else this.events.leave?.();
+      // A finger that rests on a line does not zoom.
+      if (hit) drop();
+      return Boolean(hit);
+    }, () => this.events.leave?.());
     over.addEventListener('pointerdown', (event) => {
       // A second finger zooms the page.
       drop();

@@ -1,6 +1,8 @@
-"""A side of `stoker-bench checkpoint`: 256 MiB of parameters by safetensors and by torch.save.
+"""A side of `stoker-bench checkpoint`: parameters by safetensors and by torch.save.
 
-    torch_files.py FOLDER
+    torch_files.py FOLDER LAYERS
+
+The model has LAYERS layers of 64 MiB.
 
 Serves the commands `save FORMAT`, `save-sync FORMAT` and `restore FORMAT` from stdin and responds
 with seconds. FORMAT is safetensors or torch. A restore loads the weights into the model, as ours
@@ -16,11 +18,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-LAYERS, WIDTH = 4, 4096
+WIDTH = 4096
 
 
 def layers():
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    num = int(sys.argv[2])
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(num)))
 
 
 def sync(path):

@@ -1,4 +1,4 @@
-//! `stoker-bench checkpoint`: saving and restoring 256 MiB against safetensors and torch.save.
+//! `stoker-bench checkpoint`: saving and restoring against safetensors and torch.save.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,6 +19,9 @@ pub(crate) struct Arguments {
     /// Python with PyTorch and safetensors
     #[arg(long)]
     python: PathBuf,
+    /// Number of layers of 64 MiB. Both sides together need nine times their size of memory
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
+    layers: u16,
     /// Directory for all files [default: a temporary directory]
     #[arg(long)]
     folder: Option<PathBuf>,
@@ -29,8 +32,8 @@ pub(crate) struct Arguments {
 
 /// Program of the other side.
 const TORCH_FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_files.py");
-/// Size of the parameters in MiB.
-const MEBIBYTES: f64 = 256.0;
+/// Size of the parameters of a layer in MiB.
+const LAYER_MEBIBYTES: f64 = 64.0;
 /// Pairs of operations to compare: ours and theirs. `blocked` is the part of our `save` that blocks
 /// the training loop. `save-sync` also syncs the file to disk, as our `save` does.
 const PAIRS: [(&str, &str); 10] = [
@@ -56,10 +59,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Some(folder) => tempfile::tempdir_in(folder)?,
         None => tempfile::tempdir()?,
     };
-    let mut sides = Sides::start(&arguments.python, folder.path())?;
+    let mut sides = Sides::start(arguments, folder.path())?;
     let _ = sides.round()?;
     let rounds: Vec<Round> = (0..arguments.rounds).map(|_| sides.round()).collect::<Result<_>>()?;
-    let comparisons = compare(&rounds)?;
+    let comparisons = compare(&rounds, f64::from(arguments.layers) * LAYER_MEBIBYTES)?;
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&comparisons)?);
         return Ok(());
@@ -81,10 +84,10 @@ fn seconds(round: &Round, done: &str) -> Option<f64> {
     round.iter().find(|(name, _)| *name == done).map(|(_, seconds)| *seconds)
 }
 
-fn compare(rounds: &[Round]) -> Result<Vec<Comparison>> {
+fn compare(rounds: &[Round], mebibytes: f64) -> Result<Vec<Comparison>> {
     let mut comparisons = vec![];
     for (ours, theirs) in PAIRS {
-        let rate = |round: &Round, done| seconds(round, done).map(|seconds| MEBIBYTES / seconds);
+        let rate = |round: &Round, done| seconds(round, done).map(|seconds| mebibytes / seconds);
         let rates: Option<Vec<(f64, f64)>> =
             rounds.iter().map(|round| Some((rate(round, ours)?, rate(round, theirs)?))).collect();
         let rates = rates.ok_or_else(|| format!("{ours} or {theirs} was not measured"))?;
@@ -100,11 +103,12 @@ struct Sides {
 }
 
 impl Sides {
-    fn start(python: &Path, folder: &Path) -> Result<Self> {
+    fn start(arguments: &Arguments, folder: &Path) -> Result<Self> {
+        let layers = arguments.layers.to_string();
         let mut ours = Command::new(std::env::current_exe()?);
-        ours.args(["save-side", "--folder"]).arg(folder);
-        let mut theirs = Command::new(python);
-        theirs.arg(TORCH_FILES).arg(folder);
+        ours.args(["save-side", "--layers", &layers, "--folder"]).arg(folder);
+        let mut theirs = Command::new(&arguments.python);
+        theirs.arg(TORCH_FILES).arg(folder).arg(&layers);
         let (ours, theirs) =
             (Side::start("Stoker", &mut ours)?, Side::start("PyTorch", &mut theirs)?);
         Ok(Self { ours, theirs })

@@ -38,7 +38,7 @@ struct Cli {
 enum Bench {
     /// Benchmark a training step against PyTorch and JAX, and the loop against a custom one
     Trainer(trainer::Arguments),
-    /// Benchmark saving and restoring 256 MiB against safetensors and torch.save
+    /// Benchmark saving and restoring a model against safetensors and torch.save
     Checkpoint(checkpoint::Arguments),
     /// Benchmark all-reduce against PyTorch's gloo, and training on two ranks against DDP
     Collective(collective::Arguments),
@@ -70,6 +70,8 @@ enum Bench {
     SaveSide {
         #[arg(long)]
         folder: PathBuf,
+        #[arg(long)]
+        layers: usize,
     },
     /// Our side of `data`, part `load`
     #[command(hide = true)]
@@ -106,7 +108,7 @@ fn main() -> ExitCode {
         }
         Bench::ProductSide { precision } => limit::serve(precision),
         Bench::SumSide => collective::side(),
-        Bench::SaveSide { folder } => saving::run(&folder),
+        Bench::SaveSide { folder, layers } => saving::run(&folder, layers),
         Bench::Side { way, model, folder, precision } => {
             training::run(way, model, &folder, precision)
         }

@@ -1,4 +1,4 @@
-//! Our side of `checkpoint`, which saves and restores 256 MiB of parameters as a trial does.
+//! Our side of `checkpoint`, which saves and restores parameters as a trial does.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,8 +18,6 @@ use stoker_trainer::{
 
 use crate::protocol;
 
-/// Number of large layers.
-const LAYERS: usize = 4;
 /// Number of inputs and of outputs of a large layer. Its weights take 64 MiB as `f32`.
 const WIDTH: usize = 4096;
 
@@ -40,10 +38,10 @@ struct Layers {
 }
 
 impl Layers {
-    fn new(device: &Device) -> Self {
+    fn new(layers: usize, device: &Device) -> Self {
         let layer = |_| LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(device);
         let small = Param::from_tensor(Tensor::ones([1], device));
-        let layers = Self { large: (0..LAYERS).map(layer).collect(), small };
+        let layers = Self { large: (0..layers).map(layer).collect(), small };
         // burn initializes weights lazily, so use them once.
         let _ = layers.weights();
         layers
@@ -54,16 +52,16 @@ impl Layers {
     }
 }
 
-/// Serves the commands `save`, `restore` and `load` until stdin ends. `restore` and `load` read the
-/// checkpoint that `save` wrote.
+/// Serves the commands `save`, `restore` and `load` until stdin ends, with a model of `layers`
+/// large layers. `restore` and `load` read the checkpoint that `save` wrote.
 ///
 /// # Errors
 ///
 /// An operation failed, or the restored weights differ from the saved ones.
-pub(crate) fn run(folder: &Path) -> Result<()> {
+pub(crate) fn run(folder: &Path, layers: usize) -> Result<()> {
     let folder = folder.join("stoker");
     let device = Device::default().autodiff();
-    let (trained, fresh) = (Layers::new(&device), Layers::new(&device));
+    let (trained, fresh) = (Layers::new(layers, &device), Layers::new(layers, &device));
     let expected = trained.weights();
     while let Some(command) = protocol::next_command()? {
         let times = match command.as_str() {

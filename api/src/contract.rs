@@ -12,19 +12,18 @@ use crate::experiment::{CheckpointPolicy, GradientCompression, Length, MixedPrec
 use crate::inference::InferenceTask;
 
 mod cleanup;
+mod manifest;
 mod records;
 
 pub use cleanup::{Cleanup, CleanupStorage, CleanupTrial};
+pub use manifest::{
+    FileEntry, FileHash, HashAlgorithm, MANIFEST_FORMAT, MANIFEST_FORMAT_BLAKE3,
+    MANIFEST_FORMAT_CHUNKS, Manifest, ManifestError,
+};
 pub use records::{ReportResponse, StartRecords, StoredRecord};
 
 /// Version of the [`TrialConfig`] and [`Report`] that this crate writes.
 pub const CONTRACT_VERSION: u32 = 1;
-
-/// [`Manifest::format`] of a checkpoint whose files are hashed as a whole.
-pub const MANIFEST_FORMAT: u32 = 1;
-
-/// [`Manifest::format`] of a checkpoint with a file that is hashed in chunks. The newest format.
-pub const MANIFEST_FORMAT_CHUNKS: u32 = 2;
 
 /// Configuration of one attempt: a JSON file whose path is in
 /// [`ENV_TRIAL_CONFIG`](crate::names::ENV_TRIAL_CONFIG).
@@ -331,45 +330,4 @@ impl ExitCode {
         .into_iter()
         .find(|variant| *variant as i32 == code)
     }
-}
-
-/// The manifest of a checkpoint. It is written last: without it, the checkpoint does not exist.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Manifest {
-    /// Format version of the checkpoint: [`MANIFEST_FORMAT`] or [`MANIFEST_FORMAT_CHUNKS`].
-    pub format: u32,
-    /// Unique ID of the experiment.
-    pub experiment_id: String,
-    /// Index of the trial.
-    pub trial: u32,
-    /// Number of the attempt that wrote the checkpoint.
-    pub attempt: u32,
-    /// Number of global batches trained.
-    pub batches: u64,
-    /// Searched metric of a validation at the same batch, as a decimal string.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub metric: Option<String>,
-    /// Files of the checkpoint, by name.
-    pub files: BTreeMap<String, FileEntry>,
-    /// Unanswered reports, which are sent after a restore.
-    #[serde(default)]
-    pub unsent: Vec<Report>,
-    /// Metadata that the user's program added.
-    #[serde(default)]
-    pub metadata: BTreeMap<String, Value>,
-}
-
-/// One file of a checkpoint.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct FileEntry {
-    /// Size of the file in bytes.
-    pub bytes: u64,
-    /// SHA-256 of the file, in hex. With `chunkBytes`, SHA-256 of the concatenated SHA-256 of its
-    /// chunks.
-    pub sha256: String,
-    /// Size of a chunk in bytes, if the file is hashed in chunks. The last chunk may be shorter.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub chunk_bytes: Option<u64>,
 }

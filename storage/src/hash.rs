@@ -1,8 +1,8 @@
-//! SHA-256 in hex, the format of manifests, and hashes of large files in chunks.
+//! Hashes of files in manifests.
 //!
-//! A file of at most [`CHUNK_BYTES`] has its plain SHA-256. A larger file is hashed in chunks by
-//! several threads. Its hash is the SHA-256 of the concatenated SHA-256 of its chunks, and its
-//! entry in the manifest has the size of a chunk (`chunkBytes`).
+//! A file of at most [`LARGE_BYTES`] is hashed with SHA-256, a larger one with BLAKE3. BLAKE3 is a
+//! tree: several threads hash pieces of a file, and the hashes of the pieces give that of the file.
+//! Older versions of Stoker hashed large files with SHA-256, in chunks that the manifest names.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -11,13 +11,16 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use sha2::{Digest, Sha256};
-use stoker_api::contract::FileEntry;
+use blake3::hazmat::{HasherExt as _, Mode, merge_subtrees_non_root, merge_subtrees_root};
+use sha2::{Digest as _, Sha256};
+use stoker_api::contract::{FileEntry, FileHash, HashAlgorithm};
 
-/// Size of a chunk of new files, in bytes.
-pub const CHUNK_BYTES: u64 = 16 << 20;
+/// Size in bytes above which a file is hashed with BLAKE3, and of the pieces that threads hash. A
+/// power of two, so that a piece is a subtree of BLAKE3's tree.
+pub const LARGE_BYTES: u64 = 16 << 20;
 
-/// Smallest size of a chunk that is read. Smaller chunks would need much memory for their hashes.
+/// Smallest size of a chunk of SHA-256 that is read. Smaller chunks would need much memory for
+/// their hashes.
 const CHUNK_BYTES_MIN: u64 = 4 << 10;
 
 /// Maximum number of threads that hash one file. More than these exceed the memory bandwidth.
@@ -26,8 +29,8 @@ const THREADS_MAX: usize = 8;
 /// Number of bytes that are read before they are hashed, while they are in the CPU's cache.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// SHA-256 of a chunk.
-type ChunkHash = [u8; 32];
+/// Hash of a piece.
+type PieceHash = [u8; 32];
 
 /// Returns the SHA-256 of `bytes` as 64 lowercase hex digits.
 ///
@@ -45,101 +48,162 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
 /// while several threads hash a large file.
 pub fn file_entry<B: AsRef<[u8]> + Sync>(parts: &[B]) -> FileEntry {
     let bytes = parts.iter().map(|part| part.as_ref().len() as u64).sum();
-    let chunk_bytes = (bytes > CHUNK_BYTES).then_some(CHUNK_BYTES);
-    FileEntry { bytes, sha256: file_hash(parts, chunk_bytes), chunk_bytes }
+    let is_large = bytes > LARGE_BYTES;
+    let algorithm = if is_large { HashAlgorithm::Blake3 } else { HashAlgorithm::Sha256 };
+    FileEntry { bytes, hash: file_hash(parts, algorithm) }
 }
 
-/// Returns the hash of a file as in a manifest entry with this `chunk_bytes`. The contents are the
-/// concatenated `parts`.
-pub fn file_hash<B: AsRef<[u8]> + Sync>(parts: &[B], chunk_bytes: Option<u64>) -> String {
-    let Some(chunk_bytes) = chunk_bytes else {
-        let mut hasher = Sha256::new();
-        parts.iter().for_each(|part| hasher.update(part));
-        return hex(&hasher.finalize());
-    };
-    let hashes = hash_chunks(chunks_of(parts, chunk_bytes), |slices| {
-        let mut hasher = Sha256::new();
+/// Returns the hash of a file, whose contents are the concatenated `parts`.
+pub fn file_hash<B: AsRef<[u8]> + Sync>(parts: &[B], algorithm: HashAlgorithm) -> FileHash {
+    let pieces = pieces_of(parts, piece_len(algorithm));
+    let num = pieces.len();
+    let hashes = hash_pieces(pieces, |idx, slices| {
+        let mut hasher = PieceHasher::new(algorithm, idx);
         slices.iter().for_each(|slice| hasher.update(slice));
-        Ok(hasher.finalize().into())
+        Ok(hasher.finish(num))
     });
     // Hashing bytes in memory cannot fail.
-    hashes.map(|hashes| sha256_hex(hashes.as_flattened())).unwrap_or_default()
+    combine(algorithm, &hashes.unwrap_or_default())
 }
 
-/// Reads a file and returns its contents and hash, as in a manifest entry with this `chunk_bytes`.
-/// Several threads read and hash the chunks.
+/// Reads a file and returns its contents and hash. Several threads read and hash its pieces.
 ///
 /// # Errors
 ///
 /// The file cannot be read, or changes its length meanwhile.
-pub fn read_file(file: &File, chunk_bytes: Option<u64>) -> io::Result<(Vec<u8>, String)> {
+pub fn read_file(file: &File, algorithm: HashAlgorithm) -> io::Result<(Vec<u8>, FileHash)> {
     let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
     let mut bytes = vec![0; len];
-    let chunk_len = chunk_len(chunk_bytes.unwrap_or(len as u64));
-    let chunks = bytes.chunks_mut(chunk_len).enumerate().collect();
-    let hashes = hash_chunks(chunks, |(idx, chunk): (usize, &mut [u8])| {
-        let mut hasher = Sha256::new();
-        let mut at = (idx * chunk_len) as u64;
-        for block in chunk.chunks_mut(BLOCK_BYTES) {
+    let piece_len = piece_len(algorithm);
+    let pieces: Vec<&mut [u8]> = bytes.chunks_mut(piece_len).collect();
+    let num = pieces.len();
+    let hashes = hash_pieces(pieces, |idx, piece| {
+        let mut hasher = PieceHasher::new(algorithm, idx);
+        let mut at = idx as u64 * piece_len as u64;
+        for block in piece.chunks_mut(BLOCK_BYTES) {
             file.read_exact_at(block, at)?;
-            hasher.update(&*block);
+            hasher.update(block);
             at += block.len() as u64;
         }
-        Ok(hasher.finalize().into())
+        Ok(hasher.finish(num))
     })?;
-    let hash = match (chunk_bytes, hashes.first()) {
-        (Some(_), _) => sha256_hex(hashes.as_flattened()),
-        (None, Some(hash)) => hex(hash),
-        (None, None) => sha256_hex(b""),
-    };
+    let hash = combine(algorithm, &hashes);
     Ok((bytes, hash))
 }
 
-/// Returns the length of a chunk in memory.
-fn chunk_len(chunk_bytes: u64) -> usize {
-    usize::try_from(chunk_bytes.max(CHUNK_BYTES_MIN)).unwrap_or(usize::MAX)
+/// Hasher of one piece.
+enum PieceHasher {
+    Sha256(Sha256),
+    Blake3(Box<blake3::Hasher>),
 }
 
-/// Returns the slices of each chunk.
-fn chunks_of<B: AsRef<[u8]>>(parts: &[B], chunk_bytes: u64) -> Vec<Vec<&[u8]>> {
-    let chunk_len = chunk_len(chunk_bytes);
-    let (mut chunks, mut chunk, mut free) = (vec![], vec![], chunk_len);
+impl PieceHasher {
+    fn new(algorithm: HashAlgorithm, idx: usize) -> Self {
+        match algorithm {
+            HashAlgorithm::Blake3 => {
+                let mut hasher = Box::new(blake3::Hasher::new());
+                hasher.set_input_offset(idx as u64 * LARGE_BYTES);
+                Self::Blake3(hasher)
+            }
+            HashAlgorithm::Sha256 | HashAlgorithm::Sha256Chunks(_) => Self::Sha256(Sha256::new()),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(hasher) => hasher.update(bytes),
+            Self::Blake3(hasher) => {
+                hasher.update(bytes);
+            }
+        }
+    }
+
+    /// Returns the hash of one of `num` pieces.
+    fn finish(self, num: usize) -> PieceHash {
+        match self {
+            Self::Sha256(hasher) => hasher.finalize().into(),
+            // The root of the tree is hashed differently.
+            Self::Blake3(hasher) if num == 1 => hasher.finalize().into(),
+            Self::Blake3(hasher) => hasher.finalize_non_root(),
+        }
+    }
+}
+
+/// Returns the hash of a file from those of its pieces.
+fn combine(algorithm: HashAlgorithm, hashes: &[PieceHash]) -> FileHash {
+    let hex = match (algorithm, hashes) {
+        (HashAlgorithm::Sha256Chunks(_), _) => sha256_hex(hashes.as_flattened()),
+        (_, [hash]) => hex(hash),
+        (HashAlgorithm::Blake3, [_, _, ..]) => hex(blake3_root(hashes).as_bytes()),
+        (HashAlgorithm::Blake3, []) => hex(blake3::hash(b"").as_bytes()),
+        (HashAlgorithm::Sha256, _) => sha256_hex(b""),
+    };
+    algorithm.hash(hex)
+}
+
+/// Returns the root of BLAKE3's tree over at least two pieces. A left subtree has as many pieces as
+/// the largest power of two below the number of all.
+fn blake3_root(pieces: &[PieceHash]) -> blake3::Hash {
+    let (left, right) = pieces.split_at(pieces.len().next_power_of_two() / 2);
+    merge_subtrees_root(&blake3_subtree(left), &blake3_subtree(right), Mode::Hash)
+}
+
+fn blake3_subtree(pieces: &[PieceHash]) -> PieceHash {
+    let [_, _, ..] = pieces else { return pieces.first().copied().unwrap_or_default() };
+    let (left, right) = pieces.split_at(pieces.len().next_power_of_two() / 2);
+    merge_subtrees_non_root(&blake3_subtree(left), &blake3_subtree(right), Mode::Hash)
+}
+
+/// Returns the length of a piece in memory.
+fn piece_len(algorithm: HashAlgorithm) -> usize {
+    let bytes = match algorithm {
+        HashAlgorithm::Blake3 => LARGE_BYTES,
+        HashAlgorithm::Sha256Chunks(bytes) => bytes.max(CHUNK_BYTES_MIN),
+        HashAlgorithm::Sha256 => u64::MAX,
+    };
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Returns the slices of each piece.
+fn pieces_of<B: AsRef<[u8]>>(parts: &[B], piece_len: usize) -> Vec<Vec<&[u8]>> {
+    let (mut pieces, mut piece, mut free) = (vec![], vec![], piece_len);
     for part in parts {
         let mut rest = part.as_ref();
         while !rest.is_empty() {
             let (slice, after) = rest.split_at(rest.len().min(free));
-            chunk.push(slice);
+            piece.push(slice);
             (rest, free) = (after, free - slice.len());
             if free == 0 {
-                chunks.push(std::mem::take(&mut chunk));
-                free = chunk_len;
+                pieces.push(std::mem::take(&mut piece));
+                free = piece_len;
             }
         }
     }
-    if !chunk.is_empty() {
-        chunks.push(chunk);
+    if !piece.is_empty() {
+        pieces.push(piece);
     }
-    chunks
+    pieces
 }
 
-/// Calls `hash` for each chunk on several threads, and returns the hashes in the order of `chunks`.
+/// Calls `hash` for each piece and its index on several threads, and returns the hashes in the
+/// order of `pieces`.
 ///
 /// # Errors
 ///
 /// Returns the first error of `hash`.
-fn hash_chunks<T: Send>(
-    chunks: Vec<T>,
-    hash: impl Fn(T) -> io::Result<ChunkHash> + Sync,
-) -> io::Result<Vec<ChunkHash>> {
+fn hash_pieces<T: Send>(
+    pieces: Vec<T>,
+    hash: impl Fn(usize, T) -> io::Result<PieceHash> + Sync,
+) -> io::Result<Vec<PieceHash>> {
     let num_threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-    let num_threads = num_threads.min(chunks.len());
-    let done = Mutex::new((vec![[0; 32]; chunks.len()], None));
-    let queue = Mutex::new(chunks.into_iter().enumerate());
+    let num_threads = num_threads.min(pieces.len());
+    let done = Mutex::new((vec![[0; 32]; pieces.len()], None));
+    let queue = Mutex::new(pieces.into_iter().enumerate());
     let work = || {
         loop {
             let next = lock(&queue).next();
-            let Some((idx, chunk)) = next else { return };
-            let outcome = hash(chunk);
+            let Some((idx, piece)) = next else { return };
+            let outcome = hash(idx, piece);
             let mut done = lock(&done);
             match outcome {
                 Ok(hash) => done.0[idx] = hash,
@@ -153,7 +217,7 @@ fn hash_chunks<T: Send>(
     thread::scope(|scope| {
         for _ in 1..num_threads {
             let thread = thread::Builder::new().name("stoker-hash".to_owned());
-            // Ignore the error: without this thread, the others hash its chunks.
+            // Ignore the error: without this thread, the others hash its pieces.
             let _ = thread.spawn_scoped(scope, work);
         }
         work();
@@ -189,38 +253,59 @@ mod tests {
     }
 
     /// Hashes by the definition, on one thread.
-    fn expected(bytes: &[u8], chunk_bytes: Option<u64>) -> String {
-        let Some(chunk_bytes) = chunk_bytes else { return sha256_hex(bytes) };
-        let chunks = bytes.chunks(usize::try_from(chunk_bytes).unwrap());
-        sha256_hex(&chunks.flat_map(|chunk| Sha256::digest(chunk).to_vec()).collect::<Vec<_>>())
+    fn expected(bytes: &[u8], algorithm: HashAlgorithm) -> FileHash {
+        algorithm.hash(match algorithm {
+            HashAlgorithm::Blake3 => blake3::hash(bytes).to_hex().to_string(),
+            HashAlgorithm::Sha256 => sha256_hex(bytes),
+            HashAlgorithm::Sha256Chunks(len) => {
+                let chunks = bytes.chunks(usize::try_from(len).unwrap());
+                let hashes = chunks.flat_map(|chunk| Sha256::digest(chunk).to_vec());
+                sha256_hex(&hashes.collect::<Vec<_>>())
+            }
+        })
+    }
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len).map(|idx| (idx % 251) as u8).collect()
     }
 
     #[test]
-    fn entries_have_chunks_above_the_chunk_size() {
-        let bytes: Vec<u8> = (0..(CHUNK_BYTES as usize + 5)).map(|idx| (idx % 251) as u8).collect();
-        let check = |len: usize, chunk_bytes: Option<u64>| {
+    fn large_files_are_hashed_with_blake3() {
+        const LARGE: usize = LARGE_BYTES as usize;
+        let bytes = pattern(5 * LARGE + 1029);
+        let check = |len: usize, algorithm: HashAlgorithm| {
             let entry = file_entry(&[&bytes[..len]]);
-            assert_eq!((entry.bytes, entry.chunk_bytes), (len as u64, chunk_bytes));
-            assert_eq!(entry.sha256, expected(&bytes[..len], chunk_bytes), "{len} bytes");
-            let (read, hash) = read_file(&file_of(&bytes[..len]), chunk_bytes).unwrap();
-            assert!(read == bytes[..len] && hash == entry.sha256, "{len} bytes");
+            assert_eq!((entry.bytes, entry.hash.algorithm()), (len as u64, algorithm));
+            assert_eq!(entry.hash, expected(&bytes[..len], algorithm), "{len} bytes");
+            let (read, hash) = read_file(&file_of(&bytes[..len]), algorithm).unwrap();
+            assert!(read == bytes[..len] && hash == entry.hash, "{len} bytes");
         };
-        check(0, None);
-        check(3, None);
-        check(CHUNK_BYTES as usize, None);
-        check(CHUNK_BYTES as usize + 1, Some(CHUNK_BYTES));
-        check(CHUNK_BYTES as usize + 5, Some(CHUNK_BYTES));
+        for len in [0, 3, LARGE] {
+            check(len, HashAlgorithm::Sha256);
+        }
+        // Trees of two to six pieces, the last one complete or short.
+        for len in [LARGE + 1, 2 * LARGE, 3 * LARGE + 1024, 4 * LARGE + 5, 5 * LARGE, bytes.len()] {
+            check(len, HashAlgorithm::Blake3);
+        }
+    }
+
+    #[test]
+    fn small_files_can_be_hashed_with_blake3() {
+        for len in [0, 1, 5000] {
+            let bytes = pattern(len);
+            let hash = expected(&bytes, HashAlgorithm::Blake3);
+            assert_eq!(file_hash(&[&bytes], HashAlgorithm::Blake3), hash);
+            assert_eq!(read_file(&file_of(&bytes), HashAlgorithm::Blake3).unwrap().1, hash);
+        }
     }
 
     #[test]
     fn tiny_chunks_of_a_manifest_are_not_used() {
         let bytes = vec![7; 3 * CHUNK_BYTES_MIN as usize];
-        assert_eq!(
-            file_hash(&[&bytes], Some(0)),
-            expected(&bytes, Some(CHUNK_BYTES_MIN)),
-            "a chunk of no bytes"
-        );
-        assert_eq!(read_file(&file_of(&bytes), Some(1)).unwrap().1, file_hash(&[&bytes], Some(0)));
+        let hex = |len| file_hash(&[&bytes], HashAlgorithm::Sha256Chunks(len)).hex().to_owned();
+        assert_eq!(hex(0), hex(CHUNK_BYTES_MIN), "a chunk of no bytes");
+        let read = read_file(&file_of(&bytes), HashAlgorithm::Sha256Chunks(1)).unwrap().1;
+        assert_eq!(read.hex(), hex(0));
     }
 
     proptest! {
@@ -232,26 +317,27 @@ mod tests {
         fn hashes_detect_flipped_bits_and_truncation(
             bytes in proptest::collection::vec(any::<u8>(), 1..40_000),
             cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 0..6),
-            chunk_bytes in prop_oneof![
-                Just(None), (CHUNK_BYTES_MIN..12_000).prop_map(Some), Just(Some(CHUNK_BYTES))
+            algorithm in prop_oneof![
+                Just(HashAlgorithm::Sha256), Just(HashAlgorithm::Blake3),
+                (CHUNK_BYTES_MIN..12_000).prop_map(HashAlgorithm::Sha256Chunks),
             ],
             bit in any::<proptest::sample::Index>(),
             end in any::<proptest::sample::Index>(),
         ) {
-            let hash = expected(&bytes, chunk_bytes);
+            let hash = expected(&bytes, algorithm);
             let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len())).collect();
             cuts.extend([0, bytes.len()]);
             cuts.sort_unstable();
             let parts: Vec<&[u8]> = cuts.windows(2).map(|cut| &bytes[cut[0]..cut[1]]).collect();
-            prop_assert_eq!(&file_hash(&parts, chunk_bytes), &hash);
-            prop_assert_eq!(&read_file(&file_of(&bytes), chunk_bytes).unwrap().1, &hash);
+            prop_assert_eq!(&file_hash(&parts, algorithm), &hash);
+            prop_assert_eq!(&read_file(&file_of(&bytes), algorithm).unwrap().1, &hash);
             let mut flipped = bytes.clone();
             let bit = bit.index(8 * bytes.len());
             flipped[bit / 8] ^= 1 << (bit % 8);
-            prop_assert_ne!(&file_hash(&[&flipped], chunk_bytes), &hash);
-            prop_assert_ne!(&read_file(&file_of(&flipped), chunk_bytes).unwrap().1, &hash);
+            prop_assert_ne!(&file_hash(&[&flipped], algorithm), &hash);
+            prop_assert_ne!(&read_file(&file_of(&flipped), algorithm).unwrap().1, &hash);
             let shorter = &bytes[..end.index(bytes.len())];
-            prop_assert_ne!(&read_file(&file_of(shorter), chunk_bytes).unwrap().1, &hash);
+            prop_assert_ne!(&read_file(&file_of(shorter), algorithm).unwrap().1, &hash);
         }
     }
 }

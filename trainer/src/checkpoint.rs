@@ -9,10 +9,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use bytes::Bytes;
 use serde_json::Value;
-use stoker_api::contract::{
-    CheckpointRef, FileEntry, MANIFEST_FORMAT, MANIFEST_FORMAT_CHUNKS, Manifest, Report,
-    TrialConfig,
-};
+use stoker_api::contract::{CheckpointRef, FileEntry, FileHash, Manifest, Report, TrialConfig};
 use stoker_api::names::MANIFEST;
 use stoker_storage::segments::PendingFlush;
 use stoker_storage::{Storage, layout};
@@ -232,24 +229,16 @@ async fn produce_contents(name: &str, produce: ContentsFn) -> Result<NewContents
 }
 
 fn parse(text: &[u8]) -> Result<Manifest, String> {
-    let manifest: Manifest =
-        serde_json::from_slice(text).map_err(|error| format!("cannot read {MANIFEST}: {error}"))?;
-    match manifest.format {
-        MANIFEST_FORMAT | MANIFEST_FORMAT_CHUNKS => Ok(manifest),
-        format => Err(format!(
-            "{MANIFEST} has format {format}, but this version reads formats {MANIFEST_FORMAT} and \
-             {MANIFEST_FORMAT_CHUNKS}; use the version that wrote it"
-        )),
-    }
+    Manifest::parse(text).map_err(|error| format!("cannot read {MANIFEST}: {error}"))
 }
 
 /// Compares the size and the hash of a file with its entry in the manifest.
-fn verify(file: &str, entry: &FileEntry, bytes: usize, sha256: &str) -> Result<(), String> {
+fn verify(file: &str, entry: &FileEntry, bytes: usize, hash: &FileHash) -> Result<(), String> {
     if bytes as u64 != entry.bytes {
         return Err(format!("{file} has {bytes} bytes, but {MANIFEST} lists {}", entry.bytes));
     }
-    if sha256 != entry.sha256 {
-        return Err(format!("{file} has SHA-256 {sha256}, but {MANIFEST} lists {}", entry.sha256));
+    if *hash != entry.hash {
+        return Err(format!("{file} has {hash}, but {MANIFEST} lists {}", entry.hash.hex()));
     }
     Ok(())
 }

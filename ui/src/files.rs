@@ -69,7 +69,7 @@ async fn manifest(run: &Run, index: u32, name: &str) -> Result<(Manifest, String
     let storage = run.storage.as_ref().map_err(Clone::clone)?;
     let path = layout::manifest_path(&run.trial_path(index), name);
     let bytes = storage.get(&path).await.map_err(|error| error.to_string())?;
-    let manifest = serde_json::from_slice(&bytes).map_err(|error| format!("{path}: {error}"))?;
+    let manifest = Manifest::parse(&bytes).map_err(|error| format!("{path}: {error}"))?;
     Ok((manifest, text::escape(&String::from_utf8_lossy(&bytes))))
 }
 
@@ -81,7 +81,7 @@ fn files(base: &str, manifest: &Manifest) -> Vec<FileRow> {
         ),
         name: text::name(name),
         size: text::bytes(file.bytes),
-        sha256: file.sha256.clone(),
+        hash: file.hash.to_string(),
     };
     manifest.files.iter().map(row).collect()
 }

@@ -235,7 +235,8 @@ pub(crate) struct FileRow {
     pub(crate) name: String,
     pub(crate) href: String,
     pub(crate) size: String,
-    pub(crate) sha256: String,
+    /// Algorithm and hash, such as `SHA-256 1a2b…`.
+    pub(crate) hash: String,
 }
 
 /// Configuration of an experiment: as given, and with all defaults.

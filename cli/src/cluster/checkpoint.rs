@@ -3,7 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::json;
-use stoker_api::contract::{MANIFEST_FORMAT_CHUNKS, Manifest};
+use stoker_api::contract::{FileHash, HashAlgorithm, Manifest};
 use stoker_api::experiment::Experiment;
 use stoker_api::names::MANIFEST;
 use stoker_api::number;
@@ -220,21 +220,14 @@ impl Download<'_> {
             )));
         }
         std::fs::create_dir_all(folder).map_err(|error| Failure::file("create", folder, error))?;
-        let (bytes, sha256) = self.get(MANIFEST, None).await?;
-        check(MANIFEST, &sha256, &self.record.manifest_sha256)?;
-        let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|error| {
-            Failure::System(format!("cannot parse the manifest of checkpoint {name}: {error}"))
+        let (bytes, hash) = self.get(MANIFEST, HashAlgorithm::Sha256).await?;
+        check(MANIFEST, &hash, &self.record.manifest_sha256)?;
+        let manifest = Manifest::parse(&bytes).map_err(|error| {
+            Failure::System(format!("cannot read the manifest of checkpoint {name}: {error}"))
         })?;
-        if manifest.format > MANIFEST_FORMAT_CHUNKS {
-            return Err(Failure::System(format!(
-                "cannot read checkpoint {name}: its manifest has format {}, but this version \
-                 reads formats up to {MANIFEST_FORMAT_CHUNKS}; use a newer `stoker`",
-                manifest.format
-            )));
-        }
         for (file, entry) in &manifest.files {
             let target = target(folder, file)?;
-            let (bytes, sha256) = self.get(file, entry.chunk_bytes).await?;
+            let (bytes, hash) = self.get(file, entry.hash.algorithm()).await?;
             if bytes.len() as u64 != entry.bytes {
                 return Err(Failure::System(format!(
                     "{file} of the checkpoint is corrupt: it has {} bytes, not {}; choose another \
@@ -243,7 +236,7 @@ impl Download<'_> {
                     entry.bytes
                 )));
             }
-            check(file, &sha256, &entry.sha256)?;
+            check(file, &hash, entry.hash.hex())?;
             write(&target, &bytes)?;
         }
         write(&folder.join(MANIFEST), &bytes)?;
@@ -267,10 +260,10 @@ impl Download<'_> {
     async fn get(
         &self,
         file: &str,
-        chunk_bytes: Option<u64>,
-    ) -> Result<(impl std::ops::Deref<Target = [u8]> + use<>, String), Failure> {
+        algorithm: HashAlgorithm,
+    ) -> Result<(impl std::ops::Deref<Target = [u8]> + use<>, FileHash), Failure> {
         let path = layout::checkpoint_file(self.path, &self.record.name, file);
-        match self.storage.get_hashed(&path, chunk_bytes).await {
+        match self.storage.get_hashed(&path, algorithm).await {
             Err(StorageError::NotFound { .. }) => Err(Failure::System(format!(
                 "cannot read checkpoint {} of trial {}: {path} is missing in {}; choose another \
                  checkpoint; if the storage has another address here, set --storage-url and \
@@ -302,13 +295,13 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     std::fs::write(path, bytes).map_err(|error| Failure::file("write", path, error))
 }
 
-fn check(file: &str, actual: &str, expected: &str) -> Result<(), Failure> {
-    if actual == expected {
+fn check(file: &str, actual: &FileHash, expected: &str) -> Result<(), Failure> {
+    if actual.hex() == expected {
         return Ok(());
     }
     Err(Failure::System(format!(
-        "{file} of the checkpoint is corrupt: its SHA-256 is {actual}, not {expected}; choose \
-         another checkpoint"
+        "{file} of the checkpoint is corrupt: it has {actual}, not {expected}; choose another \
+         checkpoint"
     )))
 }
 
@@ -316,6 +309,7 @@ fn check(file: &str, actual: &str, expected: &str) -> Result<(), Failure> {
 mod tests {
     use std::collections::BTreeMap;
 
+    use stoker_api::contract::FileEntry;
     use stoker_storage::hash::sha256_hex;
 
     use super::*;
@@ -437,14 +431,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_with_chunks_are_verified() {
+    async fn files_of_all_formats_are_verified() {
+        use HashAlgorithm::{Blake3, Sha256, Sha256Chunks};
+        for (format, algorithm) in [(1, Sha256), (2, Sha256Chunks(4096)), (3, Blake3)] {
+            verify_files(format, algorithm).await;
+        }
+    }
+
+    async fn verify_files(good_format: u32, algorithm: HashAlgorithm) {
         let text = "0123456789".repeat(1000);
         let (storage, record) = stored(&[("model.bpk", &text)]).await;
-        let manifest = |format: u32, bytes: usize| {
-            let sha256 = stoker_storage::hash::file_hash(&[&text], Some(4096));
+        let manifest = |format: u32, bytes: u64| {
+            let hash = stoker_storage::hash::file_hash(&[&text], algorithm);
             json!({
                 "format": format, "experimentId": "x", "trial": 0, "attempt": 0, "batches": 1,
-                "files": {"model.bpk": {"bytes": bytes, "sha256": sha256, "chunkBytes": 4096}},
+                "files": {"model.bpk": FileEntry { bytes, hash }},
             })
         };
         let folder = tempfile::tempdir().unwrap();
@@ -454,10 +455,10 @@ mod tests {
             assert!(error.contains(expected), "{error}");
             assert!(!folder.path().join(MANIFEST).exists());
         };
-        check(manifest(3, text.len()), "has format 3, but this version reads formats up to 2")
-            .await;
-        check(manifest(2, 9), "it has 10000 bytes, not 9").await;
-        let good = replace_manifest(&storage, &record, &manifest(2, text.len())).await;
+        let len = text.len() as u64;
+        check(manifest(4, len), "it has format 4, but this version reads formats 1 to 3").await;
+        check(manifest(good_format, 9), "it has 10000 bytes, not 9").await;
+        let good = replace_manifest(&storage, &record, &manifest(good_format, len)).await;
         fetch(&storage, &good, folder.path()).await.unwrap();
         assert_eq!(std::fs::read_to_string(folder.path().join("model.bpk")).unwrap(), text);
         let path = layout::checkpoint_file("t", "c", "model.bpk");

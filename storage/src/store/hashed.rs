@@ -3,15 +3,15 @@
 use std::fs::File;
 
 use bytes::Bytes;
+use stoker_api::contract::{FileHash, HashAlgorithm};
 
 use super::Storage;
 use crate::error::{Subject, classify};
 use crate::{StorageError, hash};
 
 impl Storage {
-    /// Reads an object and returns it with its hash, as in a manifest entry with this
-    /// `chunk_bytes`. Several threads hash the chunks of a large object; on local roots, they also
-    /// read them.
+    /// Reads an object and returns it with its hash. Several threads hash a large object; on local
+    /// roots, they also read it.
     ///
     /// # Errors
     ///
@@ -19,22 +19,22 @@ impl Storage {
     pub async fn get_hashed(
         &self,
         path: &str,
-        chunk_bytes: Option<u64>,
-    ) -> Result<(Bytes, String), StorageError> {
-        let local = self.folder.as_ref().filter(|_| chunk_bytes.is_some());
+        algorithm: HashAlgorithm,
+    ) -> Result<(Bytes, FileHash), StorageError> {
+        let local = self.folder.as_ref().filter(|_| algorithm != HashAlgorithm::Sha256);
         if let Some(root) = local {
             self.location(path)?;
             let file = root.join(path);
             let read = || {
                 let file = file.clone();
-                run_blocking(move || hash::read_file(&File::open(file)?, chunk_bytes))
+                run_blocking(move || hash::read_file(&File::open(file)?, algorithm))
             };
             let (bytes, hash) = self.retry(path, read).await?;
             return Ok((bytes.into(), hash));
         }
         let bytes = self.get(path).await?;
         let hashed = bytes.clone();
-        let hash = run_blocking(move || Ok(hash::file_hash(&[hashed], chunk_bytes))).await;
+        let hash = run_blocking(move || Ok(hash::file_hash(&[hashed], algorithm))).await;
         let failed = |source| classify(Subject { url: &self.url, path }, 1, &source).0;
         Ok((bytes, hash.map_err(failed)?))
     }

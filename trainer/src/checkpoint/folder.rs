@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
-use stoker_api::contract::{Manifest, StorageConfig};
+use stoker_api::contract::{HashAlgorithm, Manifest, StorageConfig};
 use stoker_api::names::MANIFEST;
 use stoker_storage::hash;
 use tokio::runtime::Builder;
@@ -21,18 +21,18 @@ use crate::Result as AnyResult;
 /// Fails if the directory does not contain a complete and intact checkpoint.
 pub fn load_folder(path: &Path) -> Result<(Manifest, CheckpointContents), CheckpointError> {
     let corrupt = |reason| CheckpointError::Corrupt { name: path.display().to_string(), reason };
-    let read = |file: &str, chunk_bytes: Option<u64>| {
+    let read = |file: &str, algorithm: HashAlgorithm| {
         let file_path = path_in(path, file).map_err(&corrupt)?;
         File::open(file_path)
-            .and_then(|opened| hash::read_file(&opened, chunk_bytes))
+            .and_then(|opened| hash::read_file(&opened, algorithm))
             .map_err(|error| corrupt(format!("cannot read {file}: {error}")))
     };
-    let (text, _) = read(MANIFEST, None)?;
+    let (text, _) = read(MANIFEST, HashAlgorithm::Sha256)?;
     let manifest = parse(&text).map_err(corrupt)?;
     let mut contents = CheckpointContents::new();
     for (file, entry) in &manifest.files {
-        let (bytes, sha256) = read(file, entry.chunk_bytes)?;
-        verify(file, entry, bytes.len(), &sha256).map_err(corrupt)?;
+        let (bytes, hash) = read(file, entry.hash.algorithm())?;
+        verify(file, entry, bytes.len(), &hash).map_err(corrupt)?;
         contents.insert(file.clone(), bytes.into());
     }
     Ok((manifest, contents))

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use stoker_api::contract::{
-    CheckpointRef, FileEntry, MANIFEST_FORMAT, MANIFEST_FORMAT_CHUNKS, Manifest,
-};
+use stoker_api::contract::{CheckpointRef, FileEntry, MANIFEST_FORMAT, Manifest};
 use stoker_api::names::MANIFEST;
 use stoker_storage::{Storage, StorageError, hash, layout};
 use tokio::task::JoinSet;
@@ -70,9 +68,9 @@ impl CheckpointStore {
             stored.wait().await.map_err(failed)?;
         }
         let bytes = files.values().map(|entry| entry.bytes).sum();
-        let has_chunks = files.values().any(|entry| entry.chunk_bytes.is_some());
+        let formats = files.values().map(|entry| entry.hash.algorithm().format());
         let manifest = Manifest {
-            format: if has_chunks { MANIFEST_FORMAT_CHUNKS } else { MANIFEST_FORMAT },
+            format: formats.max().unwrap_or(MANIFEST_FORMAT),
             experiment_id: self.experiment_id.clone(),
             trial: self.trial,
             attempt: self.attempt,
@@ -195,10 +193,10 @@ impl CheckpointStore {
         entry: &FileEntry,
     ) -> Result<Bytes, CheckpointError> {
         let path = layout::checkpoint_file(&self.trial_path, name, file);
-        let read = self.storage.get_hashed(&path, entry.chunk_bytes).await;
-        let (bytes, sha256) = read.map_err(|source| unreadable(name, file, source))?;
+        let read = self.storage.get_hashed(&path, entry.hash.algorithm()).await;
+        let (bytes, hash) = read.map_err(|source| unreadable(name, file, source))?;
         let corrupt = |reason| CheckpointError::Corrupt { name: name.to_owned(), reason };
-        verify(file, entry, bytes.len(), &sha256).map_err(corrupt)?;
+        verify(file, entry, bytes.len(), &hash).map_err(corrupt)?;
         Ok(bytes)
     }
 

@@ -67,17 +67,21 @@ pub(super) fn merge(shards: &[Shard]) -> Result<MergedShards, String> {
 }
 
 fn describe(entry: &FileEntry) -> String {
-    format!("{} bytes ({:.8})", entry.bytes, entry.sha256)
+    format!("{} bytes ({:.8})", entry.bytes, entry.hash.hex())
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stoker_api::contract::HashAlgorithm;
 
     use super::*;
 
     fn shard(files: &[(&str, &str)], metadata: &Value) -> Shard {
-        let entry = |sha256: &str| FileEntry { bytes: 3, sha256: sha256.into(), chunk_bytes: None };
+        let entry = |sha256: &str| {
+            let hash = HashAlgorithm::Sha256.hash(sha256.to_owned());
+            FileEntry { bytes: 3, hash }
+        };
         Shard {
             files: files.iter().map(|(file, sum)| ((*file).to_owned(), entry(sum))).collect(),
             metadata: serde_json::from_value(metadata.clone()).unwrap(),

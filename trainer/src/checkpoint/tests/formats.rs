@@ -1,4 +1,4 @@
-//! Tests of files that are hashed in chunks, and of checkpoints of older versions.
+//! Tests of large files, and of checkpoints of older versions.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
@@ -7,14 +7,15 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
 use proptest::prelude::*;
-use stoker_storage::hash::{CHUNK_BYTES, file_hash, sha256_hex};
+use stoker_api::contract::HashAlgorithm;
+use stoker_storage::hash::{LARGE_BYTES, file_hash, sha256_hex};
 
 use super::*;
 use crate::record;
 
-const LEN: usize = 2 * CHUNK_BYTES as usize + 5;
+const LEN: usize = 2 * LARGE_BYTES as usize + 5;
 
-/// Contents of a file with two complete chunks and a short one.
+/// Contents of a file that is hashed in two complete pieces and a short one.
 fn large() -> Bytes {
     (0..LEN).map(|idx| (idx % 251) as u8).collect()
 }
@@ -22,11 +23,11 @@ fn large() -> Bytes {
 fn save_large(fixture: &Fixture) -> CheckpointRef {
     let mut checkpoints = fixture.checkpoints();
     let mut file = FileParts::default();
-    // Parts do not end where chunks do.
+    // The parts of the file end within pieces.
     let bytes = large();
     file.push(bytes.slice(..100));
-    file.push(bytes.slice(100..CHUNK_BYTES as usize + 7));
-    file.push(bytes.slice(CHUNK_BYTES as usize + 7..));
+    file.push(bytes.slice(100..LARGE_BYTES as usize + 7));
+    file.push(bytes.slice(LARGE_BYTES as usize + 7..));
     let produce = move || Ok(NewContents::from([("model".to_owned(), file)]));
     checkpoints.begin(save(100), Box::new(produce)).unwrap();
     let saved = checkpoints.finish().unwrap().unwrap();
@@ -43,17 +44,14 @@ fn restore(fixture: &Fixture, wanted: &CheckpointRef) -> Result<CheckpointConten
 }
 
 #[test]
-fn large_files_are_hashed_in_chunks() {
+fn large_files_are_hashed_with_blake3() {
     let fixture = Fixture::new();
     let wanted = save_large(&fixture);
     let folder = fixture.path(&wanted.name);
     let (manifest, contents) = load_folder(&folder).unwrap();
-    let expected = FileEntry {
-        bytes: LEN as u64,
-        sha256: file_hash(&[large()], Some(CHUNK_BYTES)),
-        chunk_bytes: Some(CHUNK_BYTES),
-    };
-    assert_eq!((manifest.format, &manifest.files["model"]), (2, &expected));
+    let hash = file_hash(&[large()], HashAlgorithm::Blake3);
+    let expected = FileEntry { bytes: LEN as u64, hash };
+    assert_eq!((manifest.format, &manifest.files["model"]), (3, &expected));
     assert!(contents["model"] == large(), "the loaded file differs");
     assert!(restore(&fixture, &wanted).unwrap()["model"] == large(), "the restored file differs");
     // Another store reads a file as a whole.
@@ -69,7 +67,7 @@ fn large_files_are_hashed_in_chunks() {
 }
 
 #[test]
-fn any_flipped_bit_of_a_chunk_is_detected() {
+fn any_flipped_bit_of_a_large_file_is_detected() {
     let fixture = Fixture::new();
     let wanted = save_large(&fixture);
     let model = fixture.path(&wanted.name).join("model");
@@ -82,14 +80,14 @@ fn any_flipped_bit_of_a_chunk_is_detected() {
     let check = |bit: u64| {
         flip(bit);
         let refused = restore(&fixture, &wanted).map(|_| ()).unwrap_err();
-        assert!(refused.starts_with("model has SHA-256 "), "bit {bit}: {refused}");
+        assert!(refused.starts_with("model has BLAKE3 "), "bit {bit}: {refused}");
         let refused = load_folder(&fixture.path(&wanted.name)).map(|_| ()).unwrap_err();
-        assert!(refused.to_string().contains("model has SHA-256 "), "bit {bit}: {refused}");
+        assert!(refused.to_string().contains("model has BLAKE3 "), "bit {bit}: {refused}");
         flip(bit);
     };
     let num_bits = 8 * LEN as u64;
-    let chunk_bits = 8 * CHUNK_BYTES;
-    for bit in [0, chunk_bits - 1, chunk_bits, 2 * chunk_bits, num_bits - 1] {
+    let piece_bits = 8 * LARGE_BYTES;
+    for bit in [0, piece_bits - 1, piece_bits, 2 * piece_bits, num_bits - 1] {
         check(bit);
     }
     let config =
@@ -104,7 +102,7 @@ fn truncated_and_longer_files_are_detected() {
     let wanted = save_large(&fixture);
     let model = fixture.path(&wanted.name).join("model");
     let file = OpenOptions::new().write(true).open(&model).unwrap();
-    for len in [LEN as u64 + 1, LEN as u64 - 1, 2 * CHUNK_BYTES, CHUNK_BYTES, 1, 0] {
+    for len in [LEN as u64 + 1, LEN as u64 - 1, 2 * LARGE_BYTES, LARGE_BYTES, 1, 0] {
         file.set_len(len).unwrap();
         let refused = restore(&fixture, &wanted).map(|_| ()).unwrap_err();
         assert_eq!(refused, format!("model has {len} bytes, but manifest.json lists {LEN}"));
@@ -126,27 +124,31 @@ fn edit(
 }
 
 #[test]
-fn large_files_of_format_1_stay_readable() {
+fn large_files_of_older_formats_stay_readable() {
     let fixture = Fixture::new();
     let wanted = save_large(&fixture);
-    let plain = FileEntry { bytes: LEN as u64, sha256: sha256_hex(&large()), chunk_bytes: None };
-    let wanted = edit(&fixture, &wanted, |manifest| {
-        manifest.format = 1;
-        manifest.files.insert("model".to_owned(), plain);
-    });
-    let text = std::fs::read_to_string(fixture.path(&wanted.name).join(MANIFEST)).unwrap();
-    assert!(!text.contains("chunkBytes"), "{text}");
-    assert!(restore(&fixture, &wanted).unwrap()["model"] == large(), "the file differs");
-    assert!(load_folder(&fixture.path(&wanted.name)).is_ok());
+    let formats = [HashAlgorithm::Sha256, HashAlgorithm::Sha256Chunks(16 << 20)];
+    for (format, algorithm) in (1..).zip(formats) {
+        let hash = file_hash(&[large()], algorithm);
+        let wanted = edit(&fixture, &wanted, |manifest| {
+            manifest.format = format;
+            manifest.files.insert("model".to_owned(), FileEntry { bytes: LEN as u64, hash });
+        });
+        let text = std::fs::read_to_string(fixture.path(&wanted.name).join(MANIFEST)).unwrap();
+        assert_eq!(text.contains("chunkBytes"), format == 2, "{text}");
+        let restored = restore(&fixture, &wanted).unwrap();
+        assert!(restored["model"] == large(), "the file of format {format} differs");
+        assert!(load_folder(&fixture.path(&wanted.name)).is_ok(), "format {format}");
+    }
 }
 
 #[test]
 fn manifests_of_newer_formats_are_refused() {
     let fixture = Fixture::new();
-    let wanted = edit(&fixture, &fixture.save(100), |manifest| manifest.format = 3);
+    let wanted = edit(&fixture, &fixture.save(100), |manifest| manifest.format = 4);
     let refused = restore(&fixture, &wanted).unwrap_err();
-    let expected = "manifest.json has format 3, but this version reads formats 1 and 2; use the \
-                    version that wrote it";
+    let expected = "cannot read manifest.json: it has format 4, but this version reads formats 1 \
+                    to 3; use the version that wrote it";
     assert_eq!(refused, expected);
 }
 
@@ -156,9 +158,10 @@ fn small_checkpoints_keep_format_1() {
     fixture.save(100);
     let (manifest, _) = load_folder(&fixture.path("000000000100-2")).unwrap();
     assert_eq!(manifest.format, 1);
-    assert_eq!(manifest.files["model"].sha256, sha256_hex(b"weights"));
+    let hash = HashAlgorithm::Sha256.hash(sha256_hex(b"weights"));
+    assert_eq!(manifest.files["model"].hash, hash);
     let text = std::fs::read_to_string(fixture.path("000000000100-2").join(MANIFEST)).unwrap();
-    assert!(!text.contains("chunkBytes"), "{text}");
+    assert!(!text.contains("blake3"), "{text}");
 }
 
 /// Model of `tests/data/checkpoint-format-1`, which a version without chunks saved by

@@ -18,6 +18,12 @@ pub(crate) enum BenchError {
         /// Error of the system.
         source: std::io::Error,
     },
+    /// Another option than `--update`.
+    #[error("usage: cargo xtask bench instructions [--update]")]
+    Usage,
+    /// Instructions cannot be counted, or their number has changed.
+    #[error(transparent)]
+    Count(#[from] crate::instructions::CountError),
     /// A program failed and printed the reason.
     #[error("{program} failed; the output above has the reason")]
     Failed {
@@ -35,6 +41,11 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     match arguments.first().map(String::as_str) {
         Some("operator") if arguments.len() == 1 => return operator(),
         Some("search") => return search(&arguments[1..]),
+        Some("instructions") => match &arguments[1..] {
+            [] => return Ok(crate::instructions::run(false)?),
+            [option] if option == "--update" => return Ok(crate::instructions::run(true)?),
+            _ => return Err(BenchError::Usage),
+        },
         _ => {}
     }
     // Both `--device cuda` and `--device=cuda`.

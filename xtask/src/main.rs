@@ -4,6 +4,7 @@
 mod bench;
 mod build_cuda;
 mod codegen;
+mod instructions;
 mod reference;
 mod soak;
 
@@ -29,7 +30,8 @@ enum Task {
         check: bool,
     },
     /// Run a benchmark: `trainer`, `checkpoint`, `collective` or `data` against PyTorch, `search`
-    /// against Optuna, or `operator`. `bench --help` and `bench search --help` list the options
+    /// against Optuna, `operator`, or `instructions`. `bench --help` and `bench search --help` list
+    /// the options
     #[command(disable_help_flag = true)]
     Bench {
         /// Name of the benchmark, and its options

@@ -46,6 +46,18 @@ pub(crate) fn run(python: &Path, rounds: u32) -> Result<(), BenchError> {
     Ok(())
 }
 
+/// Runs a search of each method that a line of stdin names.
+///
+/// # Errors
+///
+/// stdin cannot be read, or a line names no method.
+pub(crate) fn side() -> Result<(), BenchError> {
+    for method in std::io::stdin().lines() {
+        time(&json!({method?: {"maxTrials": TRIALS, "numRungs": 5}}))?;
+    }
+    Ok(())
+}
+
 /// Runs a search to its end, one trial after the other, and returns the microseconds per trial.
 fn time(searcher: &Value) -> Result<f64, BenchError> {
     let config = space::config(searcher, 1)?;

@@ -72,6 +72,9 @@ enum Part {
     /// The trainer of the part `runner`
     #[value(hide = true)]
     NoOp,
+    /// Decisions of a search for each method named on stdin, for `bench instructions`
+    #[value(hide = true)]
+    DecideSide,
     /// The measured process of the part `million`
     #[value(hide = true)]
     MillionSide,
@@ -84,6 +87,7 @@ fn run(arguments: &Arguments, part: Part) -> Result<(), BenchError> {
     let python = || arguments.python.as_deref().ok_or("--python is missing");
     match part {
         Part::Decisions => decisions::run(python()?, arguments.rounds),
+        Part::DecideSide => decisions::side(),
         Part::Million => million::run(),
         Part::MillionSide => million::side(),
         Part::Rebuild => rebuild::run(),

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn first_error_of_a_gang_is_that_of_its_cause() {
+    fn first_error_of_a_gang_is_its_cause() {
         // Lines of ranks follow each other, and have no times.
         let gang = [
             "[rank=0] info begins",

@@ -24,7 +24,9 @@ type Counts = BTreeMap<String, u64>;
 /// Why the counts cannot be taken, or differ from the recorded ones.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CountError {
-    #[error("cannot start {0}: {1}; if it is missing, install it: `apt-get install valgrind`")]
+    #[error("cannot run valgrind: {0}; if it is missing, install Debian's package `valgrind`")]
+    Valgrind(std::io::Error),
+    #[error("cannot start {0}: {1}")]
     Start(&'static str, std::io::Error),
     #[error("{0} failed; the output above has the reason")]
     Failed(&'static str),
@@ -139,13 +141,12 @@ fn instructions(subject: &Subject, release: &Path, lines: usize) -> Result<u64, 
         ("STOKER_KERNELS", "avx2"),
     ]);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let start = |error| CountError::Start("valgrind", error);
-    let mut child = command.spawn().map_err(start)?;
+    let mut child = command.spawn().map_err(CountError::Valgrind)?;
     if let Some(mut stdin) = child.stdin.take() {
         // A program that has already ended shows its reason below.
         let _ = stdin.write_all(format!("{}\n", subject.line).repeat(lines).as_bytes());
     }
-    let output = child.wait_with_output().map_err(start)?;
+    let output = child.wait_with_output().map_err(CountError::Valgrind)?;
     let text = String::from_utf8_lossy(&output.stderr);
     let count = parse(&text).filter(|_| output.status.success());
     count.ok_or_else(|| CountError::NoCount(subject.name, text.into_owned()))

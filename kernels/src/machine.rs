@@ -333,6 +333,7 @@ pub(crate) fn transpose(square: &[[f32; SQUARE]; SQUARE]) -> [[f32; SQUARE]; SQU
 /// Swaps single values, then pairs, then halves of the rows.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
+#[inline]
 fn transpose_avx2(square: &[[f32; SQUARE]; SQUARE]) -> [[f32; SQUARE]; SQUARE] {
     use std::arch::x86_64::{
         _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_setzero_ps, _mm256_shuffle_ps,

@@ -38,6 +38,12 @@ impl Array {
     }
 }
 
+impl From<Array> for FlexTensor {
+    fn from(array: Array) -> Self {
+        array.0
+    }
+}
+
 /// `f32` tensor of at least two dimensions, whose strides are not negative.
 #[derive(Clone, Debug)]
 pub(crate) struct Strided {

@@ -6,24 +6,27 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, Tensor, module};
 
-use crate::array::{Array, Strided};
+use crate::array::Strided;
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::dropout::Dropout;
 use crate::is_enabled;
-use crate::machine::{Matrix, Output, Threads, multiply, vectorize};
+use crate::machine::{Matrix, Output, Threads, multiply, multiply_rows, vectorize};
 use crate::softmax::{softmax_row, softmax_row_gradient};
 use crate::tape::{Gradient, Operand, booleans, record, share_tape};
 use crate::vector::max;
 
 mod composed;
+mod order;
 
 use composed::composed;
+use order::Order;
 
 /// Returns `softmax(query * key^T * scale) * value` for each head.
 ///
 /// Vaswani et al., Attention Is All You Need, 2017. `mask` hides positions where it is `true`. A
 /// causal mask is aligned to the last key. A query without visible keys gives zeros. `attn_bias`
-/// and `softcap` are not fused. The backward pass keeps the probabilities.
+/// and `softcap` are not fused. The backward pass keeps the probabilities. The result has the same
+/// order in memory as `query`, so heads that are views with swapped dimensions are not copied.
 ///
 /// # Shapes
 ///
@@ -100,6 +103,7 @@ fn fused(
         return None;
     }
     let scale = options.scale.unwrap_or_else(|| 1.0 / (d_head as f64).sqrt());
+    let orders = operands.each_ref().map(|operand| Order::of(&operand.tensor()));
     let [query, key, value] = operands.each_ref().map(|operand| Strided::new(operand.tensor()));
     let heads = Heads {
         query,
@@ -110,11 +114,12 @@ fn fused(
         depth: [d_head, d_value],
         scale: scale as f32,
         dropout,
+        orders,
     };
     let visible = Visible { is_causal: options.is_causal, mask };
     let is_tracked = operands.iter().any(Operand::is_tracked);
     let (output, probabilities) = heads.forward(&visible, is_tracked);
-    let output = Array::from_vec(output, &[batch, heads.num[1], len_query, d_value]);
+    let output = orders[0].tensor(output, [batch, heads.num[1], len_query, d_value]);
     let gradient = || -> Arc<dyn Gradient> { Arc::new(AttentionGradient { heads, probabilities }) };
     Some(record(operands, output, gradient))
 }
@@ -175,6 +180,8 @@ struct Heads {
     scale: f32,
     /// Applied to the probabilities.
     dropout: Option<Dropout>,
+    /// Orders of query, key and value. The output has that of the query.
+    orders: [Order; 3],
 }
 
 impl Heads {
@@ -203,14 +210,16 @@ impl Heads {
         }
         let size = chunk_rows(self.num_heads());
         let mut kept_chunks = kept.chunks_mut((size * num_scores).max(1));
-        let parts = output.chunks_mut(size * num_out).enumerate();
-        let parts = parts
-            .map(|(chunk, output)| (chunk * size, output, kept_chunks.next().unwrap_or_default()));
-        map_chunks(self.num_products(), parts.collect(), |(first, output, kept)| {
-            let (output, kept): (&mut [f32], &mut [f32]) = (output, kept);
+        let [batch, heads] = self.num;
+        let rows = self.orders[0].rows(&mut output, [batch, heads, len_query, self.depth[1]]);
+        let parts = into_chunks(rows, size).into_iter().enumerate();
+        let parts =
+            parts.map(|(chunk, rows)| (chunk * size, rows, kept_chunks.next().unwrap_or_default()));
+        map_chunks(self.num_products(), parts.collect(), |(first, heads, kept)| {
+            let (heads, kept): (Vec<Rows<'_>>, &mut [f32]) = (heads, kept);
             let mut scratch = vec![0.0; if is_tracked { 0 } else { num_scores }];
             let mut dropped = vec![];
-            for (index, output) in output.chunks_exact_mut(num_out).enumerate() {
+            for (index, rows) in heads.into_iter().enumerate() {
                 let scores = match is_tracked {
                     true => &mut kept[index * num_scores..][..num_scores],
                     false => &mut scratch[..],
@@ -219,7 +228,7 @@ impl Heads {
                 let scores = self.drop_some(first + index, scores, &mut dropped);
                 let scores = Matrix::row_major(scores, len_query, len_key);
                 let value = self.value.matrix(&self.index(first + index));
-                multiply(output, Output::Replace, 1.0, scores, value, Threads::One);
+                multiply_rows(rows, Output::Replace, 1.0, scores, value);
             }
         });
         (output, kept)
@@ -280,63 +289,47 @@ impl Gradient for AttentionGradient {
     /// With the probabilities `p` and the factors `f` of the dropout: `dvalue = (p f)^T * dy`,
     /// `dp = (dy * value^T) f`, `ds` the gradient of the softmax, `dquery = scale * ds * key`,
     /// `dkey = scale * ds^T * query`.
-    fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
-        let Heads { num: [batch, num_heads], len: [len_query, len_key], .. } = self.heads;
+    fn backward(&self, output: FlexTensor, _: &[bool]) -> Vec<Option<FlexTensor>> {
+        let Heads { num: [batch, num_heads], len: [len_query, len_key], orders, .. } = self.heads;
         let [d_head, d_value] = self.heads.depth;
-        let sizes = [len_query * d_head, len_key * d_head, len_key * d_value];
-        let mut gradients = sizes.map(|size| vec![0.0; self.heads.num_heads() * size]);
-        let rows = chunk_rows(self.heads.num_heads());
+        let shapes = [(len_query, d_head), (len_key, d_head), (len_key, d_value)];
+        let shapes = shapes.map(|(len, depth)| [batch, num_heads, len, depth]);
+        let mut gradients = shapes.map(|shape| vec![0.0; shape.iter().product()]);
+        let size = chunk_rows(self.heads.num_heads());
         let [query, key, value] = &mut gradients;
-        let mut query = query.chunks_mut((rows * sizes[0]).max(1));
-        let mut key = key.chunks_mut((rows * sizes[1]).max(1));
-        let mut value = value.chunks_mut((rows * sizes[2]).max(1));
-        let parts = (0..self.heads.num_heads()).step_by(rows).map(|first| {
-            (first, [query.next(), key.next(), value.next()].map(Option::unwrap_or_default))
-        });
-        let parts = parts.collect();
+        let query = orders[0].rows(query, shapes[0]).into_iter();
+        let key = orders[1].rows(key, shapes[1]).into_iter();
+        let value = orders[2].rows(value, shapes[2]).into_iter();
+        let heads = query.zip(key).zip(value).map(|((query, key), value)| [query, key, value]);
+        let parts = into_chunks(heads.collect(), size).into_iter().enumerate();
+        let parts = parts.map(|(chunk, gradients)| (chunk * size, gradients)).collect();
+        let output = Strided::new(output);
         map_chunks(2 * self.heads.num_products(), parts, |(first, gradients)| {
-            self.chunk_gradients(first, gradients, sizes, output.values());
+            self.chunk_gradients(first, gradients, &output);
         });
-        let [query, key, value] = gradients;
-        vec![
-            Some(Array::from_vec(query, &[batch, num_heads, len_query, d_head])),
-            Some(Array::from_vec(key, &[batch, num_heads, len_key, d_head])),
-            Some(Array::from_vec(value, &[batch, num_heads, len_key, d_value])),
-        ]
+        let tensors = gradients.into_iter().zip(orders).zip(shapes);
+        tensors.map(|((values, order), shape)| Some(order.tensor(values, shape))).collect()
     }
 }
 
 impl AttentionGradient {
     /// Writes the gradients of query, key and value of the heads from `first` on.
-    fn chunk_gradients(
-        &self,
-        first: usize,
-        [dquery, dkey, dvalue]: [&mut [f32]; 3],
-        sizes: [usize; 3],
-        dy: &[f32],
-    ) {
-        let Heads { len: [len_query, len_key], depth: [_, d_value], scale, .. } = self.heads;
-        let (num_scores, num_out) = (len_query * len_key, len_query * d_value);
-        let num_heads = chunk_rows(self.heads.num_heads()).min(self.heads.num_heads() - first);
+    fn chunk_gradients(&self, first: usize, gradients: Vec<[Rows<'_>; 3]>, output: &Strided) {
+        let Heads { len: [len_query, len_key], scale, .. } = self.heads;
+        let num_scores = len_query * len_key;
         let mut scores = vec![0.0; num_scores];
         let mut dropped = vec![];
-        for head in 0..num_heads {
-            let index = self.heads.index(first + head);
-            let [dquery, dkey, dvalue] = [
-                &mut dquery[head * sizes[0]..][..sizes[0]],
-                &mut dkey[head * sizes[1]..][..sizes[1]],
-                &mut dvalue[head * sizes[2]..][..sizes[2]],
-            ];
-            let dy = &dy[(first + head) * num_out..][..num_out];
-            let dy = Matrix::row_major(dy, len_query, d_value);
-            let values = &self.probabilities[(first + head) * num_scores..][..num_scores];
-            let p = self.heads.drop_some(first + head, values, &mut dropped);
+        for (head, [dquery, dkey, dvalue]) in (first..).zip(gradients) {
+            let index = self.heads.index(head);
+            let dy = output.matrix(&index);
+            let values = &self.probabilities[head * num_scores..][..num_scores];
+            let p = self.heads.drop_some(head, values, &mut dropped);
             let p = Matrix::row_major(p, len_query, len_key);
-            multiply(dvalue, Output::Replace, 1.0, p.transposed(), dy, Threads::One);
+            multiply_rows(dvalue, Output::Replace, 1.0, p.transposed(), dy);
             let value = self.heads.value.matrix(&index).transposed();
             multiply(&mut scores, Output::Replace, 1.0, dy, value, Threads::One);
             if let Some(dropout) = self.heads.dropout {
-                self.heads.apply_dropout(dropout, first + head, &mut scores);
+                self.heads.apply_dropout(dropout, head, &mut scores);
             }
             vectorize(
                 #[inline(always)]
@@ -347,10 +340,23 @@ impl AttentionGradient {
             );
             let ds = Matrix::row_major(&scores, len_query, len_key);
             let (query, key) = (self.heads.query.matrix(&index), self.heads.key.matrix(&index));
-            multiply(dquery, Output::Replace, scale, ds, key, Threads::One);
-            multiply(dkey, Output::Replace, scale, ds.transposed(), query, Threads::One);
+            multiply_rows(dquery, Output::Replace, scale, ds, key);
+            multiply_rows(dkey, Output::Replace, scale, ds.transposed(), query);
         }
     }
+}
+
+/// Rows of an output of one head.
+type Rows<'a> = Vec<&'a mut [f32]>;
+
+/// Divides values into chunks of this size. The last one may be shorter.
+fn into_chunks<T>(values: Vec<T>, size: usize) -> Vec<Vec<T>> {
+    let mut values = values.into_iter();
+    let chunks = std::iter::from_fn(|| {
+        let chunk: Vec<T> = values.by_ref().take(size).collect();
+        (!chunk.is_empty()).then_some(chunk)
+    });
+    chunks.collect()
 }
 
 #[cfg(test)]
@@ -518,6 +524,37 @@ mod tests {
         for dropout in [None, Some(Dropout::with_seed(0.1, 3))] {
             let ours = ours_with(sizes, Masking::Causal, dropout);
             assert_same_on_threads(&case(sizes), &ours);
+        }
+    }
+
+    /// Heads of linear layers are such views.
+    #[test]
+    fn views_give_the_bits_of_copies() {
+        let sizes @ [batch, heads, len_query, len_key, d_head, d_value] = [2, 3, 5, 6, 4, 3];
+        let shapes = [(len_query, d_head), (len_key, d_head), (len_key, d_value)];
+        let outcome = |is_copied: bool| {
+            run(&case(sizes), &|inputs: &[Tensor<1>]| {
+                let [query, key, value] = [0, 1, 2].map(|index| {
+                    let (len, depth) = shapes[index];
+                    let x = inputs[index].clone().reshape([batch, len, heads, depth]);
+                    let x = x.swap_dims(1, 2);
+                    // The view cannot have this shape without a copy.
+                    if !is_copied {
+                        return x;
+                    }
+                    x.reshape([batch * heads * len * depth]).reshape([batch, heads, len, depth])
+                });
+                let y = attention(query, key, value, None, None, options(Masking::Causal));
+                let output = Operand::new(&y).unwrap().tensor();
+                let expected = if is_copied { Order::Heads } else { Order::Positions };
+                assert_eq!(Order::of(&output), expected);
+                flat(y)
+            })
+        };
+        let (views, copies) = (outcome(false), outcome(true));
+        assert_eq!(views.output, copies.output);
+        for (view, copy) in views.gradients.iter().zip(&copies.gradients) {
+            assert_eq!(view, copy);
         }
     }
 

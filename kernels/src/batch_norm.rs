@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
-use crate::tape::{Gradient, Operand, record, share_tape};
+use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 
 /// Returns `(x - mean) / sqrt(variance + epsilon) * gamma + beta` with the given statistics.
 ///
@@ -313,7 +313,7 @@ struct BatchNormGradient {
     is_batch: bool,
 }
 
-impl Gradient for BatchNormGradient {
+impl ArrayGradient for BatchNormGradient {
     /// With `h = (x - mean) * r` and `r` the reciprocal standard deviation: `dbeta = sum(dy)`,
     /// `dgamma = sum(dy * h)`, and `dx = gamma * r * (dy - mean(dy) - h * mean(dy * h))` with the
     /// moments of the batch, `dx = gamma * r * dy` with others.

@@ -16,7 +16,7 @@ use crate::activation::{Activation, Kept, apply_relu};
 use crate::array::Array;
 use crate::chunks::{add_partial_sums, chunk_rows, map_chunks};
 use crate::machine::{Matrix, Threads, vectorize};
-use crate::tape::{Gradient, Operand, record, share_tape};
+use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 use crate::vector::sum_of;
 use crate::window::Axis;
 
@@ -285,7 +285,7 @@ struct ConvGradient<M> {
     kept: Kept,
 }
 
-impl<M: Method + Send> Gradient for ConvGradient<M> {
+impl<M: Method + Send> ArrayGradient for ConvGradient<M> {
     fn gradients(&self, output: &Array, is_wanted: &[bool]) -> Vec<Option<Array>> {
         let (method, geometry) = (&self.method, self.method.geometry());
         let (num_weights, channels) = (self.weight.values().len(), geometry.channels_out);

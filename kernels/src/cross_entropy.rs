@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Int, Tensor, activation};
 use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
-use crate::tape::{Gradient, Operand, integers, record};
+use crate::tape::{ArrayGradient, Gradient, Operand, integers, record};
 use crate::vector::{exp_nonpositive, max, sum_of};
 
 /// Returns the mean cross-entropy, with the options of `loss`.
@@ -267,7 +267,7 @@ impl CrossEntropyGradient {
     }
 }
 
-impl Gradient for CrossEntropyGradient {
+impl ArrayGradient for CrossEntropyGradient {
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
         let mut gradient = self.probabilities.clone();
         let (num, classes) = (gradient.len(), self.rows.classes);

@@ -7,7 +7,7 @@ use burn::tensor::{Int, Tensor, module};
 use crate::array::Array;
 use crate::chunks::{add_to, chunk_rows, map_chunks};
 use crate::machine::vectorize;
-use crate::tape::{Gradient, Operand, integers, record};
+use crate::tape::{ArrayGradient, Gradient, Operand, integers, record};
 
 /// Returns the row of `weight` of each index.
 ///
@@ -78,7 +78,7 @@ impl EmbeddingGradient {
     }
 }
 
-impl Gradient for EmbeddingGradient {
+impl ArrayGradient for EmbeddingGradient {
     /// Each row is summed by one thread, so the order of additions does not depend on threads.
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
         let (dy, d_model) = (output.values(), self.d_model);

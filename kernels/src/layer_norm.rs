@@ -7,7 +7,7 @@ use burn::tensor::{Tensor, module};
 use crate::array::Array;
 use crate::chunks::{add_partial_sums, chunk_rows, map_chunks};
 use crate::machine::vectorize;
-use crate::tape::{Gradient, Operand, record, share_tape};
+use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 use crate::vector::{dot, sum_of};
 
 /// Returns `(x - mean) / sqrt(variance + epsilon) * gamma + beta` over the last dimension.
@@ -122,7 +122,7 @@ struct LayerNormGradient {
     moments: Vec<Moments>,
 }
 
-impl Gradient for LayerNormGradient {
+impl ArrayGradient for LayerNormGradient {
     /// With `h = (x - mean) * r`, `r` the reciprocal standard deviation and `t = dy * gamma`:
     /// `dx = r * (t - mean(t) - h * mean(t * h))`, `dgamma = sum(dy * h)`, `dbeta = sum(dy)`.
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {

@@ -9,7 +9,7 @@ use crate::array::{Array, Strided};
 use crate::chunks::column_sums;
 use crate::is_enabled;
 use crate::machine::{Matrix, Output, Threads, multiply};
-use crate::tape::{Gradient, Operand, record, share_tape};
+use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 
 /// Returns `activation(x * weight + bias)`.
 ///
@@ -94,7 +94,7 @@ struct LinearGradient {
     kept: Kept,
 }
 
-impl Gradient for LinearGradient {
+impl ArrayGradient for LinearGradient {
     /// `dx = dy * weight^T`, `dweight = x^T * dy`, `dbias` = column sums of `dy`.
     fn gradients(&self, output: &Array, is_wanted: &[bool]) -> Vec<Option<Array>> {
         let Self { rows, d_input, d_output, .. } = *self;

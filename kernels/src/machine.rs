@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 pub(crate) use matrix::Matrix;
 pub(crate) use operands::{ShiftedRows, Windows};
-pub(crate) use product::{Output, Threads, multiply};
+pub(crate) use product::{Output, Threads, multiply, multiply_rows};
 
 use crate::switch::{Switch, switch};
 

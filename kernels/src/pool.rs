@@ -9,7 +9,7 @@ use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
-use crate::tape::{Gradient, Operand, record};
+use crate::tape::{ArrayGradient, Gradient, Operand, record};
 use crate::window::Axis;
 
 /// Returns the maximum of each window.
@@ -244,7 +244,7 @@ struct MaxGradient {
     shape: [usize; 4],
 }
 
-impl Gradient for MaxGradient {
+impl ArrayGradient for MaxGradient {
     /// The gradient of a window goes to its maximum.
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
         let (plane_in, plane_out) = (self.geometry.plane_in(), self.geometry.plane_out());
@@ -345,7 +345,7 @@ struct AverageGradient {
     shape: [usize; 4],
 }
 
-impl Gradient for AverageGradient {
+impl ArrayGradient for AverageGradient {
     /// The gradient of a window is spread evenly over the values that it counts.
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
         let (plane_in, plane_out) = (self.geometry.plane_in(), self.geometry.plane_out());

@@ -7,7 +7,7 @@ use burn::tensor::{Tensor, activation};
 use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
-use crate::tape::{Gradient, Operand, record};
+use crate::tape::{ArrayGradient, Gradient, Operand, record};
 use crate::vector::{dot, exp_nonpositive, max, sum_of};
 
 /// Returns `exp(x) / sum(exp(x))` over dimension `dim`.
@@ -92,7 +92,7 @@ struct SoftmaxGradient {
     kind: Kind,
 }
 
-impl Gradient for SoftmaxGradient {
+impl ArrayGradient for SoftmaxGradient {
     /// With `p` the softmax: `dx = p * (dy - sum(dy * p))` of the softmax, and
     /// `dx = dy - p * sum(dy)` of its logarithm.
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {

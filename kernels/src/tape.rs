@@ -18,7 +18,20 @@ use crate::switch::is_enabled;
 pub(crate) trait Gradient: Send + Sync {
     /// Returns the gradients of the inputs, in the order of the operands, given the gradient of
     /// the output. `is_wanted` is `false` for inputs whose gradient is not used; it may be `None`.
+    fn backward(&self, output: FlexTensor, is_wanted: &[bool]) -> Vec<Option<FlexTensor>>;
+}
+
+/// Backward pass of an operator that reads and writes contiguous values.
+pub(crate) trait ArrayGradient: Send + Sync {
+    /// See [`Gradient::backward`].
     fn gradients(&self, output: &Array, is_wanted: &[bool]) -> Vec<Option<Array>>;
+}
+
+impl<G: ArrayGradient> Gradient for G {
+    fn backward(&self, output: FlexTensor, is_wanted: &[bool]) -> Vec<Option<FlexTensor>> {
+        let gradients = self.gradients(&Array::new(output), is_wanted);
+        gradients.into_iter().map(|gradient| gradient.map(Array::into_tensor)).collect()
+    }
 }
 
 /// Float input of an operator.
@@ -80,10 +93,10 @@ pub(crate) fn share_tape(operands: &[&Operand]) -> bool {
 /// Only some of the operands are on the autodiff backend. See [`share_tape`].
 pub(crate) fn record<const N: usize, const D: usize>(
     operands: [Operand; N],
-    output: Array,
+    output: impl Into<FlexTensor>,
     gradient: impl FnOnce() -> Arc<dyn Gradient>,
 ) -> Tensor<D> {
-    let output = output.into_tensor();
+    let output = output.into();
     if operands.iter().all(|operand| operand.guard.is_none()) {
         return Tensor::from_primitive::<Flex>(output);
     }
@@ -135,12 +148,12 @@ impl<const N: usize> Backward<Flex, N> for Fused<N> {
     type State = State;
 
     fn backward(self, ops: Ops<State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let output = Array::new(grads.consume::<Flex>(&ops.node));
+        let output = grads.consume::<Flex>(&ops.node);
         let is_wanted = ops.parents.each_ref().map(Option::is_some);
-        let gradients = ops.state.0.gradients(&output, &is_wanted);
+        let gradients = ops.state.0.backward(output, &is_wanted);
         for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                grads.register::<Flex>(parent.id, gradient.into_tensor());
+                grads.register::<Flex>(parent.id, gradient);
             }
         }
     }

@@ -59,6 +59,27 @@ pub(crate) fn multiply<'a>(
     product.write(out, threads);
 }
 
+/// Same as [`multiply`] on the calling thread. The rows of the output need not be adjacent.
+///
+/// # Shapes
+///
+/// `left` `[m, k]`, `right` `[k, n]`, `rows` `[m][n]`.
+///
+/// # Panics
+///
+/// The shapes do not match.
+pub(crate) fn multiply_rows<'a>(
+    rows: Vec<&mut [f32]>,
+    output: Output,
+    scale: f32,
+    left: impl Into<Left<'a>>,
+    right: impl Into<Right<'a>>,
+) {
+    let (left, right) = (left.into(), right.into());
+    let product = Product { instructions: Instructions::current(), output, scale, left, right };
+    product.write_rows(rows);
+}
+
 /// Product of two matrices.
 #[derive(Clone, Copy, Debug)]
 struct Product<'a> {
@@ -71,17 +92,13 @@ struct Product<'a> {
 
 impl Product<'_> {
     fn write(&self, out: &mut [f32], threads: Threads) {
-        let ([m, k], [rows, n]) = (self.left.size(), self.right.size());
-        assert_eq!(k, rows, "the inner dimensions of a product differ");
+        let [m, k, n] = self.size();
         assert_eq!(Some(out.len()), m.checked_mul(n), "the output has another size");
         if out.is_empty() {
             return;
         }
         if k == 0 {
-            if self.output == Output::Replace {
-                out.fill(0.0);
-            }
-            return;
+            return self.write_without_terms(out);
         }
         let is_large = m.saturating_mul(n).saturating_mul(k) > PARALLEL_MIN;
         let num_threads = match threads {
@@ -93,6 +110,34 @@ impl Product<'_> {
             threads::map(blocks, |block| self.write_block(block));
         } else {
             blocks.into_iter().for_each(|block| self.write_block(block));
+        }
+    }
+
+    /// Same as [`write`](Self::write) on one thread.
+    fn write_rows(&self, rows: Vec<&mut [f32]>) {
+        let [m, k, n] = self.size();
+        let fits = rows.len() == m && rows.iter().all(|row| row.len() == n);
+        assert!(fits, "the output has another size");
+        if m == 0 || n == 0 {
+            return;
+        }
+        if k == 0 {
+            return rows.into_iter().for_each(|row| self.write_without_terms(row));
+        }
+        self.write_block(Block { first: [0, 0], rows });
+    }
+
+    /// Returns the numbers of rows, of terms of each sum, and of columns.
+    fn size(&self) -> [usize; 3] {
+        let ([m, k], [rows, n]) = (self.left.size(), self.right.size());
+        assert_eq!(k, rows, "the inner dimensions of a product differ");
+        [m, k, n]
+    }
+
+    /// Computes values whose sums have no terms.
+    fn write_without_terms(&self, out: &mut [f32]) {
+        if self.output == Output::Replace {
+            out.fill(0.0);
         }
     }
 
@@ -214,6 +259,15 @@ mod tests {
             let before: Vec<f32> = vec![3.0; left.size()[0] * right.size()[1]];
             let expected = bits(&expected(&product, &before));
             for instructions in ALL.into_iter().filter(|set| set.is_supported()) {
+                // Rows with gaps between them.
+                let (num, width) = (left.size()[0], right.size()[1]);
+                let mut wide = vec![3.0; num * (width + 1)];
+                let rows = wide.chunks_exact_mut(width + 1).map(|row| &mut row[..width]);
+                Product { instructions, ..product }.write_rows(rows.collect());
+                let rows = wide.chunks_exact(width + 1);
+                assert!(rows.clone().all(|row| row[width] == 3.0), "a gap is written");
+                let out: Vec<f32> = rows.flat_map(|row| &row[..width]).copied().collect();
+                assert!(bits(&out) == expected, "rows, {instructions:?}, {output:?}");
                 for num_threads in [1, 2, 3, 4, 8] {
                     let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads);
                     let mut out = before.clone();

@@ -2,6 +2,7 @@
 
 mod hashed;
 mod list;
+mod local;
 mod multipart;
 mod retry;
 
@@ -156,9 +157,17 @@ impl Storage {
     pub async fn put_concat(&self, path: &str, parts: &[Bytes]) -> Result<(), StorageError> {
         let location = self.location(path)?;
         let len: usize = parts.iter().map(Bytes::len).sum();
-        match &self.parts {
-            Some(store) if len >= LARGE_BYTES => {
+        match (&self.parts, &self.folder) {
+            (Some(store), _) if len >= LARGE_BYTES => {
                 self.put_parts(store.as_ref(), path, &location, parts).await
+            }
+            (None, Some(root)) if len >= LARGE_BYTES => {
+                let file = root.join(path);
+                let write = || {
+                    let (file, parts) = (file.clone(), parts.to_vec());
+                    local::run_blocking(move || local::write_file(&file, &parts))
+                };
+                self.retry(path, write).await
             }
             _ => {
                 let payload: PutPayload = parts.iter().cloned().collect();

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use stoker_api::contract::{FileHash, HashAlgorithm};
 
 use super::Storage;
+use super::local::run_blocking;
 use crate::error::{Subject, classify};
 use crate::{StorageError, hash};
 
@@ -37,20 +38,5 @@ impl Storage {
         let hash = run_blocking(move || Ok(hash::file_hash(&[hashed], algorithm))).await;
         let failed = |source| classify(Subject { url: &self.url, path }, 1, &source).0;
         Ok((bytes, hash.map_err(failed)?))
-    }
-}
-
-/// Runs a function that reads a file or hashes on another thread.
-async fn run_blocking<T: Send + 'static>(
-    read: impl FnOnce() -> std::io::Result<T> + Send + 'static,
-) -> object_store::Result<T> {
-    let failed = |source| object_store::Error::Generic { store: "LocalFileSystem", source };
-    match tokio::task::spawn_blocking(read).await {
-        Ok(Ok(read)) => Ok(read),
-        Ok(Err(source)) if source.kind() == std::io::ErrorKind::NotFound => {
-            Err(object_store::Error::NotFound { path: String::new(), source: source.into() })
-        }
-        Ok(Err(source)) => Err(failed(source.into())),
-        Err(source) => Err(object_store::Error::JoinError { source }),
     }
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask bench instructions`: counts the instructions of a training step and of a search
-//! decision with valgrind, and compares them with recorded numbers.
+//! `cargo xtask bench instructions`: counts the instructions of training steps, all-reduces and
+//! search decisions with valgrind, and compares them with recorded numbers.
 //!
 //! Counts hardly depend on the machine and on other work, so they show a regression of a few
 //! percent, which times do not. A program runs twice, and the second run repeats the work once
@@ -7,8 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use crate::repository;
 
@@ -16,7 +17,7 @@ use crate::repository;
 const RECORD: &str = "benches/instructions.json";
 /// Largest change of a count, in percent of the recorded one.
 const TOLERANCE_PERCENT: u64 = 5;
-/// Number of trials whose decisions `decide-side` takes at once.
+/// Number of trials of a search of `decide-side` and `record-side`.
 const TRIALS: u64 = 1_000;
 
 type Counts = BTreeMap<String, u64>;
@@ -32,6 +33,8 @@ pub(crate) enum CountError {
     Failed(&'static str),
     #[error("valgrind printed no number of instructions for {0}:\n{1}")]
     NoCount(&'static str, String),
+    #[error("no port of this machine is free for ranks: {0}")]
+    Port(std::io::Error),
     #[error("cannot {0} {RECORD}: {1}")]
     Record(&'static str, std::io::Error),
     #[error(
@@ -50,15 +53,18 @@ struct Subject {
     line: &'static str,
     /// Number of units of work for a line.
     units: u64,
+    /// Number of ranks. Rank 0 is counted, and the others run without valgrind.
+    ranks: usize,
 }
 
-const SUBJECTS: [Subject; 3] = [
+const SUBJECTS: [Subject; 6] = [
     Subject {
         name: "training step of the MLP",
         package: "stoker-bench",
         arguments: &["side", "step", "mlp", "--folder", "unused"],
         line: "1",
         units: 1,
+        ranks: 1,
     },
     Subject {
         name: "training step of the CNN",
@@ -66,6 +72,23 @@ const SUBJECTS: [Subject; 3] = [
         arguments: &["side", "step", "cnn", "--folder", "unused"],
         line: "1",
         units: 1,
+        ranks: 1,
+    },
+    Subject {
+        name: "training step of the GPT",
+        package: "stoker-bench",
+        arguments: &["side", "step", "gpt", "--folder", "unused"],
+        line: "1",
+        units: 1,
+        ranks: 1,
+    },
+    Subject {
+        name: "all-reduce of 1 MiB",
+        package: "stoker-bench",
+        arguments: &["sum-side"],
+        line: "1048576 20",
+        units: 20,
+        ranks: 2,
     },
     Subject {
         name: "decision of ASHA",
@@ -73,6 +96,15 @@ const SUBJECTS: [Subject; 3] = [
         arguments: &["decide-side"],
         line: "asyncHalving",
         units: TRIALS,
+        ranks: 1,
+    },
+    Subject {
+        name: "record of a trial's results",
+        package: "stoker-search-bench",
+        arguments: &["record-side"],
+        line: "asyncHalving",
+        units: TRIALS,
+        ranks: 1,
     },
 ];
 
@@ -131,9 +163,22 @@ fn count(subject: &Subject, release: &Path) -> Result<u64, CountError> {
 
 /// Returns the instructions of a program that gets this number of lines.
 fn instructions(subject: &Subject, release: &Path, lines: usize) -> Result<u64, CountError> {
+    let port = free_port().map_err(CountError::Port)?;
+    let program = release.join(subject.package);
+    let mut others = Ranks(vec![]);
+    for rank in 1..subject.ranks {
+        let mut command = Command::new(&program);
+        command.args(subject.arguments).envs(rank_variables(rank, subject.ranks, port));
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let failed = |error| CountError::Start(subject.package, error);
+        others.0.push(command.spawn().map_err(failed)?);
+    }
     let mut command = Command::new("valgrind");
     command.args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]);
-    command.arg(release.join(subject.package)).args(subject.arguments);
+    command.arg(program).args(subject.arguments);
+    if subject.ranks > 1 {
+        command.envs(rank_variables(0, subject.ranks, port));
+    }
     // valgrind knows no AVX-512. One thread, because waiting threads count too.
     command.envs([
         ("RAYON_NUM_THREADS", "1"),
@@ -150,6 +195,37 @@ fn instructions(subject: &Subject, release: &Path, lines: usize) -> Result<u64, 
     let text = String::from_utf8_lossy(&output.stderr);
     let count = parse(&text).filter(|_| output.status.success());
     count.ok_or_else(|| CountError::NoCount(subject.name, text.into_owned()))
+}
+
+/// Processes of other ranks, killed on drop.
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}
+
+/// Returns the variables of a rank on this machine.
+fn rank_variables(rank: usize, size: usize, port: u16) -> [(&'static str, String); 8] {
+    let (rank, size) = (rank.to_string(), size.to_string());
+    [
+        ("RANK", rank.clone()),
+        ("WORLD_SIZE", size.clone()),
+        ("LOCAL_RANK", rank),
+        ("LOCAL_WORLD_SIZE", size),
+        ("GROUP_RANK", "0".to_owned()),
+        ("GROUP_WORLD_SIZE", "1".to_owned()),
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_string()),
+    ]
+}
+
+fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// Returns the number in a line such as `==7== I   refs:      1,234`.

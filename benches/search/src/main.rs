@@ -75,6 +75,9 @@ enum Part {
     /// Decisions of a search for each method named on stdin, for `bench instructions`
     #[value(hide = true)]
     DecideSide,
+    /// The same in step with the search's record, for `bench instructions`
+    #[value(hide = true)]
+    RecordSide,
     /// The measured process of the part `million`
     #[value(hide = true)]
     MillionSide,
@@ -88,6 +91,7 @@ fn run(arguments: &Arguments, part: Part) -> Result<(), BenchError> {
     match part {
         Part::Decisions => decisions::run(python()?, arguments.rounds),
         Part::DecideSide => decisions::side(),
+        Part::RecordSide => rebuild::side(),
         Part::Million => million::run(),
         Part::MillionSide => million::side(),
         Part::Rebuild => rebuild::run(),

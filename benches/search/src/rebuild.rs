@@ -88,6 +88,22 @@ pub(crate) fn record(config: &SearchConfig) -> Result<(Records, Ledger, u32), Be
     Ok((records, ledger, num_turns))
 }
 
+/// Number of trials of each search of [`side`].
+const SIDE_TRIALS: u32 = 1_000;
+
+/// Runs a search of each method that a line of stdin names, in step with its record.
+///
+/// # Errors
+///
+/// stdin cannot be read, or a line names no method.
+pub(crate) fn side() -> Result<(), BenchError> {
+    for method in std::io::stdin().lines() {
+        let searcher = json!({method?: {"maxTrials": SIDE_TRIALS, "numRungs": 5}});
+        record(&space::config(&searcher, 1)?)?;
+    }
+    Ok(())
+}
+
 /// Prints the times.
 pub(crate) fn run() -> Result<(), BenchError> {
     let searcher = json!({"asyncHalving": {"maxTrials": TRIALS, "numRungs": 5}});

@@ -14,6 +14,7 @@ mod group;
 mod handshake;
 mod hub;
 mod launch_config;
+mod link;
 #[cfg(feature = "cuda")]
 mod nccl;
 #[cfg(any(test, feature = "cuda"))]

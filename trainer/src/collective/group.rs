@@ -1,4 +1,4 @@
-//! A group of ranks over TCP connections. Large messages use a ring, small messages go through one
+//! A group of ranks over connections. Large messages use a ring, small messages go through one
 //! rank. The first failure closes all connections, which notifies the other ranks.
 
 use std::net::TcpStream;
@@ -8,6 +8,7 @@ use burn::tensor::{Tensor, bf16, f16};
 use bytes::Bytes;
 
 use super::hub::Hub;
+use super::link::Link;
 use super::progress::{ProgressState, StallLimits};
 use super::rendezvous::Connections;
 use super::ring::{Buffer, Ring, Summable};
@@ -100,9 +101,10 @@ pub(super) fn create_groups(
 ) -> Result<(Group, Option<Group>)> {
     let Connections { watchdog_streams, hub, local_hub, ring: (next, previous) } = connections;
     let abort = GangAbort::default();
-    let stars =
-        [&watchdog_streams, &hub, &local_hub].into_iter().flatten().map(|(_, stream)| stream);
-    abort.register(stars.chain([&next, &previous])).map_err(socket_error)?;
+    let stars = [&watchdog_streams, &hub, &local_hub].into_iter().flatten();
+    let stars = stars.map(|(_, stream)| stream.try_clone().map(Link::Tcp));
+    let ring = [&next, &previous].map(Link::try_clone);
+    abort.register(stars.chain(ring)).map_err(socket_error)?;
     let shutdown_streams = watchdog_streams
         .iter()
         .map(|(_, stream)| stream.try_clone())

@@ -303,7 +303,7 @@ impl RankIdentity {
         }
     }
 
-    fn read_interruptibly(
+    pub(super) fn read_interruptibly(
         &self,
         stream: &mut TcpStream,
         mut bytes: &mut [u8],
@@ -364,7 +364,7 @@ fn greeting() -> io::Result<Vec<u8>> {
     Ok(greeting)
 }
 
-fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
+pub(super) fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
     let mut nonce = [0; NONCE_BYTES];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut nonce)?;
     Ok(nonce)

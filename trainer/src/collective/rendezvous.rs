@@ -14,11 +14,13 @@ use super::handshake::{
     AuthenticatedPeer, Fingerprint, POLL_INTERVAL, Purpose, RankIdentity, RankListener, Verdict,
     check_interrupt,
 };
+use super::link::Link;
 use crate::Result;
 use crate::error::Infrastructure;
 use crate::stop::StopSignal;
 
 mod links;
+mod local;
 
 /// Default timeout. It is long because the gang's images may be pulled on many nodes.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(600);
@@ -35,7 +37,7 @@ pub(super) struct Connections {
     /// The same within this pod, if it does not contain all ranks.
     pub(super) local_hub: Vec<(usize, TcpStream)>,
     /// To the next rank and from the previous rank.
-    pub(super) ring: (TcpStream, TcpStream),
+    pub(super) ring: (Link, Link),
 }
 
 /// A rank in the rendezvous.

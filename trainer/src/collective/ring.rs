@@ -12,7 +12,6 @@
 //! are added in rank order.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
-use std::net::TcpStream;
 use std::ops::AddAssign;
 
 use burn::tensor::{bf16, f16};
@@ -22,10 +21,9 @@ use half::slice::HalfFloatSliceExt as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::CollectiveOp;
+use super::link::Link;
 use super::progress::ProgressState;
-use super::wire::{
-    HEADER_BYTES, configure, connection_lost, header, length, mismatched_call, socket_error,
-};
+use super::wire::{HEADER_BYTES, connection_lost, header, length, mismatched_call};
 use crate::Result;
 use crate::error::Infrastructure;
 
@@ -75,8 +73,8 @@ impl Summable for f16 {
 pub(super) struct Ring {
     rank: usize,
     size: usize,
-    next: TcpStream,
-    previous: TcpStream,
+    next: Link,
+    previous: Link,
     scratch: Vec<f64>,
 }
 
@@ -86,15 +84,9 @@ impl Ring {
     /// # Errors
     ///
     /// Fails if the system rejects a socket option.
-    pub(super) fn new(
-        rank: usize,
-        size: usize,
-        next: TcpStream,
-        previous: TcpStream,
-    ) -> Result<Self> {
-        for stream in [&next, &previous] {
-            configure(stream)?;
-            stream.set_nonblocking(true).map_err(socket_error)?;
+    pub(super) fn new(rank: usize, size: usize, next: Link, previous: Link) -> Result<Self> {
+        for link in [&next, &previous] {
+            link.configure()?;
         }
         let scratch = vec![0.0; SCRATCH_BYTES / size_of::<f64>()];
         Ok(Self { rank, size, next, previous, scratch })
@@ -289,10 +281,7 @@ impl Ring {
     }
 
     /// Returns how many bytes a write has sent, 0 if the connection accepts none now.
-    fn accepted(
-        &mut self,
-        write: impl FnOnce(&mut TcpStream) -> io::Result<usize>,
-    ) -> Result<usize> {
+    fn accepted(&mut self, write: impl FnOnce(&mut Link) -> io::Result<usize>) -> Result<usize> {
         let to = self.next_rank();
         match write(&mut self.next) {
             Ok(num) => Ok(num),
@@ -320,7 +309,7 @@ impl Ring {
 }
 
 /// Reads available bytes; returns 0 if there are none, and an error at the end of the stream.
-fn read(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+fn read(stream: &mut Link, bytes: &mut [u8]) -> io::Result<usize> {
     if bytes.is_empty() {
         return Ok(0);
     }

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write as _};
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use stoker_api::contract::ExitCode;
 
+use super::link::Link;
 use super::progress::{HEARTBEAT_BYTES, Heartbeat, ProgressState, StallLimits};
 
 /// Interval of heartbeats.
@@ -38,7 +39,7 @@ pub(super) struct GangAbort(Arc<AbortState>);
 #[derive(Debug, Default)]
 struct AbortState {
     reason: OnceLock<String>,
-    streams: Mutex<Vec<TcpStream>>,
+    links: Mutex<Vec<Link>>,
     /// A collective call failed, or a rank exited without a shutdown message.
     has_failed: AtomicBool,
     is_stopped: AtomicBool,
@@ -50,13 +51,13 @@ impl GangAbort {
     /// # Errors
     ///
     /// Fails if the system has no more file descriptors.
-    pub(super) fn register<'a>(
+    pub(super) fn register(
         &self,
-        streams: impl IntoIterator<Item = &'a TcpStream>,
+        clones: impl IntoIterator<Item = io::Result<Link>>,
     ) -> io::Result<()> {
-        let mut registered = self.0.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        for stream in streams {
-            registered.push(stream.try_clone()?);
+        let mut registered = self.0.links.lock().unwrap_or_else(PoisonError::into_inner);
+        for clone in clones {
+            registered.push(clone?);
         }
         Ok(())
     }
@@ -79,10 +80,10 @@ impl GangAbort {
 
     /// Closes every connection, which notifies the other ranks.
     pub(super) fn close(&self) {
-        let streams = self.0.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        for stream in streams.iter() {
+        let links = self.0.links.lock().unwrap_or_else(PoisonError::into_inner);
+        for link in links.iter() {
             // Ignore the error: the connection may be closed already.
-            let _ = stream.shutdown(Shutdown::Both);
+            let _ = link.shutdown();
         }
     }
 

@@ -53,7 +53,8 @@ impl Participant<'_> {
         let (Some(previous), Some(next)) = (ring.next(), ring.next()) else {
             return Err(Infrastructure("the ring lacks a neighbor connection".into()).into());
         };
-        Ok(Connections { watchdog_streams, hub, local_hub, ring: (next, previous) })
+        let ring = self.prefer_unix(next, previous, deadline)?;
+        Ok(Connections { watchdog_streams, hub, local_hub, ring })
     }
 
     /// Accepts the expected connections.

@@ -10,14 +10,17 @@ use stoker_api::contract::ExitCode;
 
 use super::super::group::DeviceAllReduce;
 use super::super::*;
-use super::rendezvous::{gang_of, joined};
+use super::rendezvous::{connect_all, gang_of, joined};
 use crate::error::exit_code;
 
 /// Runs a closure on each of several connected ranks, and returns when all have finished.
 pub(super) type OnRanks = fn(usize, &(dyn Fn(&dyn Collective) + Sync));
 
-pub(super) const ALL: [(&str, OnRanks); 2] =
-    [("threads", on_threads), ("connections", on_connections)];
+pub(super) const ALL: [(&str, OnRanks); 3] = [
+    ("threads", on_threads),
+    ("pods", on_pods),
+    ("ranks of a pod", |size, act| connect_all(size, size, act)),
+];
 
 fn on_threads(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
     std::thread::scope(|scope| {
@@ -27,18 +30,8 @@ fn on_threads(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
     });
 }
 
-fn on_connections(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
-    if size == 1 {
-        // A single rank does not need connections.
-        return act(&SingleRank);
-    }
-    let gang = gang_of(size as u32);
-    std::thread::scope(|scope| {
-        for rank in 0..size {
-            let gang = &gang;
-            scope.spawn(move || act(&joined(gang, 0, rank, 1, 20_000).unwrap().0));
-        }
-    });
+fn on_pods(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
+    connect_all(size, 1, act);
 }
 
 /// Runs `act` on each rank and returns the results in rank order.
@@ -99,7 +92,7 @@ fn sums_are_exact_and_reproducible() {
 fn ring_sums_every_element_once() {
     // Sums of integers are exact, so an element that is torn, lost or added twice is visible.
     for len in [4_096 + 1, 16_384 + 3, 1_000_003] {
-        let results = on_ranks(on_connections, 4, |ranks| {
+        let results = on_ranks(on_pods, 4, |ranks| {
             let mut values: Vec<f32> =
                 (0..len).map(|i| (ranks.rank() * 7 + i % 1000) as f32).collect();
             ranks.sum_f32(&mut values).unwrap();
@@ -379,7 +372,7 @@ proptest! {
     #[test]
     fn sums_are_exact_for_any_size(size in 2..6usize, len in 0..20_000usize, big in any::<bool>()) {
         let len = if big { len * 16 + 5 } else { len };
-        let results = on_ranks(on_connections, size, |ranks| {
+        let results = on_ranks(on_pods, size, |ranks| {
             let value = |i: usize| ((ranks.rank() + 1) * (i % 97)) as f64;
             let mut values: Vec<f64> = (0..len).map(value).collect();
             ranks.sum_f64(&mut values).unwrap();

@@ -9,6 +9,7 @@ use stoker_api::contract::{ExitCode, Gang};
 
 use super::super::group::{Group, create_groups};
 use super::super::handshake::Fingerprint;
+use super::super::link::Link;
 use super::super::progress::{ProgressState, StallLimits};
 use super::super::rendezvous::connect_within;
 use super::super::*;
@@ -40,6 +41,25 @@ pub(super) fn joined(
     wait_ms: u64,
 ) -> Result<(Group, Option<Group>)> {
     join_as(gang, attempt, topology(gang, rank, ranks_per_pod), Fingerprint::default(), wait_ms)
+}
+
+/// Runs `act` on each rank of a new gang.
+pub(super) fn connect_all(
+    size: usize,
+    ranks_per_pod: usize,
+    act: &(dyn Fn(&dyn Collective) + Sync),
+) {
+    if size == 1 {
+        // A single rank does not need connections.
+        return act(&SingleRank);
+    }
+    let gang = gang_of(size as u32);
+    std::thread::scope(|scope| {
+        for rank in 0..size {
+            let gang = &gang;
+            scope.spawn(move || act(&joined(gang, 0, rank, ranks_per_pod, 20_000).unwrap().0));
+        }
+    });
 }
 
 /// Joins as a rank in a separate pod, with these limits on stalls.
@@ -183,6 +203,26 @@ fn late_rank_is_waited_for() {
                 assert_eq!(sum, [3.0]);
             });
         }
+    });
+}
+
+#[test]
+fn neighbors_of_a_pod_are_connected_by_unix_sockets() {
+    let gang = gang_of(4);
+    std::thread::scope(|scope| {
+        let ranks = [0, 1, 2, 3].map(|rank| {
+            let gang = &gang;
+            scope.spawn(move || {
+                let (stop, wait) = (StopSignal::default(), Duration::from_secs(20));
+                let (topology, same) = (topology(gang, rank, 2), Fingerprint::default());
+                connect_within(gang, 0, topology, same, &stop, wait).unwrap().ring
+            })
+        });
+        let is_unix = ranks.map(|rank| {
+            let (next, previous) = rank.join().unwrap();
+            [next, previous].map(|link| matches!(link, Link::Unix(_)))
+        });
+        assert_eq!(is_unix, [[true, false], [false, true], [true, false], [false, true]]);
     });
 }
 

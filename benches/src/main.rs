@@ -3,6 +3,7 @@
 //! A benchmark compares processes, called sides, that take turns within one run. Our side runs
 //! Stoker's trainer. The other sides usually run PyTorch or JAX.
 
+mod bucket;
 mod checkpoint;
 mod collective;
 mod data;
@@ -40,6 +41,8 @@ enum Bench {
     Trainer(trainer::Arguments),
     /// Benchmark saving and restoring a model against safetensors and torch.save
     Checkpoint(checkpoint::Arguments),
+    /// Benchmark large objects on an S3 server against s5cmd
+    Bucket(bucket::Arguments),
     /// Benchmark all-reduce against PyTorch's gloo, and training on two ranks against DDP
     Collective(collective::Arguments),
     /// Benchmark image loading against PyTorch's DataLoader, and training on loaded images
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().bench {
         Bench::Trainer(arguments) => trainer::run(&arguments),
         Bench::Checkpoint(arguments) => checkpoint::run(&arguments),
+        Bench::Bucket(arguments) => bucket::run(&arguments),
         Bench::Collective(arguments) => collective::run(&arguments),
         Bench::Data(arguments) => data::run(&arguments),
         Bench::Kernels(arguments) => kernels::run(&arguments),

@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     bench.args(["run", "--quiet", "--release", "--package", "stoker-benches", "--"]);
     bench.args(arguments);
     let needs_no_python = |argument: &String| {
-        ["help", "--help", "-h", "--python", "kernels"].contains(&argument.as_str())
+        ["help", "--help", "-h", "--python", "kernels", "bucket"].contains(&argument.as_str())
     };
     if !arguments.is_empty() && !arguments.iter().any(needs_no_python) {
         let reads_images = arguments.first().is_some_and(|bench| bench == "data");

@@ -29,9 +29,9 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Run a benchmark: `trainer`, `checkpoint`, `collective` or `data` against PyTorch, `search`
-    /// against Optuna, `operator`, or `instructions`. `bench --help` and `bench search --help` list
-    /// the options
+    /// Run a benchmark: `trainer`, `checkpoint`, `collective` or `data` against PyTorch, `bucket`
+    /// against s5cmd, `search` against Optuna, `operator`, or `instructions`. `bench --help` and
+    /// `bench search --help` list the options
     #[command(disable_help_flag = true)]
     Bench {
         /// Name of the benchmark, and its options

@@ -105,7 +105,8 @@ fn open_folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
     let store = LocalFileSystem::new_with_prefix(&path)
         .map_err(|error| StorageError::BadUrl { url: url.to_owned(), reason: error.to_string() })?;
     // Files are staged, synced and renamed, so that a reported checkpoint survives a machine crash.
-    Ok(Storage::from_store(Arc::new(store.with_fsync(true)), url).in_folder(path))
+    let store = Arc::new(store.with_fsync(true));
+    Ok(Storage::from_store(store.clone(), url).in_folder(path, store))
 }
 
 fn open_network<S>(

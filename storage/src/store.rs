@@ -15,6 +15,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
+use object_store::local::LocalFileSystem;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
@@ -56,6 +57,8 @@ pub struct Storage {
     retry_policy: RetryPolicy,
     /// Local directory of the root, if the root is one.
     folder: Option<PathBuf>,
+    /// The same store, if the root is a local directory.
+    files: Option<Arc<LocalFileSystem>>,
 }
 
 impl fmt::Debug for Storage {
@@ -103,11 +106,12 @@ impl Storage {
             parts: None,
             retry_policy: RetryPolicy::LOCAL,
             folder: None,
+            files: None,
         }
     }
 
-    pub(crate) fn in_folder(self, folder: PathBuf) -> Self {
-        Self { folder: Some(folder), ..self }
+    pub(crate) fn in_folder(self, folder: PathBuf, files: Arc<LocalFileSystem>) -> Self {
+        Self { folder: Some(folder), files: Some(files), ..self }
     }
 
     /// Returns the same root with multipart uploads of large objects through `parts`.
@@ -157,12 +161,11 @@ impl Storage {
     pub async fn put_concat(&self, path: &str, parts: &[Bytes]) -> Result<(), StorageError> {
         let location = self.location(path)?;
         let len: usize = parts.iter().map(Bytes::len).sum();
-        match (&self.parts, &self.folder) {
+        match (&self.parts, self.local_file(path)?) {
             (Some(store), _) if len >= LARGE_BYTES => {
                 self.put_parts(store.as_ref(), path, &location, parts).await
             }
-            (None, Some(root)) if len >= LARGE_BYTES => {
-                let file = root.join(path);
+            (None, Some(file)) if len >= LARGE_BYTES => {
                 let write = || {
                     let (file, parts) = (file.clone(), parts.to_vec());
                     local::run_blocking(move || local::write_file(&file, &parts))
@@ -202,15 +205,15 @@ impl Storage {
     /// Appends to a file of a local root, if the file has this length. Returns `false` if nothing
     /// or only a part was appended; [`put`](Self::put) then replaces the file.
     pub fn append_locally(&self, path: &str, len: u64, bytes: &[u8]) -> bool {
-        let Some(root) = &self.folder else { return false };
+        let Ok(Some(file)) = self.local_file(path) else { return false };
         let append = || -> std::io::Result<bool> {
-            let mut file = std::fs::OpenOptions::new().append(true).open(root.join(path))?;
+            let mut file = std::fs::OpenOptions::new().append(true).open(file)?;
             if file.metadata()?.len() != len {
                 return Ok(false);
             }
             file.write_all(bytes).map(|()| true)
         };
-        self.location(path).is_ok() && append().unwrap_or(false)
+        append().unwrap_or(false)
     }
 
     /// Reads objects with at most 16 concurrent requests, in the order of `paths`.

@@ -22,10 +22,8 @@ impl Storage {
         path: &str,
         algorithm: HashAlgorithm,
     ) -> Result<(Bytes, FileHash), StorageError> {
-        let local = self.folder.as_ref().filter(|_| algorithm != HashAlgorithm::Sha256);
-        if let Some(root) = local {
-            self.location(path)?;
-            let file = root.join(path);
+        let local = self.local_file(path)?.filter(|_| algorithm != HashAlgorithm::Sha256);
+        if let Some(file) = local {
             let read = || {
                 let file = file.clone();
                 run_blocking(move || hash::read_file(&File::open(file)?, algorithm))

@@ -8,8 +8,26 @@ use std::thread;
 
 use bytes::Bytes;
 
+use super::Storage;
+use crate::StorageError;
+use crate::error::{Subject, classify};
+
 /// Number of bytes after which the disk writes what is in memory, while more bytes follow.
 const SYNC_BYTES: usize = 16 << 20;
+
+impl Storage {
+    /// Returns the file of an object, `None` if the root is not a local directory.
+    ///
+    /// # Errors
+    ///
+    /// The path is invalid, or is reserved for files that are being written.
+    pub(super) fn local_file(&self, path: &str) -> Result<Option<PathBuf>, StorageError> {
+        let location = self.location(path)?;
+        let file = self.files.as_ref().map(|files| files.path_to_filesystem(&location));
+        let failed = |source| classify(Subject { url: &self.url, path }, 1, &source).0;
+        file.transpose().map_err(failed)
+    }
+}
 
 /// Writes a file that consists of the concatenated `parts`, and replaces an existing one.
 ///
@@ -20,10 +38,18 @@ const SYNC_BYTES: usize = 16 << 20;
 ///
 /// The file system failed. The file is the earlier or the new one.
 pub(super) fn write_file(path: &Path, parts: &[Bytes]) -> io::Result<()> {
+    write_staged(path, parts).map_err(|error| match error.kind() {
+        // The folder was deleted meanwhile. Another attempt creates it again.
+        ErrorKind::NotFound => io::Error::other(error),
+        _ => error,
+    })
+}
+
+fn write_staged(path: &Path, parts: &[Bytes]) -> io::Result<()> {
     let folder = path.parent().ok_or(ErrorKind::InvalidInput)?;
     create_folders(folder)?;
     let (file, staged) = create_staged(path)?;
-    let written = write_and_sync(&file, parts).and_then(|()| fs::rename(&staged, path));
+    let written = write_and_close(file, parts).and_then(|()| fs::rename(&staged, path));
     if let Err(error) = written {
         // The first error is the cause.
         let _ = fs::remove_file(&staged);
@@ -33,21 +59,23 @@ pub(super) fn write_file(path: &Path, parts: &[Bytes]) -> io::Result<()> {
 }
 
 /// Writes and syncs at the same time, so that the disk does not wait for the last byte.
-fn write_and_sync(mut file: &File, parts: &[Bytes]) -> io::Result<()> {
+fn write_and_close(file: File, parts: &[Bytes]) -> io::Result<()> {
     let (sender, receiver) = channel();
+    let mut file_ref = &file;
     thread::scope(|scope| {
-        let syncs = scope.spawn(move || {
+        // Without a thread, the last sync does all the work.
+        let syncs = thread::Builder::new().spawn_scoped(scope, move || {
             while receiver.recv().is_ok() {
                 // One sync is enough for all requests until now.
                 while receiver.try_recv().is_ok() {}
-                file.sync_data()?;
+                file_ref.sync_data()?;
             }
             Ok(())
         });
         let mut unsynced = 0;
         for part in parts {
             for block in part.chunks(SYNC_BYTES) {
-                file.write_all(block)?;
+                file_ref.write_all(block)?;
                 unsynced += block.len();
                 if unsynced >= SYNC_BYTES && sender.send(()).is_ok() {
                     unsynced = 0;
@@ -55,9 +83,12 @@ fn write_and_sync(mut file: &File, parts: &[Bytes]) -> io::Result<()> {
             }
         }
         drop(sender);
-        syncs.join().unwrap_or_else(|_| Err(io::Error::other("a sync panicked")))
+        let panicked = |_| Err(io::Error::other("a sync panicked"));
+        syncs.map_or(Ok(()), |syncs| syncs.join().unwrap_or_else(panicked))
     })?;
-    file.sync_all()
+    file.sync_all()?;
+    // Some network file systems report lost data only when a file is closed.
+    Ok(nix::unistd::close(file)?)
 }
 
 /// Creates a file next to `path` that no other writer uses.

@@ -221,6 +221,29 @@ async fn failed_parts_of_large_objects_are_retried() {
     }
 }
 
+/// Small and large files are written in different ways.
+#[tokio::test]
+async fn large_files_have_the_names_of_small_ones() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("root");
+    let storage = Storage::open(folder.to_str().unwrap(), None).unwrap();
+    let large = Bytes::from(vec![7; LARGE_BYTES]);
+    for path in ["a/b c%20\u{e4}", "/begins/with/a/slash"] {
+        for bytes in [Bytes::from("small"), large.clone(), Bytes::from("small again")] {
+            storage.put(path, bytes.clone()).await.unwrap();
+            assert!(storage.get(path).await.unwrap() == bytes, "{path}");
+            assert_eq!(storage.size(path).await.unwrap(), Some(bytes.len() as u64), "{path}");
+        }
+    }
+    assert_eq!(storage.list("").await.unwrap(), ["a/b c%20\u{e4}", "begins/with/a/slash"]);
+    // Such names are those of files that are being written.
+    for bytes in [Bytes::from("small"), large] {
+        let error = storage.put("a/model#1", bytes).await.unwrap_err().to_string();
+        assert!(error.contains("are not supported: a/model#1"), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1);
+}
+
 /// One request for a large range could exceed the request timeout.
 #[tokio::test(start_paused = true)]
 async fn large_ranges_are_read_in_parts() {

@@ -1,5 +1,7 @@
-//! A group of ranks over connections. Large messages use a ring, small messages go through one
-//! rank. The first failure closes all connections, which notifies the other ranks.
+//! Group of ranks that are connected by TCP, and by Unix sockets within a pod.
+//!
+//! Large messages use a ring, small messages go through one rank. The first failure closes all
+//! connections, which notifies the other ranks.
 
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -33,7 +33,7 @@ const HELLOS_MAX: usize = 256;
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 const MAGIC: [u8; 8] = *b"stoker-g";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 const DIGEST_BYTES: usize = 32;
@@ -313,7 +313,8 @@ impl RankIdentity {
         while !bytes.is_empty() {
             check_interrupt(stop)?;
             if Instant::now() > deadline {
-                return Ok(Err(io::Error::other("rank 0 still waits for other ranks")));
+                let text = "rank 0 still waits for other ranks";
+                return Ok(Err(io::Error::new(io::ErrorKind::TimedOut, text)));
             }
             let timed = stream.set_read_timeout(Some(POLL_INTERVAL));
             match timed.and_then(|()| stream.read(bytes)) {

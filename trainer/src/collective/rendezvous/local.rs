@@ -1,7 +1,6 @@
 //! Unix sockets between neighbors of the ring that are in the same pod.
 //!
-//! Both neighbors know from the topology that they share a pod. They agree over their authenticated
-//! TCP connection:
+//! Neighbors agree over their authenticated TCP connection:
 //!
 //! | listener sends | connecting rank sends |
 //! |---|---|
@@ -9,14 +8,17 @@
 //! | | over the Unix socket: token |
 //! | | answer: whether it has connected |
 //!
-//! The name is in the abstract namespace of the network, so it needs no file, and other processes
-//! can see it. The token is secret. Without a Unix socket, both stay with TCP.
+//! The name is in the abstract namespace of the network, so no file must be created or deleted.
+//! Other processes can see the name, but not the token. Without a Unix socket, both neighbors stay
+//! with TCP.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::super::handshake::{check_interrupt, nonce};
 use super::super::link::Link;
@@ -27,14 +29,13 @@ use crate::error::Infrastructure;
 /// Length of a name and of a token.
 const TOKEN_BYTES: usize = 32;
 const OFFER_BYTES: usize = 1 + 2 * TOKEN_BYTES;
-/// Timeout for a token on an accepted connection. The neighbor has sent it already.
-const TOKEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Name and token of a listener.
 type Offer = ([u8; TOKEN_BYTES], [u8; TOKEN_BYTES]);
 
 impl Participant<'_> {
-    /// Replaces the connections to neighbors in the same pod by Unix sockets.
+    /// Replaces the connections to neighbors in the same pod by Unix sockets. All neighbors
+    /// exchange offers and answers, also in different pods.
     ///
     /// # Errors
     ///
@@ -46,67 +47,42 @@ impl Participant<'_> {
         deadline: Instant,
     ) -> Result<(Link, Link)> {
         let (rank, size) = (self.topology.rank, self.topology.size);
-        let local_ranks = self.topology.local_ranks();
-        let [has_next, has_previous] =
-            [(rank + 1) % size, (rank + size - 1) % size].map(|rank| local_ranks.contains(&rank));
+        let (next_rank, previous_rank) = ((rank + 1) % size, (rank + size - 1) % size);
+        let is_local = |rank| self.topology.local_ranks().contains(&rank);
         // Offers do not wait, so that no cycle of ranks waits for each other.
-        let listener = match has_previous {
-            true => {
-                let listener = listen().ok();
-                let message = offer_message(listener.as_ref().map(|(_, offer)| *offer));
-                previous.write_all(&message).map_err(lost)?;
-                listener
+        let listener = if is_local(previous_rank) { listen().ok() } else { None };
+        let message = offer_message(listener.as_ref().map(|(_, offer)| *offer));
+        previous.write_all(&message).map_err(|error| lost(previous_rank, &error))?;
+
+        let mut message = [0; OFFER_BYTES];
+        self.read_of_neighbor(&mut next, next_rank, &mut message, deadline)?;
+        let offer = parse_offer(&message).filter(|_| is_local(next_rank));
+        let connected = offer.and_then(|offer| accept_offer(offer).ok());
+        let answer = [u8::from(connected.is_some())];
+        next.write_all(&answer).map_err(|error| lost(next_rank, &error))?;
+
+        let mut answer = [0];
+        self.read_of_neighbor(&mut previous, previous_rank, &mut answer, deadline)?;
+        let accepted = match (listener, answer) {
+            (Some((listener, (_, token))), [1]) => {
+                Some(accept(&listener, token).map_err(|error| lost(previous_rank, &error))?)
             }
-            false => None,
+            _ => None,
         };
-        let mut connected = None;
-        if has_next {
-            let mut message = [0; OFFER_BYTES];
-            self.read_answer(&mut next, &mut message, deadline)?;
-            connected = parse_offer(&message).and_then(|offer| connect(offer).ok());
-            next.write_all(&[u8::from(connected.is_some())]).map_err(lost)?;
-        }
-        let mut accepted = None;
-        if has_previous {
-            let mut answer = [0];
-            self.read_answer(&mut previous, &mut answer, deadline)?;
-            if let (Some((listener, (_, token))), [1]) = (listener, answer) {
-                accepted = Some(self.accept(&listener, token, deadline)?);
-            }
-        }
+        check_interrupt(self.stop)?;
         let next = connected.map_or(Link::Tcp(next), Link::Unix);
         Ok((next, accepted.map_or(Link::Tcp(previous), Link::Unix)))
     }
 
-    fn read_answer(
+    fn read_of_neighbor(
         &self,
         stream: &mut TcpStream,
+        rank: usize,
         bytes: &mut [u8],
         deadline: Instant,
     ) -> Result<()> {
-        Ok(self.identity.read_interruptibly(stream, bytes, deadline, self.stop)?.map_err(lost)?)
-    }
-
-    /// Accepts the connection that sends the token. Closes all others.
-    fn accept(
-        &self,
-        listener: &UnixListener,
-        token: [u8; TOKEN_BYTES],
-        deadline: Instant,
-    ) -> Result<UnixStream> {
-        // The neighbor has connected before its answer, so this does not wait.
-        while Instant::now() < deadline {
-            check_interrupt(self.stop)?;
-            let (mut stream, _) = listener.accept().map_err(lost)?;
-            let mut received = [0; TOKEN_BYTES];
-            let read = stream
-                .set_read_timeout(Some(TOKEN_TIMEOUT))
-                .and_then(|()| stream.read_exact(&mut received));
-            if read.is_ok() && received == token {
-                return Ok(stream);
-            }
-        }
-        Err(lost(io::ErrorKind::TimedOut.into()).into())
+        let read = self.identity.read_interruptibly(stream, bytes, deadline, self.stop)?;
+        Ok(read.map_err(|error| lost(rank, &error))?)
     }
 }
 
@@ -117,8 +93,27 @@ fn listen() -> io::Result<(UnixListener, Offer)> {
     Ok((listener, (name, token)))
 }
 
-fn connect((name, token): Offer) -> io::Result<UnixStream> {
-    let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+/// Returns the connection that has sent the token. Closes all others. The neighbor has connected
+/// and sent its token before its answer, so this does not wait for it.
+fn accept(listener: &UnixListener, token: [u8; TOKEN_BYTES]) -> io::Result<UnixStream> {
+    loop {
+        let (mut stream, _) = listener.accept()?;
+        stream.set_nonblocking(true)?;
+        let mut received = [0; TOKEN_BYTES];
+        let num = stream.read(&mut received);
+        if matches!(num, Ok(TOKEN_BYTES)) && received == token {
+            return Ok(stream);
+        }
+    }
+}
+
+/// Connects to the listener of an offer and sends the token. Fails instead of waiting, so that
+/// other processes that connect to the name cannot block the ranks.
+fn accept_offer((name, token): Offer) -> io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new_abstract_name(&name)?)?;
+    let mut stream = UnixStream::from(socket);
     stream.write_all(&token)?;
     Ok(stream)
 }
@@ -138,13 +133,18 @@ fn parse_offer(message: &[u8; OFFER_BYTES]) -> Option<Offer> {
     (message[0] == 1).then_some((*name, token.try_into().ok()?))
 }
 
-fn lost(error: io::Error) -> Infrastructure {
-    Infrastructure(format!("lost the connection to a neighbor during the rendezvous: {error}"))
+fn lost(rank: usize, error: &io::Error) -> Infrastructure {
+    let why = match error.kind() {
+        io::ErrorKind::TimedOut => "it did not answer in time".to_owned(),
+        _ => error.to_string(),
+    };
+    Infrastructure(format!("cannot agree with rank {rank} on a connection: {why}"))
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::time::Duration;
 
     use super::super::super::Topology;
     use super::super::super::handshake::{Fingerprint, RankIdentity};
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_another_network_are_declined() {
+    fn unreachable_names_are_declined() {
         let links = rank_0(|mut to, mut from| {
             to.write_all(&offer_message(Some((nonce().unwrap(), nonce().unwrap())))).unwrap();
             let mut answer = [7];
@@ -231,36 +231,54 @@ mod tests {
 
     #[test]
     fn strangers_without_the_token_are_closed() {
-        let mut stranger = None;
+        let mut strangers = vec![];
         let links = rank_0(|mut to, mut from| {
             let (listener, offer) = listen().unwrap();
             to.write_all(&offer_message(Some(offer))).unwrap();
             let (name, token) = read_offer(&mut from).unwrap();
-            stranger = connect((name, nonce().unwrap())).ok();
-            let mut own = connect((name, token)).unwrap();
+            // One with a wrong token, one that is silent.
+            strangers.push(accept_offer((name, nonce().unwrap())).unwrap());
+            let address = SocketAddr::from_abstract_name(name).unwrap();
+            strangers.push(UnixStream::connect_addr(&address).unwrap());
+            let mut own = accept_offer((name, token)).unwrap();
             own.write_all(b"from the previous rank").unwrap();
             from.write_all(&[1]).unwrap();
             let mut answer = [7];
             to.read_exact(&mut answer).unwrap();
             assert_eq!(answer, [1]);
-            listener.set_nonblocking(false).unwrap();
-            let (mut next, _) = listener.accept().unwrap();
-            let mut received = [0; TOKEN_BYTES];
-            next.read_exact(&mut received).unwrap();
-            assert_eq!(received, offer.1);
+            accept(&listener, offer.1).unwrap();
         });
         let (next, mut previous) = links.unwrap();
         assert!(matches!(next, Link::Unix(_)));
         let mut text = [0; 22];
         previous.read_exact(&mut text).unwrap();
         assert_eq!(&text, b"from the previous rank");
-        let closed = stranger.unwrap().read(&mut [0]);
-        assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+        for mut stranger in strangers {
+            stranger.set_nonblocking(true).unwrap();
+            let read = stranger.read(&mut [0]).map_err(|error| error.kind());
+            assert!(matches!(read, Ok(0) | Err(io::ErrorKind::ConnectionReset)), "{read:?}");
+        }
+    }
+
+    /// Launchers may describe one pod differently to its ranks.
+    #[test]
+    fn offers_that_are_declined_leave_tcp() {
+        let links = rank_0(|mut to, mut from| {
+            let (listener, offer) = listen().unwrap();
+            to.write_all(&offer_message(Some(offer))).unwrap();
+            let mut answer = [7];
+            to.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, [1]);
+            accept(&listener, offer.1).unwrap();
+            assert!(read_offer(&mut from).is_some());
+            from.write_all(&[0]).unwrap();
+        });
+        assert!(matches!(links.unwrap(), (Link::Unix(_), Link::Tcp(_))));
     }
 
     #[test]
     fn neighbors_that_exit_end_the_wait() {
         let error = rank_0(|to, from| drop((to, from))).unwrap_err().to_string();
-        assert!(error.starts_with("lost the connection to a neighbor"), "{error}");
+        assert!(error.starts_with("cannot agree with rank 1 on a connection: "), "{error}");
     }
 }

@@ -178,7 +178,7 @@ fn rank_0_without_the_secret_is_refused() {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            let mut greeting = b"stoker-g\x02\0\0\0".to_vec();
+            let mut greeting = b"stoker-g\x03\0\0\0".to_vec();
             greeting.extend([9; 32]);
             stream.write_all(&greeting).unwrap();
             let _ = stream.read_exact(&mut [0; 128 + 32]);

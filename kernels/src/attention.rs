@@ -25,8 +25,9 @@ use order::Order;
 ///
 /// Vaswani et al., Attention Is All You Need, 2017. `mask` hides positions where it is `true`. A
 /// causal mask is aligned to the last key. A query without visible keys gives zeros. `attn_bias`
-/// and `softcap` are not fused. The backward pass keeps the probabilities. The result has the same
-/// order in memory as `query`, so heads that are views with swapped dimensions are not copied.
+/// and `softcap` are not fused. The backward pass keeps the probabilities. Heads and positions of
+/// the result have the order of `query` in memory, so heads that are views with swapped dimensions
+/// are not copied.
 ///
 /// # Shapes
 ///
@@ -555,6 +556,50 @@ mod tests {
         assert_eq!(views.output, copies.output);
         for (view, copy) in views.gradients.iter().zip(&copies.gradients) {
             assert_eq!(view, copy);
+        }
+    }
+
+    /// The gradient of a sum has strides of 0.
+    #[test]
+    fn gradients_without_strides_are_read() {
+        let sizes @ [batch, heads, len_query, _, _, d_value] = [2, 3, 5, 6, 4, 3];
+        let gradients = |has_strides: bool| {
+            let outcome = run(&case(sizes), &|inputs: &[Tensor<1>]| {
+                let [query, key, value] = shaped(sizes, inputs);
+                let y = attention(query, key, value, None, None, options(Masking::Causal));
+                let ones = Tensor::ones([batch, heads, len_query, d_value], &y.device());
+                let sum = if has_strides { (y * ones).sum() } else { y.sum() };
+                sum.reshape([1])
+            });
+            outcome.gradients
+        };
+        assert_eq!(gradients(false), gradients(true));
+    }
+
+    #[test]
+    fn inputs_with_any_strides_give_the_bits_of_copies() {
+        let [batch, heads, len, depth] = [2, 3, 5, 4];
+        type View = fn(Tensor<4>) -> Tensor<4>;
+        let views: [(&str, View); 4] = [
+            ("flipped positions", |x| x.flip([2])),
+            ("flipped heads and depth", |x| x.flip([1, 3])),
+            ("swapped positions and depth", |x| x.reshape([2, 3, 4, 5]).swap_dims(2, 3)),
+            ("one head for all", |x| x.narrow(1, 0, 1).expand([2, 3, 5, 4])),
+        ];
+        for (name, view) in views {
+            let outcome = |is_copied: bool| {
+                run(&Case::new(&[batch * heads * len * depth; 3]), &|inputs: &[Tensor<1>]| {
+                    let [query, key, value] = [0, 1, 2].map(|index| {
+                        let x = view(inputs[index].clone().reshape([batch, heads, len, depth]));
+                        // Multiplying by 1 gives contiguous values.
+                        if is_copied { x.clone() * Tensor::ones(x.dims(), &x.device()) } else { x }
+                    });
+                    flat(attention(query, key, value, None, None, options(Masking::Causal)))
+                })
+            };
+            let (views, copies) = (outcome(false), outcome(true));
+            assert_eq!(views.output, copies.output, "{name}");
+            assert_eq!(views.gradients, copies.gradients, "{name}");
         }
     }
 

@@ -99,7 +99,7 @@ const SUBJECTS: [Subject; 6] = [
         ranks: 1,
     },
     Subject {
-        name: "record of a trial's results",
+        name: "decision of ASHA and its record",
         package: "stoker-search-bench",
         arguments: &["record-side"],
         line: "asyncHalving",
@@ -128,7 +128,7 @@ pub(crate) fn run(is_update: bool) -> Result<(), CountError> {
         return std::fs::write(path, text).map_err(|error| CountError::Record("write", error));
     }
     let Some(recorded) = record.get(&compiler) else {
-        counts.iter().for_each(|(name, count)| println!("{name:<28} {count:>14}"));
+        counts.iter().for_each(|(name, count)| println!("{name:<34} {count:>14}"));
         println!("no numbers of {compiler} are recorded; `--update` records these");
         return Ok(());
     };
@@ -138,15 +138,15 @@ pub(crate) fn run(is_update: bool) -> Result<(), CountError> {
 
 /// Prints both counts of each name, and returns the names of those that differ too much.
 fn compare(recorded: &Counts, counts: &Counts) -> Vec<String> {
-    println!("{:<28} {:>14} {:>14} {:>8}", "instructions", "now", "recorded", "ratio");
+    println!("{:<34} {:>14} {:>14} {:>8}", "instructions", "now", "recorded", "ratio");
     let mut changed = vec![];
     for (name, now) in counts {
         let Some(before) = recorded.get(name) else {
-            println!("{name:<28} {now:>14} {:>14}", "-");
+            println!("{name:<34} {now:>14} {:>14}", "-");
             continue;
         };
         let ratio = *now as f64 / (*before).max(1) as f64;
-        println!("{name:<28} {now:>14} {before:>14} {ratio:>8.3}");
+        println!("{name:<34} {now:>14} {before:>14} {ratio:>8.3}");
         if 100 * now.abs_diff(*before) > TOLERANCE_PERCENT * before {
             changed.push(name.clone());
         }
@@ -163,13 +163,14 @@ fn count(subject: &Subject, release: &Path) -> Result<u64, CountError> {
 
 /// Returns the instructions of a program that gets this number of lines.
 fn instructions(subject: &Subject, release: &Path, lines: usize) -> Result<u64, CountError> {
-    let port = free_port().map_err(CountError::Port)?;
+    let port = if subject.ranks > 1 { free_port().map_err(CountError::Port)? } else { 0 };
     let program = release.join(subject.package);
     let mut others = Ranks(vec![]);
     for rank in 1..subject.ranks {
         let mut command = Command::new(&program);
         command.args(subject.arguments).envs(rank_variables(rank, subject.ranks, port));
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        // These ranks end with rank 0, and report a lost connection.
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let failed = |error| CountError::Start(subject.package, error);
         others.0.push(command.spawn().map_err(failed)?);
     }

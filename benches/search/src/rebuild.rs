@@ -88,7 +88,7 @@ pub(crate) fn record(config: &SearchConfig) -> Result<(Records, Ledger, u32), Be
     Ok((records, ledger, num_turns))
 }
 
-/// Number of trials of each search of [`side`].
+/// Number of trials of each search of [`side`], as `cargo xtask bench instructions` expects.
 const SIDE_TRIALS: u32 = 1_000;
 
 /// Runs a search of each method that a line of stdin names, in step with its record.

@@ -16,7 +16,8 @@ pub(super) enum Order {
 }
 
 impl Order {
-    /// Returns the order of a tensor of four dimensions.
+    /// Returns the order of a tensor of four dimensions. With one head or position, both orders are
+    /// the same.
     pub(super) fn of(tensor: &FlexTensor) -> Self {
         let strides = tensor.layout().strides();
         if strides[1].abs() < strides[2].abs() { Self::Positions } else { Self::Heads }

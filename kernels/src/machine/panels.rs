@@ -16,12 +16,12 @@ pub(super) const ROWS_MAX: usize = 8;
 /// Maximum number of columns of a tile: two vectors.
 pub(super) const WIDTH_MAX: usize = 2 * LANES_MAX;
 
-/// Rows of a product up to which tiles read a right operand with contiguous rows itself. With more
-/// rows, a copy is as fast, and faster where a cache has few places for the addresses.
+/// Rows that a thread computes, up to which tiles read a right operand with contiguous rows in
+/// place. With more rows, a copy is as fast.
 const ROWS_READ_MAX: usize = 256;
 
-/// The same for rows that are aliased. In 256 x 512 values with such rows, products of 32 rows were
-/// as fast with a copy as without, and products of 48 rows faster with a copy (AMD Zen 5).
+/// The same for rows that are aliased. With a block of 256 x 512 values of a wider matrix, 32 rows
+/// were as fast with a copy as without, and 48 rows were faster with a copy (AMD Zen 5).
 const ROWS_ALIASED_MAX: usize = 32;
 
 /// Returns `true` if all rows begin in the same set of a first-level cache: in most processors,
@@ -42,7 +42,8 @@ pub(super) struct Panels<'a> {
 }
 
 impl<'a> Panels<'a> {
-    /// Copies the panels unless few rows would use the copy. `m` is the number of rows.
+    /// Copies the panels unless tiles read the operand in place. `m` is the number of rows of the
+    /// output.
     pub(super) fn new(
         instructions: Instructions,
         right: Right<'a>,
@@ -278,8 +279,8 @@ fn copy_square(right: Matrix<'_>, [start, first]: [usize; 2], width: usize, rows
 const LEFT_COPY_MIN: usize = 3;
 
 /// Returns values and strides of the left matrix of a tile. If many panels read it, it is copied
-/// first, so that it stays in the first-level cache. It stays there without a copy if its rows or
-/// columns are contiguous and not aliased.
+/// first, so that it stays in the first-level cache. If its rows or columns are contiguous and not
+/// aliased, it stays there without a copy.
 fn left_tile<'a>(
     left: Matrix<'a>,
     num_panels: usize,

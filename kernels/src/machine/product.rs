@@ -34,7 +34,7 @@ const PARALLEL_MIN: usize = 128 * 128 * 64;
 /// bits.
 const DEPTH: usize = 256;
 
-/// Columns of the right matrix that are copied at a time. The copy fits in a second-level cache.
+/// Columns of the right matrix that are multiplied at a time. They fit in a second-level cache.
 const COLUMNS: usize = 512;
 
 /// Computes `scale * left * right` into the row-major matrix `out`.
@@ -294,6 +294,8 @@ mod tests {
         check(row_major(5, 3).transposed(), row_major(7, 5).transposed());
         check(Matrix::with_strides(&values, [4, 3], [20, 2]), row_major(3, 2));
         check(row_major(3, 4), Matrix::with_strides(&values, [4, 40], [30, 2]));
+        // Neither rows nor columns of the left matrix are contiguous, and several panels read it.
+        check(Matrix::with_strides(&values, [9, 3], [20, 2]), row_major(3, 66));
         check(Matrix::with_strides(&values, [4, 3], [0, 1]), row_major(3, 2));
         for [m, k, n] in [[0, 3, 2], [3, 0, 2], [3, 2, 0], [1, 1, 1]] {
             check(row_major(m, k), row_major(k, n));
@@ -312,6 +314,12 @@ mod tests {
             [33, 40, 600],
             [70, 300, 65],
             [130, 130, 70],
+            // More rows than are read in place, and rows that are a multiple of 4 KiB apart.
+            [300, 70, 100],
+            [33, 1024, 100],
+            [1024, 40, 100],
+            [40, 100, 1024],
+            [9, 40, 1024],
         ];
         for [m, k, n] in shapes {
             let (left, right) = (values(m * k), values(k * n));
@@ -373,7 +381,7 @@ mod tests {
         multiply_windows(9);
     }
 
-    fn multiply_rows(num: usize) {
+    fn multiply_shifted(num: usize) {
         let values = vec![1.0; num];
         let rows = ShiftedRows { values: &values, row_offsets: &[0, 3], columns: 8 };
         let left = Matrix::row_major(&[1.0; 2], 1, 2);
@@ -389,13 +397,22 @@ mod tests {
 
     #[test]
     fn last_row_may_end_with_the_values() {
-        multiply_rows(11);
+        multiply_shifted(11);
     }
 
     #[test]
     #[should_panic(expected = "a tile exceeds its right matrix")]
     fn rows_outside_of_the_values_are_refused() {
-        multiply_rows(10);
+        multiply_shifted(10);
+    }
+
+    #[test]
+    #[should_panic(expected = "the output has another size")]
+    fn rows_of_another_size_are_refused() {
+        let matrix = Matrix::row_major(&[1.0; 4], 2, 2);
+        let mut out = [0.0; 3];
+        let (first, second) = out.split_at_mut(2);
+        multiply_rows(vec![first, second], Output::Replace, 1.0, matrix, matrix);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use clap::Args;
 use stoker_storage::Storage;
 use stoker_trainer::Result;
 
-use crate::rounds::Comparison;
+use crate::rounds::{Comparison, alternate};
 
 /// Options of `bucket`. The credentials of the server come from the environment.
 #[derive(Args, Debug)]
@@ -80,19 +80,7 @@ fn compare(
         act()?;
         Ok(mib as f64 / begin.elapsed().as_secs_f64())
     };
-    let mut rounds = vec![];
-    for round in 0..=arguments.rounds {
-        let pair = if round % 2 == 0 {
-            (rate(&ours)?, rate(&theirs)?)
-        } else {
-            let theirs = rate(&theirs)?;
-            (rate(&ours)?, theirs)
-        };
-        // The first round is the warm-up.
-        if round > 0 {
-            rounds.push(pair);
-        }
-    }
+    let rounds = alternate(arguments.rounds, || rate(&ours), || rate(&theirs))?;
     Ok(Comparison::new(name, &rounds))
 }
 

@@ -11,7 +11,7 @@ use stoker_api::names::ENV_DEVICE;
 use stoker_trainer::{Distributed, Result};
 
 use crate::protocol::{self, Ready, Side, Steps};
-use crate::rounds::{Comparison, median};
+use crate::rounds::{Comparison, alternate, median};
 use crate::trainer::{TORCH_STEPS, name};
 use crate::training::Model;
 
@@ -166,17 +166,7 @@ fn sums(arguments: &Arguments, python: &Path, size: usize) -> Result<Vec<Compari
             let times: Times = side.first.request(&command)?;
             Ok(median(times.nanoseconds.iter().map(|time| *time as f64 / 1e3).collect()))
         };
-        take(&mut ours)?;
-        take(&mut theirs)?;
-        let mut rounds = vec![];
-        for round in 0..arguments.rounds {
-            rounds.push(if round % 2 == 0 {
-                (take(&mut ours)?, take(&mut theirs)?)
-            } else {
-                let theirs = take(&mut theirs)?;
-                (take(&mut ours)?, theirs)
-            });
-        }
+        let rounds = alternate(arguments.rounds, || take(&mut ours), || take(&mut theirs))?;
         comparisons.push(Comparison::new(format!("{size} ranks, {kib} KiB"), &rounds));
     }
     Ok(comparisons)

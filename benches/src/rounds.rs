@@ -40,6 +40,32 @@ impl fmt::Display for Comparison {
     }
 }
 
+/// Measures both sides in turns and returns (ours, theirs) of each round. The first round is a
+/// warm-up and is left out.
+///
+/// # Errors
+///
+/// Returns the first error of a side.
+pub(crate) fn alternate<E>(
+    rounds: usize,
+    mut ours: impl FnMut() -> Result<f64, E>,
+    mut theirs: impl FnMut() -> Result<f64, E>,
+) -> Result<Vec<(f64, f64)>, E> {
+    let mut pairs = vec![];
+    for round in 0..=rounds {
+        let pair = if round % 2 == 0 {
+            (ours()?, theirs()?)
+        } else {
+            let theirs = theirs()?;
+            (ours()?, theirs)
+        };
+        if round > 0 {
+            pairs.push(pair);
+        }
+    }
+    Ok(pairs)
+}
+
 /// Returns the median: the middle value, or the mean of the two middle values. NaN without values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -62,6 +88,18 @@ mod tests {
         check(&[9.0, 1.0, 2.0], 2.0);
         check(&[4.0, 1.0, 2.0, 100.0], 3.0);
         assert!(median(vec![]).is_nan());
+    }
+
+    #[test]
+    fn sides_alternate_after_a_warm_up() {
+        let turns = std::cell::RefCell::new(String::new());
+        let take = |side: char| -> Result<f64, ()> {
+            turns.borrow_mut().push(side);
+            Ok(turns.borrow().len() as f64)
+        };
+        let pairs = alternate(2, || take('a'), || take('b'));
+        assert_eq!(pairs, Ok(vec![(4.0, 3.0), (5.0, 6.0)]));
+        assert_eq!(*turns.borrow(), "abbaab");
     }
 
     #[test]

@@ -32,10 +32,6 @@ impl Array {
     pub(crate) fn shape(&self) -> Vec<usize> {
         self.0.layout().shape().to_vec()
     }
-
-    pub(crate) fn into_tensor(self) -> FlexTensor {
-        self.0
-    }
 }
 
 impl From<Array> for FlexTensor {

@@ -559,9 +559,9 @@ mod tests {
         }
     }
 
-    /// The gradient of a sum has strides of 0.
+    /// The gradient of a sum is one value with strides of 0.
     #[test]
-    fn gradients_without_strides_are_read() {
+    fn broadcast_gradients_are_read() {
         let sizes @ [batch, heads, len_query, _, _, d_value] = [2, 3, 5, 6, 4, 3];
         let gradients = |has_strides: bool| {
             let outcome = run(&case(sizes), &|inputs: &[Tensor<1>]| {

@@ -30,7 +30,7 @@ pub(crate) trait ArrayGradient: Send + Sync {
 impl<G: ArrayGradient> Gradient for G {
     fn backward(&self, output: FlexTensor, is_wanted: &[bool]) -> Vec<Option<FlexTensor>> {
         let gradients = self.gradients(&Array::new(output), is_wanted);
-        gradients.into_iter().map(|gradient| gradient.map(Array::into_tensor)).collect()
+        gradients.into_iter().map(|gradient| gradient.map(FlexTensor::from)).collect()
     }
 }
 

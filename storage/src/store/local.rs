@@ -61,21 +61,21 @@ fn write_staged(path: &Path, parts: &[Bytes]) -> io::Result<()> {
 /// Writes and syncs at the same time, so that the disk does not wait for the last byte.
 fn write_and_close(file: File, parts: &[Bytes]) -> io::Result<()> {
     let (sender, receiver) = channel();
-    let mut file_ref = &file;
+    let mut writer = &file;
     thread::scope(|scope| {
         // Without a thread, the last sync does all the work.
         let syncs = thread::Builder::new().spawn_scoped(scope, move || {
             while receiver.recv().is_ok() {
                 // One sync is enough for all requests until now.
                 while receiver.try_recv().is_ok() {}
-                file_ref.sync_data()?;
+                writer.sync_data()?;
             }
             Ok(())
         });
         let mut unsynced = 0;
         for part in parts {
             for block in part.chunks(SYNC_BYTES) {
-                file_ref.write_all(block)?;
+                writer.write_all(block)?;
                 unsynced += block.len();
                 if unsynced >= SYNC_BYTES && sender.send(()).is_ok() {
                     unsynced = 0;

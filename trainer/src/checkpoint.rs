@@ -21,6 +21,7 @@ mod file_parts;
 mod folder;
 mod pinned;
 mod retention;
+mod shared_files;
 mod source;
 mod store;
 
@@ -30,6 +31,7 @@ pub(crate) use error::check_source;
 pub use file_parts::FileParts;
 pub use folder::load_folder;
 pub(crate) use retention::{Retention, RetentionLimits, RetentionTask};
+pub(crate) use shared_files::{SharedFiles, SharedIndex};
 pub use source::CheckpointSource;
 pub(crate) use store::CheckpointStore;
 

@@ -21,6 +21,7 @@ mod fit;
 mod hooks;
 mod model_slot;
 pub(crate) mod program;
+mod restore;
 mod run;
 mod save;
 mod start;

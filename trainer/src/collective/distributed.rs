@@ -15,7 +15,7 @@ use super::progress::{ProgressState, RankActivity, StallLimits};
 use super::{Collective, SingleRank, Topology, all_gather_json, group, program, rendezvous};
 use crate::Result;
 use crate::device::RankDevice;
-use crate::error::InvalidHyperparameters;
+use crate::error::{InvalidHyperparameters, PeerFailed};
 use crate::stop::StopSignal;
 
 /// The ranks that train together, with operations to exchange values between them.
@@ -243,6 +243,26 @@ impl Distributed {
             return Err(InvalidHyperparameters(text).into());
         }
         Ok(global / size)
+    }
+
+    /// Gathers each rank's result on every rank, in rank order. If some ranks failed, each of them
+    /// gets its own error, and the others get [`PeerFailed`]. `position` in the program is used in
+    /// error messages.
+    pub(crate) fn gather_results<T: Clone + Serialize + DeserializeOwned>(
+        &self,
+        position: &str,
+        local: Result<T>,
+    ) -> Result<Vec<T>> {
+        let shared = local.as_ref().map_err(ToString::to_string).cloned();
+        let all = all_gather_json(&*self.ranks, position, shared)?;
+        // The caller may access the storage next, which has its own timeouts.
+        self.record_activity(RankActivity::Wait);
+        local?;
+        let mut done = vec![];
+        for (rank, outcome) in all.into_iter().enumerate() {
+            done.push(outcome.map_err(|why| PeerFailed(format!("rank {rank}: {why}")))?);
+        }
+        Ok(done)
     }
 
     /// Records what this rank does until the next call. The watchdog reports a rank that makes no

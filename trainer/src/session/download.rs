@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 
 use super::Session;
 use super::options::{CheckpointMetadata, Download};
-use super::transfer::{TemporaryFolder, download_to, gather_results, run_blocking};
+use super::transfer::{TemporaryFolder, download_to, run_blocking};
 use crate::Result;
 use crate::checkpoint::{CheckpointError, CheckpointSource, CheckpointStore, check_source};
 use crate::collective::RankActivity;
@@ -39,7 +39,7 @@ impl Session<'_> {
         if ranks.rank() == 0 {
             chosen = self.download_first_complete(&rt, &store, &mut folder);
         }
-        let chosen = gather_results(ranks, "restore_path", chosen)?.swap_remove(0);
+        let chosen = ranks.gather_results("restore_path", chosen)?.swap_remove(0);
         let Some(wanted) = chosen else {
             ranks.record_activity(RankActivity::Train);
             return Ok(None);

@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 
 use bytes::Bytes;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use stoker_api::contract::{CheckpointRef, FileEntry, Manifest};
 use stoker_api::names::MANIFEST;
 use stoker_storage::{hash, layout};
@@ -15,33 +13,11 @@ use tokio::runtime::Handle;
 use super::options::Select;
 use crate::Result;
 use crate::checkpoint::{CheckpointError, CheckpointStore, NewContents};
-use crate::collective::{Distributed, RankActivity, all_gather_json};
-use crate::error::PeerFailed;
 
 /// Total bytes of files in memory at which an upload starts. The last file may exceed it.
 const GROUP_BYTES_MAX: u64 = 64 << 20;
 /// Maximum number of files that are uploaded concurrently.
 const GROUP_FILES_MAX: usize = 16;
-
-/// Gathers each rank's result on every rank, in rank order. If some ranks failed, each of them gets
-/// its own error, and the others get [`PeerFailed`]. `position` in the program is used in error
-/// messages.
-pub(super) fn gather_results<T: Clone + Serialize + DeserializeOwned>(
-    ranks: &Distributed,
-    position: &str,
-    local: Result<T>,
-) -> Result<Vec<T>> {
-    let shared = local.as_ref().map_err(ToString::to_string).cloned();
-    let all = all_gather_json(ranks.collective(), position, shared)?;
-    // The caller may access the storage next, which has its own timeouts.
-    ranks.record_activity(RankActivity::Wait);
-    local?;
-    let mut done = vec![];
-    for (rank, outcome) in all.into_iter().enumerate() {
-        done.push(outcome.map_err(|why| PeerFailed(format!("rank {rank}: {why}")))?);
-    }
-    Ok(done)
-}
 
 /// Upload of a checkpoint.
 pub(super) struct CheckpointUpload<'a> {

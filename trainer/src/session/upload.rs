@@ -11,9 +11,7 @@ use stoker_storage::layout;
 use super::Session;
 use super::options::Upload;
 use super::shards::{Shard, merge};
-use super::transfer::{
-    CheckpointUpload, TemporaryFolder, file_entry, gather_results, list_files, run_blocking,
-};
+use super::transfer::{CheckpointUpload, TemporaryFolder, file_entry, list_files, run_blocking};
 use crate::Result;
 use crate::checkpoint::{CheckpointError, SaveRequest, delete};
 use crate::collective::{RankActivity, all_gather_json};
@@ -168,7 +166,7 @@ impl Session<'_> {
             Ok((files, shard)) => (files, Ok(shard)),
             Err(error) => (BTreeMap::new(), Err(error)),
         };
-        let shards = gather_results(ranks, "upload", shard)?;
+        let shards = ranks.gather_results("upload", shard)?;
         let merged = merge(&shards)
             .map_err(|why| format!("checkpoint {}: ranks disagree: {why}", transfer.name))?;
         let is_owned = |name: &String| merged.owners.get(name) == Some(&ranks.rank());
@@ -181,7 +179,7 @@ impl Session<'_> {
                 false => Err("the files changed during the upload".into()),
             }
         });
-        let stored = gather_results(ranks, "stored", stored);
+        let stored = ranks.gather_results("stored", stored);
         let is_lead = ranks.rank() == 0;
         if let Err(error) = stored {
             // All ranks get this error, so rank 0 cleans up for all.
@@ -201,7 +199,7 @@ impl Session<'_> {
         if committed.is_err() {
             transfer.delete_files(merged.owners.into_keys());
         }
-        gather_results(ranks, "committed", committed).map(drop)
+        ranks.gather_results("committed", committed).map(drop)
     }
 
     fn commit(

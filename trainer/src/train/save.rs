@@ -1,4 +1,4 @@
-//! Saves the run's state to checkpoints, restores it, and shares it among ranks.
+//! Saves the run's state to checkpoints, and restores it.
 
 use burn::module::Module;
 use bytes::Bytes;
@@ -9,9 +9,8 @@ use super::run::Run;
 use super::state::{PendingTensors, RunState};
 use super::{CallbackError, call_hook, call_hook_with_index, catch_panic, unique_names};
 use crate::callback::CheckpointFiles;
-use crate::checkpoint::{CheckpointContents, NewContents, Restored};
-use crate::collective::all_gather_json;
-use crate::error::{Infrastructure, with_sources};
+use crate::checkpoint::{CheckpointContents, NewContents};
+use crate::error::with_sources;
 use crate::{Error, InvalidHyperparameters, Result, precision, record};
 
 /// Error when restoring from a complete checkpoint.
@@ -103,42 +102,6 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         #[cfg(feature = "learner")]
         self.optimizers.set_model(&*self.model);
         Ok(())
-    }
-
-    /// Restores the checkpoint that rank 0 found complete, on all ranks. Without one, broadcasts
-    /// rank 0's model.
-    fn restore_on_all_ranks(&mut self) -> Result<Restored> {
-        let ranks = self.context.distributed();
-        if ranks.size() == 1 {
-            return self.io().restore();
-        }
-        let mut restored = Restored::default();
-        if self.io().is_lead() {
-            restored = self.io().restore()?;
-        }
-        let chosen = restored.chosen.clone();
-        match all_gather_json(ranks.collective(), "start", chosen)?.swap_remove(0) {
-            Some(chosen) if !self.io().is_lead() => {
-                restored = self.io().restore_from(std::slice::from_ref(&chosen))?;
-                if let Some((name, why)) = restored.refused.first_key_value() {
-                    let text = format!("cannot read checkpoint {name}, although rank 0 can: {why}");
-                    return Err(Infrastructure(text).into());
-                }
-            }
-            Some(_) => {}
-            None => {
-                let model = match self.io().is_lead() {
-                    true => record::snapshot(&*self.model).into_bytes()?,
-                    false => Bytes::new(),
-                };
-                let model = ranks.collective().broadcast(model)?;
-                if !self.io().is_lead() {
-                    let contents = CheckpointContents::from([(record::MODEL.into(), model)]);
-                    self.model.replace(|model| record::load_model(model, &contents))?;
-                }
-            }
-        }
-        Ok(restored)
     }
 
     /// Restores the newest complete checkpoint, if there is one, and reports where training starts.
@@ -241,7 +204,9 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             },
         )?;
         self.state = state;
-        self.best_weights = contents.get(BEST_WEIGHTS).cloned();
+        // A slice would keep all files of the checkpoint in memory.
+        let copy = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
+        self.best_weights = contents.get(BEST_WEIGHTS).map(copy);
         Ok(())
     }
 

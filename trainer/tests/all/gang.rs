@@ -109,11 +109,13 @@ impl Gang {
 
     /// Returns what each rank wrote after training.
     pub(crate) fn trained(&self) -> Vec<Value> {
-        let of = |rank: usize| {
-            let path = self.pods[0].file(&format!("{rank}.json"));
-            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
-        };
-        (0..self.pods.len()).map(of).collect()
+        (0..self.pods.len()).map(|rank| self.trained_by(rank)).collect()
+    }
+
+    /// Returns what a rank wrote after training.
+    pub(crate) fn trained_by(&self, rank: usize) -> Value {
+        let path = self.pods[0].file(&format!("{rank}.json"));
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
     }
 }
 
@@ -122,11 +124,17 @@ pub(crate) fn start(pod: &Pod) -> Child {
 }
 
 pub(crate) fn start_as(pod: &Pod, role: &str) -> Child {
+    start_with(pod, &[], role)
+}
+
+/// Same as [`start_as`], with a command that executes its arguments.
+pub(crate) fn start_with(pod: &Pod, wrapper: &[&str], role: &str) -> Child {
     let itself = std::env::current_exe().unwrap();
     let role = format!("{ENV_ROLE}={role}");
     let itself = itself.to_str().unwrap();
     let harness = ["--exact", "program", "--nocapture", "--test-threads=1"];
-    let mut command = vec!["env", role.as_str(), itself];
+    let mut command = wrapper.to_vec();
+    command.extend(["env", role.as_str(), itself]);
     command.extend(harness);
     pod.start_launch(&command)
 }
@@ -136,7 +144,7 @@ pub(crate) fn codes(left: &[ProcessOutcome]) -> Vec<i32> {
 }
 
 /// Trains with this number of ranks and returns their common result.
-fn trained(size: u32, is_full: bool, batches: u64) -> Value {
+pub(crate) fn trained(size: u32, is_full: bool, batches: u64) -> Value {
     trained_with(size, is_full, batches, json!({}))
 }
 

@@ -10,6 +10,7 @@ mod cached;
 mod custom_loop;
 mod data_kinds;
 mod gang;
+mod gang_restore;
 mod hosts;
 mod launching;
 #[cfg(feature = "learner")]

@@ -108,6 +108,7 @@ impl Pod {
             command.env(ENV_TRIAL_CONFIG, config);
         }
         command
+            .current_dir(self.folder.path())
             .args(["--exact", "program", "--nocapture", "--test-threads=1"])
             .env(ENV_ROLE, role)
             .env(ENV_TERMINATION_FILE, self.file("termination"))

@@ -1,0 +1,122 @@
+//! Restores one checkpoint on all ranks. One rank of each pod reads it, and the others map its
+//! memory.
+
+use burn::module::Module;
+use bytes::Bytes;
+use stoker_api::contract::{CheckpointRef, Manifest};
+
+use super::run::Run;
+use crate::checkpoint::{CheckpointContents, Restored, SharedFiles, SharedIndex};
+use crate::collective::RankActivity;
+use crate::error::Infrastructure;
+use crate::{Result, record};
+
+impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
+    /// Restores the checkpoint that rank 0 found complete, on all ranks. Without one, broadcasts
+    /// rank 0's model.
+    pub(super) fn restore_on_all_ranks(&mut self) -> Result<Restored> {
+        let ranks = self.context.distributed();
+        if ranks.size() == 1 {
+            return self.io().restore();
+        }
+        ranks.record_activity(RankActivity::Wait);
+        // The first rank of each pod reads at the same time as rank 0. Both usually find the same.
+        let mut restored = Ok(Restored::default());
+        if ranks.local_rank() == 0 {
+            restored = self.io().restore();
+        }
+        let (chosen, mut restored) = match restored {
+            Ok(restored) => (Ok(restored.chosen.clone()), restored),
+            Err(error) => (Err(error), Restored::default()),
+        };
+        let chosen = ranks.gather_results("start", chosen)?.swap_remove(0);
+        let is_same = restored.chosen == chosen;
+        if ranks.local_rank() == 0 && !is_same {
+            print_refusals(&restored);
+        }
+        let Some(chosen) = chosen else {
+            ranks.record_activity(RankActivity::Train);
+            self.broadcast_model()?;
+            return Ok(Restored { refused: restored.refused, ..Restored::default() });
+        };
+        if ranks.local_rank() == 0 && !is_same {
+            restored = self.read_chosen(&chosen)?;
+        }
+        if ranks.local_size() > 1 {
+            restored = self.share_in_pod(restored, &chosen)?;
+        }
+        ranks.record_activity(RankActivity::Train);
+        Ok(restored)
+    }
+
+    /// Replaces the model of each rank by that of rank 0.
+    fn broadcast_model(&mut self) -> Result<()> {
+        let is_lead = self.io().is_lead();
+        let model = match is_lead {
+            true => record::snapshot(&*self.model).into_bytes()?,
+            false => Bytes::new(),
+        };
+        let model = self.context.distributed().collective().broadcast(model)?;
+        if is_lead {
+            return Ok(());
+        }
+        let contents = CheckpointContents::from([(record::MODEL.into(), model)]);
+        self.model.replace(|model| record::load_model(model, &contents))
+    }
+
+    /// Reads the checkpoint that rank 0 chose.
+    fn read_chosen(&self, chosen: &CheckpointRef) -> Result<Restored> {
+        let restored = self.io().restore_from(std::slice::from_ref(chosen))?;
+        match restored.refused.first_key_value() {
+            None => Ok(restored),
+            Some((name, why)) => {
+                let text = format!("cannot read checkpoint {name}, although rank 0 can: {why}");
+                Err(Infrastructure(text).into())
+            }
+        }
+    }
+
+    /// Returns the checkpoint that the first rank of the pod read, in memory that its ranks share.
+    /// If a rank cannot access this memory, it reads the checkpoint from the storage.
+    fn share_in_pod(&self, mut restored: Restored, chosen: &CheckpointRef) -> Result<Restored> {
+        let ranks = self.context.distributed();
+        let mut shared = None;
+        if let Some((_, manifest, contents)) = &mut restored.checkpoint {
+            match SharedFiles::new(contents) {
+                Ok((files, mapped)) => {
+                    *contents = mapped;
+                    shared = Some((files, manifest.clone()));
+                }
+                Err(error) => eprintln!("stoker: cannot share the checkpoint in this pod: {error}"),
+            }
+        }
+        let index: Option<(SharedIndex, Manifest)> =
+            shared.as_ref().map(|(files, manifest)| (files.index().clone(), manifest.clone()));
+        let index = ranks.broadcast_local(index)?;
+        if ranks.local_rank() > 0 {
+            restored = match index.map(|(files, manifest)| (files.open(), manifest)) {
+                Some((Ok(contents), manifest)) => Restored {
+                    checkpoint: Some((chosen.name.clone(), manifest, contents)),
+                    chosen: Some(chosen.clone()),
+                    ..Restored::default()
+                },
+                unshared => {
+                    if let Some((Err(error), _)) = unshared {
+                        eprintln!("stoker: this rank reads the checkpoint itself: {error}");
+                    }
+                    self.read_chosen(chosen)?
+                }
+            };
+        }
+        // The memory must exist until all ranks have opened it.
+        ranks.allgather_local(())?;
+        Ok(restored)
+    }
+}
+
+/// Prints what the first rank of a pod refused, unlike rank 0. Only rank 0 has a terminal.
+fn print_refusals(restored: &Restored) {
+    for (name, why) in &restored.refused {
+        eprintln!("stoker: checkpoint {name} cannot be used in this pod: {why}");
+    }
+}

@@ -121,6 +121,11 @@ pub fn host() -> Device {
     return Device::default();
 }
 
+/// Returns whether tensors on this device are in the memory of the host.
+pub(crate) fn is_host(device: &Device) -> bool {
+    device.clone().without_autodiff() == host()
+}
+
 /// Makes the CPU burn's default device, by executing this program again if necessary. burn loads
 /// optimizer states from checkpoints to its default device. Without this call, every rank would
 /// load them to the first GPU, even a rank that trains on another device.
@@ -191,6 +196,11 @@ fn num_gpus() -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpu_is_the_host_with_and_without_gradients() {
+        assert!(is_host(&host()) && is_host(&host().autodiff()));
+    }
 
     #[test]
     fn old_drivers_are_refused_with_their_version() {

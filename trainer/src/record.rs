@@ -158,7 +158,7 @@ impl ModuleMapper for Renumber {
     renumber!(map_bool, Bool);
 }
 
-/// Takes a snapshot of the model. Tensors are shared, not copied.
+/// Takes a snapshot of the model. It shares tensors on the CPU, and copies others to the host.
 pub(crate) fn snapshot<M: Module>(model: &M) -> Snapshot {
     // Apply BatchNorm's pending update, in place; otherwise the record is one update behind.
     let _ = model.valid();
@@ -172,21 +172,17 @@ pub(crate) fn snapshot<M: Module>(model: &M) -> Snapshot {
 #[derive(Default)]
 pub(crate) struct Snapshot {
     path: Vec<String>,
-    tensors: Vec<(String, ParamId, DeferredRead)>,
+    tensors: Vec<Entry>,
+    failed: Option<Error>,
 }
-
-/// Reads a tensor's values on the host.
-type DeferredRead = Box<dyn FnOnce() -> Result<HostTensor> + Send>;
 
 impl Snapshot {
     /// Encodes in burn's format, sorted by name. The file shares the memory of tensors on the CPU.
     pub(crate) fn into_file(self) -> Result<FileParts> {
-        let entry = |(name, id, read): (String, ParamId, DeferredRead)| {
-            let HostTensor { bytes, shape, dtype } = read()?;
-            Ok(Entry { name, dtype, shape, id: Some(id.val()), bytes })
-        };
-        let tensors: Result<_> = self.tensors.into_iter().map(entry).collect();
-        pack(tensors?, &BTreeMap::new(), BTreeMap::new())
+        match self.failed {
+            Some(error) => Err(error),
+            None => pack(self.tensors, &BTreeMap::new(), BTreeMap::new()),
+        }
     }
 
     /// Same as [`into_file`](Self::into_file), copied into one buffer.
@@ -194,8 +190,14 @@ impl Snapshot {
         Ok(self.into_file()?.into_bytes())
     }
 
-    fn add(&mut self, id: ParamId, read: impl FnOnce() -> Result<HostTensor> + Send + 'static) {
-        self.tensors.push((self.path.join("."), id, Box::new(read)));
+    fn add(&mut self, id: ParamId, values: Result<HostTensor>) {
+        match values {
+            Ok(HostTensor { bytes, shape, dtype }) => {
+                let name = self.path.join(".");
+                self.tensors.push(Entry { name, dtype, shape, id: Some(id.val()), bytes });
+            }
+            Err(error) => self.failed = Some(error),
+        }
     }
 }
 
@@ -209,18 +211,15 @@ impl ModuleVisitor for Snapshot {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.transform_for_save().val();
-        self.add(param.id, || HostTensor::from_float(tensor));
+        self.add(param.id, HostTensor::from_float(param.transform_for_save().val()));
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        let tensor = param.transform_for_save().val();
-        self.add(param.id, || HostTensor::from_int(tensor));
+        self.add(param.id, HostTensor::from_int(param.transform_for_save().val()));
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        let tensor = param.transform_for_save().val();
-        self.add(param.id, || HostTensor::from_bool(tensor));
+        self.add(param.id, HostTensor::from_bool(param.transform_for_save().val()));
     }
 }
 

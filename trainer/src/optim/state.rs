@@ -1,16 +1,17 @@
 //! State of all optimizers and schedules, as files of a checkpoint.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::lr_scheduler::LrSchedulerRecord;
-use burn::optim::ModuleOptimizer;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Bytes as BurnBytes;
 use serde::{Deserialize, Serialize};
 
 use super::{Optimizers, Schedule};
-use crate::Result;
 use crate::checkpoint::{CheckpointContents, NewContents};
-use crate::record;
+use crate::error::error_from_unwind;
+use crate::{Error, Result, record};
 
 /// File of the optimizers' tensors.
 const OPTIMIZERS: &str = "optimizers.bpk";
@@ -23,31 +24,51 @@ pub(crate) struct OptimizersState {
     scale: u64,
 }
 
-/// Snapshot of the state. It shares tensors with the optimizers until a step replaces them.
+/// State of the learning rate schedules, by index.
+type Schedules = BTreeMap<usize, LrSchedulerRecord>;
+
+/// Snapshot of the state.
 pub(crate) enum OptimizersSnapshot {
-    /// State of our own optimizers.
-    Own { optimizer: Box<ModuleOptimizer>, schedules: BTreeMap<usize, LrSchedulerRecord> },
-    /// State of another loop's optimizer, or why it is unavailable.
-    #[cfg(feature = "learner")]
-    External(Result<super::external::ExternalSnapshot>),
+    /// State whose tensors are shared with the optimizers until a step replaces them.
+    Shared(Box<ModuleOptimizer>, Schedules),
+    /// State with its values on the host.
+    Read(OptimizerRecord, Schedules),
+    /// Why the state is unavailable.
+    Unavailable(Error),
 }
 
 impl Optimizers {
-    /// Returns a snapshot of the current state.
-    pub(crate) fn snapshot(&self) -> (OptimizersState, OptimizersSnapshot) {
+    /// Returns a snapshot of the current state. With `shares`, it shares our own optimizers'
+    /// tensors; otherwise it copies their values to the host now.
+    pub(crate) fn snapshot(&self, shares: bool) -> (OptimizersState, OptimizersSnapshot) {
         let record = |(index, schedule): (usize, &Schedule)| match schedule {
             Schedule::Burn(scheduler) => Some((index, scheduler.to_record())),
             _ => None,
         };
         let schedules = self.rates.iter().map(|rate| &rate.schedule).enumerate();
-        let schedules = schedules.filter_map(record).collect();
+        let schedules: Schedules = schedules.filter_map(record).collect();
         let state = OptimizersState { steps: self.steps, scale: self.scale.to_bits() };
         #[cfg(feature = "learner")]
         if let Some(external) = &self.external {
-            return (state, OptimizersSnapshot::External(external.snapshot()));
+            let snapshot = match external.snapshot() {
+                Ok((optimizer, schedule)) => {
+                    OptimizersSnapshot::Read(optimizer, BTreeMap::from([(0, schedule)]))
+                }
+                Err(error) => OptimizersSnapshot::Unavailable(error),
+            };
+            return (state, snapshot);
         }
-        let optimizer = Box::new(self.optimizer.clone());
-        (state, OptimizersSnapshot::Own { optimizer, schedules })
+        if shares {
+            let optimizer = Box::new(self.optimizer.clone());
+            return (state, OptimizersSnapshot::Shared(optimizer, schedules));
+        }
+        let snapshot = match catch_unwind(AssertUnwindSafe(|| self.optimizer.to_record())) {
+            Ok(record) => OptimizersSnapshot::Read(record, schedules),
+            Err(panic) => OptimizersSnapshot::Unavailable(error_from_unwind(panic, |why| {
+                format!("cannot read the state of the optimizers: {why}")
+            })),
+        };
+        (state, snapshot)
     }
 
     /// Restores a saved state. Load the model first, because its record restores the parameter IDs.
@@ -77,12 +98,9 @@ impl OptimizersSnapshot {
     /// Adds the files of this snapshot to `contents`.
     pub(crate) fn write(self, contents: &mut NewContents) -> Result<()> {
         let (optimizer, schedules) = match self {
-            Self::Own { optimizer, schedules } => (optimizer.to_record(), schedules),
-            #[cfg(feature = "learner")]
-            Self::External(snapshot) => {
-                let (optimizer, schedule) = snapshot?;
-                (optimizer, BTreeMap::from([(0, schedule)]))
-            }
+            Self::Shared(optimizer, schedules) => (optimizer.to_record(), schedules),
+            Self::Read(optimizer, schedules) => (optimizer, schedules),
+            Self::Unavailable(error) => return Err(error),
         };
         contents.insert(OPTIMIZERS.into(), record::to_canonical(optimizer.into_bytes()?)?);
         for (index, schedule) in schedules {

@@ -2,9 +2,11 @@
 
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
+use burn::optim::momentum::MomentumConfig;
 use burn::tensor::{AllocationProperty, DType, Device, Tensor, TensorData};
 use stoker_api::experiment::GradientCompression;
 
+use super::state::OptimizersSnapshot;
 use super::*;
 use crate::collective::{Collective, SingleRank, ThreadRank};
 use crate::step::StepOutput;
@@ -74,6 +76,31 @@ fn global_norm_is_clipped() {
 fn step_without_samples_fails() {
     let error = stepped(&mut sgd(0.1), model(), GradientSum::default()).unwrap_err();
     assert!(error.to_string().starts_with("cannot step: the sample count is 0; "), "{error}");
+}
+
+/// A save writes a snapshot while training continues.
+#[test]
+fn snapshots_keep_the_state_of_their_step() {
+    let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let mut optimizers = Optimizers::one(momentum.init(), 0.5);
+    let step = |optimizers: &mut Optimizers, model: Two| {
+        let mut sum = GradientSum::default();
+        sum.add(&model, output(&model, 4, true), false);
+        stepped(optimizers, model, sum).unwrap()
+    };
+    let write = |(_, snapshot): (OptimizersState, OptimizersSnapshot)| {
+        let mut contents = crate::checkpoint::NewContents::new();
+        snapshot.write(&mut contents).unwrap();
+        contents.remove("optimizers.bpk").unwrap().into_bytes()
+    };
+    let model = step(&mut optimizers, model());
+    let expected = write(optimizers.snapshot(true));
+    let snapshots = [true, false].map(|shares| optimizers.snapshot(shares));
+    assert!(matches!(snapshots[0].1, OptimizersSnapshot::Shared(..)));
+    assert!(matches!(snapshots[1].1, OptimizersSnapshot::Read(..)));
+    step(&mut optimizers, model);
+    assert!(snapshots.map(write).iter().all(|written| *written == expected));
+    assert_ne!(write(optimizers.snapshot(true)), expected);
 }
 
 /// Two ranks with equal values.

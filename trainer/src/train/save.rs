@@ -11,7 +11,7 @@ use super::{CallbackError, call_hook, call_hook_with_index, catch_panic, unique_
 use crate::callback::CheckpointFiles;
 use crate::checkpoint::{CheckpointContents, NewContents};
 use crate::error::with_sources;
-use crate::{Error, InvalidHyperparameters, Result, precision, record};
+use crate::{Error, InvalidHyperparameters, Result, device, precision, record};
 
 /// Error when restoring from a complete checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -22,8 +22,10 @@ pub(super) struct RestoreError {
 }
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// Starts a save of the current state. The save shares tensors with the loop until a step
-    /// replaces them. Copying from a device, hashing and storing run on other threads.
+    /// Starts a save of the current state. On a CPU, the save shares tensors with the loop until a
+    /// step replaces them. On a GPU, it copies them to the host first, because the next step would
+    /// otherwise need memory for a second model and optimizer. Hashing and storing run on other
+    /// threads.
     pub(super) fn save(&mut self) -> Result<()> {
         if !self.io().has_storage() || self.saved == Some(self.state.batches) {
             return Ok(());
@@ -51,12 +53,18 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         let precision = self.context.config.mixed_precision;
         self.model.replace(|model| Ok(precision::to_single_statistics(model, precision)))?;
-        let model = record::snapshot(&*self.model);
-        let (optimizers, tensors) = self.optimizers.snapshot();
-        self.state.optimizers = optimizers;
         let gradients = self.state.record_pending(&*self.model, &self.gradients)?;
         let others = self.gather_pending(&gradients)?;
-        let (state, metric) = (self.state.clone(), self.searched_metric()?);
+        let metric = self.searched_metric()?;
+        if !self.io().is_lead() {
+            self.saved = Some(self.state.batches);
+            return Ok(());
+        }
+        let model = record::snapshot(&*self.model);
+        let (optimizers, tensors) =
+            self.optimizers.snapshot(device::is_host(self.context.device()));
+        self.state.optimizers = optimizers;
+        let state = self.state.clone();
         let best_weights = self.best_weights.clone();
         let make = move || -> Result<NewContents> {
             let files = files.into_iter().map(|(name, bytes)| (name, bytes.into()));

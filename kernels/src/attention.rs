@@ -559,21 +559,35 @@ mod tests {
         }
     }
 
-    /// The gradient of a sum is one value with strides of 0.
     #[test]
-    fn broadcast_gradients_are_read() {
+    fn gradients_with_any_strides_are_read() {
         let sizes @ [batch, heads, len_query, _, _, d_value] = [2, 3, 5, 6, 4, 3];
-        let gradients = |has_strides: bool| {
-            let outcome = run(&case(sizes), &|inputs: &[Tensor<1>]| {
-                let [query, key, value] = shaped(sizes, inputs);
-                let y = attention(query, key, value, None, None, options(Masking::Causal));
-                let ones = Tensor::ones([batch, heads, len_query, d_value], &y.device());
-                let sum = if has_strides { (y * ones).sum() } else { y.sum() };
-                sum.reshape([1])
-            });
-            outcome.gradients
-        };
-        assert_eq!(gradients(false), gradients(true));
+        type View = fn(Tensor<4>) -> Tensor<4>;
+        let views: [(&str, View); 3] = [
+            ("swapped heads and positions", |y| y.swap_dims(1, 2)),
+            ("swapped positions and depth", |y| y.swap_dims(2, 3)),
+            ("flipped heads and positions", |y| y.flip([1, 2])),
+        ];
+        for (name, view) in views {
+            let gradients = |is_view: bool| {
+                let outcome = run(&case(sizes), &|inputs: &[Tensor<1>]| {
+                    let [query, key, value] = shaped(sizes, inputs);
+                    let y = attention(query, key, value, None, None, options(Masking::Causal));
+                    let num = batch * heads * len_query * d_value;
+                    let weights: Vec<f32> = (0..num).map(|index| index as f32).collect();
+                    let weights = Tensor::<1>::from_floats(&*weights, &y.device());
+                    let weights = weights.reshape([batch, heads, len_query, d_value]);
+                    // The gradient of a view's input is a view, too.
+                    let product = match is_view {
+                        true => view(y) * view(weights),
+                        false => y * weights,
+                    };
+                    product.sum().reshape([1])
+                });
+                outcome.gradients
+            };
+            assert_eq!(gradients(true), gradients(false), "{name}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `cargo xtask bench instructions`: counts the instructions of training steps, all-reduces and
-//! search decisions with valgrind, and compares them with recorded numbers.
+//! `cargo xtask bench instructions`: counts the instructions of training steps, all-reduces, search
+//! decisions and reports with valgrind, and compares them with recorded numbers.
 //!
 //! Counts hardly depend on the machine and on other work, so they show a regression of a few
 //! percent, which times do not. A program runs twice, and the second run repeats the work once
@@ -19,6 +19,8 @@ const RECORD: &str = "benches/instructions.json";
 const TOLERANCE_PERCENT: u64 = 5;
 /// Number of trials of a search of `decide-side` and `record-side`.
 const TRIALS: u64 = 1_000;
+/// Number of reports for a line of `report-side`.
+const REPORTS: u64 = 1_000;
 
 type Counts = BTreeMap<String, u64>;
 
@@ -57,7 +59,7 @@ struct Subject {
     ranks: usize,
 }
 
-const SUBJECTS: [Subject; 6] = [
+const SUBJECTS: [Subject; 7] = [
     Subject {
         name: "training step of the MLP",
         package: "stoker-bench",
@@ -104,6 +106,14 @@ const SUBJECTS: [Subject; 6] = [
         arguments: &["record-side"],
         line: "asyncHalving",
         units: TRIALS,
+        ranks: 1,
+    },
+    Subject {
+        name: "report of a validation",
+        package: "stoker-search-bench",
+        arguments: &["report-side"],
+        line: "1",
+        units: REPORTS,
         ranks: 1,
     },
 ];

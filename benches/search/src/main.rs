@@ -11,6 +11,7 @@ mod optuna;
 mod page;
 mod quality;
 mod rebuild;
+mod report;
 mod runner;
 mod space;
 
@@ -78,6 +79,9 @@ enum Part {
     /// The same in step with the search's record, for `bench instructions`
     #[value(hide = true)]
     RecordSide,
+    /// Reports of a new trial for each line on stdin, for `bench instructions`
+    #[value(hide = true)]
+    ReportSide,
     /// The measured process of the part `million`
     #[value(hide = true)]
     MillionSide,
@@ -92,6 +96,7 @@ fn run(arguments: &Arguments, part: Part) -> Result<(), BenchError> {
         Part::Decisions => decisions::run(python()?, arguments.rounds),
         Part::DecideSide => decisions::side(),
         Part::RecordSide => rebuild::side(),
+        Part::ReportSide => report::side(),
         Part::Million => million::run(),
         Part::MillionSide => million::side(),
         Part::Rebuild => rebuild::run(),

@@ -70,7 +70,7 @@ fn ranks_that_cannot_share_memory_read_the_storage() {
     let files = files.filter(|file| file.file_name() != "manifest.json");
     let limit = files.map(|file| file.metadata().unwrap().len()).sum::<u64>() - 1;
     let left = run_in_folders(&gang, &SCRIPT.replace("LIMIT", &limit.to_string()), &|_| 0);
-    assert_eq!(codes(&left), [0, 0], "{left:?} (this test requires root)");
+    assert_eq!(codes(&left), [0, 0], "{left:?} (this test requires CAP_SYS_ADMIN)");
     let first = "[rank=1] stoker: this rank reads the checkpoint itself: ";
     assert!(left[0].errors.contains(first), "{}", left[0].errors);
     let second = "[rank=2] stoker: cannot share the checkpoint in this pod: File too large";

@@ -203,9 +203,10 @@ fn function_lengths_follow_the_layout() {
 }
 
 /// Files with unsafe code, each with the decision record that explains it.
-const UNSAFE: [(&str, &str); 5] = [
+const UNSAFE: [(&str, &str); 6] = [
     ("kernels/src/machine.rs", "docs/decisions/0037-own-kernels.md"),
     ("kernels/src/threads.rs", "docs/decisions/0046-waiting-threads.md"),
+    ("trainer/src/allocator.rs", "docs/decisions/0053-system-allocator.md"),
     ("trainer/src/cache/mapped_file.rs", "docs/decisions/0021-dataset-cache.md"),
     ("trainer/src/collective/nccl/library.rs", "docs/decisions/0015-gpus.md"),
     ("trainer/src/device/driver.rs", "docs/decisions/0015-gpus.md"),

@@ -43,7 +43,7 @@ use crate::context::Context;
 use crate::device;
 use crate::error::{Infrastructure, Interrupted};
 use crate::train::program;
-use crate::{Error, InvalidInput, Result};
+use crate::{Error, InvalidInput, Result, allocator};
 
 /// A model for batch inference. Run it with [`infer`].
 ///
@@ -116,6 +116,7 @@ pub fn infer<T: Inference>() -> process::ExitCode {
 
 /// Same as [`infer`], with explicit arguments, for a program with several functions.
 pub fn infer_with<T: Inference>(arguments: impl IntoIterator<Item = String>) -> process::ExitCode {
+    allocator::keep_freed_memory();
     let (context, is_standalone) = match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => (program::under_runner(path.as_ref()), false),
         None => match standalone::context(arguments) {

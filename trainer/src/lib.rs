@@ -48,6 +48,7 @@ mod train;
 #[cfg(feature = "learner")]
 mod learner;
 
+mod allocator;
 mod collective;
 mod precision;
 mod record;

@@ -23,7 +23,7 @@ use crate::session::thread_dump;
 use crate::stop::StopSignal;
 use crate::terminal::Terminal;
 use crate::trial_io::TrialIo;
-use crate::{Error, Result, termination};
+use crate::{Error, Result, allocator, termination};
 
 pub(crate) mod arguments;
 
@@ -188,6 +188,7 @@ pub fn init() -> Result<Context> {
 
 /// Same as [`init`], without seeding burn's random stream.
 fn create_context() -> Result<Context> {
+    allocator::keep_freed_memory();
     match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
         None => arguments::from_environment()?.context(),
@@ -217,6 +218,7 @@ pub fn run_with(
     arguments: impl IntoIterator<Item = String>,
     program: impl FnOnce(&Context) -> Result<()>,
 ) -> process::ExitCode {
+    allocator::keep_freed_memory();
     let context = match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
         None => match arguments::parse(arguments) {
@@ -237,6 +239,7 @@ pub fn run_in(
     folder: impl Into<PathBuf>,
     program: impl FnOnce(&Context) -> Result<()>,
 ) -> process::ExitCode {
+    allocator::keep_freed_memory();
     let context = match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
         None => arguments::from_environment().and_then(|standalone| {

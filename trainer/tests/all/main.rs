@@ -6,6 +6,7 @@
 
 use std::process::ExitCode;
 
+mod allocator;
 mod cached;
 mod custom_loop;
 mod data_kinds;
@@ -39,6 +40,7 @@ fn program() {
         ("cached", folder) => cached::read(folder.as_ref()),
         #[cfg(feature = "learner")]
         ("learn", _) => learner::train(),
+        ("allocate", _) => allocator::allocate(),
         ("own", _) => custom_loop::train(),
         ("train", _) => training::train(),
         (other, _) => panic!("unknown role {other}"),

@@ -87,7 +87,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                     *contents = mapped;
                     shared = Some((files, manifest.clone()));
                 }
-                Err(error) => eprintln!("stoker: cannot share the checkpoint in this pod: {error}"),
+                Err(error) => {
+                    let text = "cannot share the checkpoint in this pod";
+                    eprintln!("stoker: {text}: {error}; each rank reads it from the storage");
+                }
             }
         }
         let index: Option<(SharedIndex, Manifest)> =
@@ -102,7 +105,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 },
                 unshared => {
                     if let Some((Err(error), _)) = unshared {
-                        eprintln!("stoker: this rank reads the checkpoint itself: {error}");
+                        let text = "cannot open the checkpoint that this pod shares";
+                        eprintln!("stoker: {text}: {error}; reading it from the storage");
                     }
                     self.read_chosen(chosen)?
                 }
@@ -114,7 +118,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     }
 }
 
-/// Prints what the first rank of a pod refused, unlike rank 0. Only rank 0 has a terminal.
+/// Prints what the first rank of a pod refused, if it found another checkpoint than rank 0. Only
+/// rank 0 has a terminal.
 fn print_refusals(restored: &Restored) {
     for (name, why) in &restored.refused {
         eprintln!("stoker: checkpoint {name} cannot be used in this pod: {why}");

@@ -56,7 +56,8 @@ fn first_rank_of_a_pod_reads_the_checkpoint() {
 
 #[test]
 fn ranks_that_cannot_share_memory_read_the_storage() {
-    // Rank 1 does not see the processes of its pod. Rank 2 has less memory than the checkpoint.
+    // Rank 1 does not see the processes of its pod. Rank 2 may not write files as large as the
+    // checkpoint, which also applies to files in memory.
     const SCRIPT: &str = r#"
         cd "$0"
         [ "$RANK" != 1 ] || exec unshare --pid --fork --mount-proc --kill-child "$@"
@@ -71,7 +72,7 @@ fn ranks_that_cannot_share_memory_read_the_storage() {
     let limit = files.map(|file| file.metadata().unwrap().len()).sum::<u64>() - 1;
     let left = run_in_folders(&gang, &SCRIPT.replace("LIMIT", &limit.to_string()), &|_| 0);
     assert_eq!(codes(&left), [0, 0], "{left:?} (this test requires CAP_SYS_ADMIN)");
-    let first = "[rank=1] stoker: this rank reads the checkpoint itself: ";
+    let first = "[rank=1] stoker: cannot open the checkpoint that this pod shares: ";
     assert!(left[0].errors.contains(first), "{}", left[0].errors);
     let second = "[rank=2] stoker: cannot share the checkpoint in this pod: File too large";
     assert!(left[1].errors.contains(second), "{}", left[1].errors);

@@ -174,7 +174,15 @@ pub trait Callback: Send {
         Ok(())
     }
 
-    /// Called after each batch, with that batch's means.
+    /// Returns whether [`Callback::on_batch_end`] uses its logs (default: true). If no callback of
+    /// any rank does, that hook gets empty logs, and the training loop does not wait for a GPU in
+    /// each batch. Called once per process, before [`Callback::on_train_begin`].
+    fn wants_batch_logs(&self) -> bool {
+        true
+    }
+
+    /// Called after each batch, with that batch's means. They are empty if no callback
+    /// [wants](Self::wants_batch_logs) them.
     ///
     /// # Errors
     ///

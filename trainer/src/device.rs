@@ -8,6 +8,8 @@ use crate::error::Infrastructure;
 
 #[cfg(feature = "cuda")]
 mod driver;
+#[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
+pub(crate) mod gpu_tensor;
 
 /// A version of CUDA in its own encoding: 12080 is 12.8.
 #[cfg(any(test, feature = "cuda"))]

@@ -19,6 +19,7 @@ mod directives;
 mod exchange;
 mod fit;
 mod hooks;
+mod late_metrics;
 mod model_slot;
 pub(crate) mod program;
 mod restore;

@@ -56,6 +56,10 @@ impl Callback for CsvLog {
         true
     }
 
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn on_train_begin(&mut self, _: &mut Control) -> Result<()> {
         // Check the file name now, not hours later at the first checkpoint.
         CheckpointFiles::default().add(&self.file_name(), vec![])

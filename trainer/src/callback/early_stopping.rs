@@ -112,6 +112,10 @@ impl EarlyStopping {
 }
 
 impl Callback for EarlyStopping {
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn on_validation_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         self.num_seen += 1;
         if self.num_seen <= self.start_after {

@@ -52,7 +52,8 @@ impl Lambda {
         Self { epoch_begin: Some(Box::new(hook)), ..self }
     }
 
-    /// Calls `hook` at [`Callback::on_batch_end`].
+    /// Calls `hook` at [`Callback::on_batch_end`], with the logs of the batch. The training loop
+    /// then waits for a GPU in each batch; see [`Callback::wants_batch_logs`].
     #[must_use]
     pub fn batch_end(
         self,
@@ -97,6 +98,10 @@ impl Callback for Lambda {
 
     fn on_epoch_begin(&mut self, epoch: u64, control: &mut Control) -> Result<()> {
         self.epoch_begin.as_mut().map_or(Ok(()), |hook| hook(epoch, control))
+    }
+
+    fn wants_batch_logs(&self) -> bool {
+        self.batch_end.is_some()
     }
 
     fn on_batch_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {

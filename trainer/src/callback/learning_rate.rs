@@ -26,6 +26,10 @@ impl LearningRateSchedule {
 }
 
 impl Callback for LearningRateSchedule {
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn on_epoch_begin(&mut self, epoch: u64, control: &mut Control) -> Result<()> {
         let scale = (self.scale)(epoch);
         if !scale.is_finite() || scale < 0.0 {

@@ -79,6 +79,10 @@ impl ReduceOnPlateau {
 }
 
 impl Callback for ReduceOnPlateau {
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn on_train_begin(&mut self, _: &mut Control) -> Result<()> {
         match self.factor {
             factor if factor > 0.0 && factor < 1.0 => Ok(()),

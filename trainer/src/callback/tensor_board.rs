@@ -40,6 +40,10 @@ impl Callback for TensorBoard {
         true
     }
 
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn wants_weights(&self, epoch: u64) -> bool {
         epoch == 0 || self.is_due(epoch)
     }

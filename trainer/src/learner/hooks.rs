@@ -111,6 +111,10 @@ impl<M: LearnerModel> Callback for Hooks<M> {
         Ok(())
     }
 
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
         let interrupter = locked(&self.components).interrupter.clone();
         match interrupter.error() {

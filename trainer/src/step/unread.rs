@@ -3,15 +3,35 @@
 use burn::tensor::{Tensor, Transaction};
 
 use super::{Metrics, Number};
+#[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
+use crate::device::gpu_tensor::QueuedCopy;
 
 /// Metrics of a step. Reading them waits until the device has computed them.
 #[derive(Debug, Default)]
-pub(crate) struct UnreadMetrics(Vec<(String, Number, Number)>);
+pub(crate) struct UnreadMetrics {
+    names: Vec<String>,
+    /// Sum and count of each metric.
+    numbers: Vec<Number>,
+    /// Copy of the numbers that are on the device, if it is queued.
+    #[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
+    copy: Option<QueuedCopy>,
+}
 
 impl From<Metrics> for UnreadMetrics {
     fn from(metrics: Metrics) -> Self {
         let number = |(name, (sum, count)): (String, (f64, f64))| (name, sum.into(), count.into());
-        Self(metrics.0.into_iter().map(number).collect())
+        metrics.0.into_iter().map(number).collect()
+    }
+}
+
+impl FromIterator<(String, Number, Number)> for UnreadMetrics {
+    fn from_iter<I: IntoIterator<Item = (String, Number, Number)>>(metrics: I) -> Self {
+        let mut unread = Self::default();
+        for (name, sum, count) in metrics {
+            unread.names.push(name);
+            unread.numbers.extend([sum, count]);
+        }
+        unread
     }
 }
 
@@ -22,7 +42,14 @@ impl UnreadMetrics {
         let plain = |(name, sum, count): (String, Number, Number)| {
             (name, sum.without_autodiff(), count.without_autodiff())
         };
-        Self(metrics.into_iter().map(plain).collect())
+        metrics.into_iter().map(plain).collect()
+    }
+
+    /// Queues a copy to the host if the numbers are on a GPU. A later read then waits for the work
+    /// that is queued so far, but not for the work that follows.
+    #[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
+    pub(crate) fn queue_copy(&mut self) {
+        self.copy = QueuedCopy::new(&on_device(&self.numbers));
     }
 
     /// Reads all metrics, with one transfer if all are on one device.
@@ -31,34 +58,37 @@ impl UnreadMetrics {
     ///
     /// Panics if a metric has several elements, or if the device fails.
     pub(crate) fn read(self) -> Metrics {
-        let (mut names, mut numbers) = (vec![], vec![]);
-        for (name, sum, count) in self.0 {
-            names.push(name);
-            numbers.extend([sum, count]);
-        }
-        let values = read_all(numbers);
+        let tensors = on_device(&self.numbers);
+        #[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
+        let copied = self.copy.map(|copy| copy.wait().unwrap_or_else(|error| panic!("{error}")));
+        #[cfg(not(any(feature = "cuda", feature = "cubecl-cpu")))]
+        let copied = None;
+        let mut values = copied.unwrap_or_else(|| read_all(tensors)).into_iter();
+        let value = |number| match number {
+            Number::Host(value) => value,
+            Number::Device(_) => values.next().expect("a value of each tensor"),
+        };
+        let values: Vec<f64> = self.numbers.into_iter().map(value).collect();
         let pairs = values.chunks_exact(2).map(|pair| (pair[0], pair[1]));
-        Metrics(names.into_iter().zip(pairs).collect())
+        Metrics(self.names.into_iter().zip(pairs).collect())
     }
 }
 
-fn read_all(numbers: Vec<Number>) -> Vec<f64> {
+fn on_device(numbers: &[Number]) -> Vec<Tensor<1>> {
     let of_number = |number: &Number| match number {
         Number::Host(_) => None,
         Number::Device(tensor) => Some(tensor.clone()),
     };
-    let tensors: Vec<Tensor<1>> = numbers.iter().filter_map(of_number).collect();
+    numbers.iter().filter_map(of_number).collect()
+}
+
+fn read_all(tensors: Vec<Tensor<1>>) -> Vec<f64> {
     let is_on_one_device = tensors.windows(2).all(|pair| pair[0].device() == pair[1].device());
     if !is_on_one_device || tensors.iter().any(|tensor| tensor.dims() != [1]) {
-        return numbers.into_iter().map(Number::read).collect();
+        return tensors.into_iter().map(Tensor::into_scalar).collect();
     }
     let all = tensors.into_iter().fold(Transaction::default(), Transaction::register).execute();
-    let mut values = all.iter().flat_map(|data| data.iter::<f64>());
-    let value = |number| match number {
-        Number::Host(value) => value,
-        Number::Device(_) => values.next().expect("a transaction returns all of its tensors"),
-    };
-    numbers.into_iter().map(value).collect()
+    all.iter().flat_map(|data| data.iter::<f64>()).collect()
 }
 
 #[cfg(test)]
@@ -79,7 +109,7 @@ mod tests {
             ("a".into(), 7.0.into(), of(2.0, DType::BF16)),
             ("c".into(), of(f32::NAN, DType::F32), of(-0.0, DType::F32)),
         ]);
-        let Number::Device(plain) = &metrics.0[0].1 else { panic!("{metrics:?}") };
+        let Number::Device(plain) = &metrics.numbers[0] else { panic!("{metrics:?}") };
         assert!(!plain.device().is_autodiff());
         let metrics = UnreadMetrics::from(metrics.read()).read();
         assert_eq!(metrics.sum_and_count("a"), Some((7.0, 2.0)));

@@ -263,6 +263,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         }
         let metrics = std::mem::take(&mut self.metrics);
         self.run.end_steps();
+        self.run.read_late_metrics()?;
         self.run.end_batch(&metrics)?;
         self.after_batch()
     }

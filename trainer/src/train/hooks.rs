@@ -33,12 +33,14 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Ends the current workload, if there is one.
     pub(super) fn end_workload(&mut self) -> Result<()> {
+        self.read_late_metrics()?;
         let Some(Workload { metrics, .. }) = self.workload.take() else { return Ok(()) };
         let logs = metrics.means("");
         self.hook(|callback, control| callback.on_workload_end(&logs, control))
     }
 
     pub(super) fn end_epoch(&mut self) -> Result<()> {
+        self.read_late_metrics()?;
         let metrics = std::mem::take(&mut self.state.since_epoch);
         let mut logs = metrics.means("");
         logs.extend(self.validation_logs());

@@ -12,6 +12,7 @@ use super::directives::StopState;
 use super::exchange::MetricNames;
 use super::fit::{Fitted, Step};
 use super::hooks::Workload;
+use super::late_metrics::LateMetrics;
 use super::model_slot::ModelSlot;
 use super::program::panic_text;
 use super::state::{RunState, from_bits};
@@ -42,6 +43,7 @@ pub(super) struct Run<'a, M, B> {
     pub(super) all_reduce: AllReduceState,
     /// Names of the metrics of steps that all ranks know; unused with one rank.
     pub(super) metric_names: MetricNames,
+    pub(super) late_metrics: LateMetrics,
     /// Granted length, in units and in batches.
     pub(super) granted_units: u64,
     pub(super) granted: u64,
@@ -123,6 +125,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     /// writes the last row of metrics. Returns whether there was a validation at this batch.
     pub(super) fn prepare_final_validation(&mut self) -> Result<bool> {
         if self.state.stopped.is_some() {
+            self.read_late_metrics()?;
             self.restore_best_weights()?;
             if !self.state.since_row.is_empty() {
                 self.report_row()?;
@@ -202,6 +205,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let metrics = self.gradients.add(&*self.model, output, whole);
         let is_step = (self.state.batches + 1).is_multiple_of(self.aggregation);
         let sum = is_step.then(|| std::mem::take(&mut self.gradients));
+        let ends_workload =
+            self.workload.as_ref().is_some_and(|workload| self.state.batches + 1 >= workload.end);
+        let metrics = self.late_metrics.exchange(metrics, ends_workload);
         let (metrics, sum) = self.exchange_step("step", metrics, sum)?;
         if let Some(mut sum) = sum {
             let averages = context.config.average_aggregated_gradients;
@@ -214,19 +220,20 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             let gradients = self.optimizers.normalize(&*self.model, sum, ranks.collective())?;
             self.model.replace(|model| self.optimizers.step(model, gradients))?;
         }
+        #[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
+        self.late_metrics.queue_copy();
         // Read last: a GPU would otherwise be idle until the step is queued.
         self.end_batch(&metrics.read())
     }
 
-    /// Counts a trained batch. `metrics` are over all ranks.
+    /// Counts a trained batch. `metrics` are over all ranks, of this batch, or of the one before if
+    /// they are read late.
     pub(super) fn end_batch(&mut self, metrics: &Metrics) -> Result<()> {
+        self.add_metrics(metrics);
         self.state.batches += 1;
-        self.state.since_row.add(metrics);
-        self.state.since_epoch.add(metrics);
-        let logs = metrics.means("");
+        let logs = self.late_metrics.batch_logs(metrics);
         self.hook(|callback, control| callback.on_batch_end(&logs, control))?;
-        let Some(workload) = &mut self.workload else { return Ok(()) };
-        workload.metrics.add(metrics);
+        let Some(workload) = &self.workload else { return Ok(()) };
         let is_over = self.state.batches >= workload.end || self.state.stopped.is_some();
         if is_over { self.end_workload() } else { Ok(()) }
     }

@@ -30,6 +30,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if !self.io().has_storage() || self.saved == Some(self.state.batches) {
             return Ok(());
         }
+        self.read_late_metrics()?;
         let mut files = CheckpointFiles::default();
         let ranks = self.context.distributed();
         self.update_control();

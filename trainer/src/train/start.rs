@@ -7,6 +7,7 @@ use super::call_hook;
 use super::directives::StopState;
 use super::exchange::MetricNames;
 use super::fit::{Fit, Step};
+use super::late_metrics::LateMetrics;
 use super::model_slot::ModelSlot;
 use super::run::Run;
 use super::state::RunState;
@@ -74,6 +75,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let (samples, global_batch) = (train.samples(), train.global_batch(plan));
         let validated = validation.as_ref().map(Data::samples);
         check_same_data(context.distributed(), (samples, global_batch, validated))?;
+        let ranks = context.distributed().collective();
+        let late_metrics = LateMetrics::agree(&callbacks, ranks)?;
         let batches = if has_runner { 0 } else { timetable.epoch_start(initial_epoch) };
         let order = Some(train.read_order(config.seed));
         let state =
@@ -93,6 +96,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             gradients: GradientSum::default(),
             all_reduce: AllReduceState::default(),
             metric_names: MetricNames::default(),
+            late_metrics,
             granted_units,
             granted,
             saved: None,

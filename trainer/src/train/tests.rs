@@ -31,6 +31,7 @@ mod gan;
 mod hook_order;
 mod hooks;
 mod keras;
+mod late_metrics;
 mod more_data_kinds;
 mod rank_failures;
 mod requests;
@@ -115,6 +116,10 @@ fn optimizers() -> Optimizers {
 struct StopAt(u64, StopSignal);
 
 impl Callback for StopAt {
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
         if control.batches() == self.0 {
             self.1.set();

@@ -98,6 +98,10 @@ fn optimizers() -> Optimizers {
 struct SignalsItself(u64, Signal);
 
 impl Callback for SignalsItself {
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
         if control.batches() == self.0 {
             rustix::process::kill_process(rustix::process::getpid(), self.1)?;
@@ -113,6 +117,10 @@ impl Callback for SignalsItself {
 struct Hangs(u64);
 
 impl Callback for Hangs {
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
         if control.batches() == self.0 {
             std::thread::sleep(Duration::from_secs(1_000));
@@ -125,6 +133,10 @@ impl Callback for Hangs {
 struct Paced(Duration);
 
 impl Callback for Paced {
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
         std::thread::sleep(self.0);
         Ok(())
@@ -135,6 +147,10 @@ impl Callback for Paced {
 struct Marks(u64, PathBuf);
 
 impl Callback for Marks {
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
     fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
         if control.batches() == self.0 {
             std::fs::write(&self.1, "")?;

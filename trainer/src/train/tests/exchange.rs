@@ -17,6 +17,8 @@ type Calls = Arc<Mutex<Vec<&'static str>>>;
 #[derive(Debug)]
 struct Recorded {
     ranks: Box<dyn Collective>,
+    /// Whether to sum tensors as NCCL does.
+    on_device: bool,
     calls: Calls,
 }
 
@@ -50,6 +52,15 @@ impl Collective for Recorded {
         self.ranks.sum_f64(values)
     }
 
+    fn sum_tensor(&self, values: Tensor<1>) -> Result<Tensor<1>> {
+        self.record("sum_tensor");
+        self.ranks.sum_tensor(values)
+    }
+
+    fn sums_on_device(&self) -> bool {
+        self.on_device
+    }
+
     fn all_gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
         self.record("all_gather");
         self.ranks.all_gather(local)
@@ -59,6 +70,15 @@ impl Collective for Recorded {
 /// Runs `run` on ranks in threads, which are connected directly or over TCP.
 fn on_ranks<T: Send>(
     has_connections: bool,
+    size: usize,
+    run: impl Fn(&Context, &Calls) -> T + Sync,
+) -> Vec<T> {
+    on_ranks_of((has_connections, false), size, run)
+}
+
+/// Same as [`on_ranks`], with ranks that sum tensors as NCCL does if `on_device` is set.
+fn on_ranks_of<T: Send>(
+    (has_connections, on_device): (bool, bool),
     size: usize,
     run: impl Fn(&Context, &Calls) -> T + Sync,
 ) -> Vec<T> {
@@ -72,7 +92,7 @@ fn on_ranks<T: Send>(
                     None => Box::new(thread),
                 };
                 let calls = Calls::default();
-                let ranks = Box::new(Recorded { ranks, calls: calls.clone() });
+                let ranks = Box::new(Recorded { ranks, on_device, calls: calls.clone() });
                 let Context { config, io, stop, .. } = alone(None, 8).context().unwrap();
                 let io = Arc::into_inner(io).unwrap().into_inner().unwrap();
                 let ranks = Distributed::from_collective(ranks);
@@ -129,7 +149,9 @@ fn train(
     Ok(Trained { bits: training.finish()?.model.bits(), metrics, calls: of_batches })
 }
 
-/// The first step also compares the sizes of gradients, and agrees on the names of metrics.
+/// The first step also compares the sizes of gradients, and agrees on the names of metrics. The
+/// metrics of the last batch before a scheduling boundary or the end of an epoch need another
+/// exchange. These are after the batches 4, 6 and 8.
 #[test]
 fn step_is_one_exchange() {
     let _stream = lock_random_stream();
@@ -147,7 +169,7 @@ fn step_is_one_exchange() {
         assert_eq!(calls[0], ["sum_f64", "all_gather", "sum_f64"]);
         assert_eq!(calls[1], ["all_gather", "sum_segments"]);
         for batches in calls[2..].chunks(2) {
-            assert_eq!(batches, [["sum_f64"], ["sum_segments"]]);
+            assert_eq!(*batches, [vec!["sum_f64"], vec!["sum_segments", "sum_f64"]]);
         }
     }
 }
@@ -234,5 +256,59 @@ fn ranks_at_different_steps_are_named() {
         assert!(errors[0].contains(expected), "{errors:?}");
         let expected = "rank 0 is at `step of parameters [0] of batch 0`, but this rank is at";
         assert!(errors[1].contains(expected), "{errors:?}");
+    }
+}
+
+/// Checks whether it gets the logs of batches, and may end training after a batch.
+struct Logged {
+    wants: bool,
+    gets: bool,
+    end: u64,
+    ended: StopSignal,
+}
+
+impl Callback for Logged {
+    fn wants_batch_logs(&self) -> bool {
+        self.wants
+    }
+
+    fn on_batch_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
+        assert_eq!(logs.contains_key("loss"), self.gets, "{logs:?}");
+        if control.batches() == self.end {
+            self.ended.set();
+        }
+        Ok(())
+    }
+}
+
+/// A workload has four batches, an epoch six. The program ends training at the end of a workload,
+/// within one, or not at all.
+#[test]
+fn late_metrics_do_not_change_trainings() {
+    let _stream = lock_random_stream();
+    for (size, on_device, end) in
+        [(1, false, 0), (3, false, 0), (3, false, 4), (3, true, 6), (3, true, 0)]
+    {
+        let trained = |gets| {
+            let ranks = on_ranks_of((false, on_device), size, |context, _| {
+                let ranks = context.distributed();
+                let wants = gets && ranks.rank() == size - 1;
+                let logged = Logged { wants, gets, end, ended: context.ended.clone() };
+                let fit = Fit::new(data("items").unwrap())
+                    .batch_size(ranks.shard_batch_size(18).unwrap())
+                    .callbacks(vec![logged.boxed()]);
+                let adam = Optimizers::one(AdamConfig::new().init(), 0.01);
+                let step = |model: &Tiny, (x, y, _): Batch| {
+                    StepOutput::classification(model.output.forward(x), y)
+                };
+                let fitted = context.fit(Tiny::new(context.device()), adam, step, fit).unwrap();
+                (fitted.model.bits(), fitted.history, fitted.stopped)
+            });
+            assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{size}, {on_device}: they differ");
+            ranks.into_iter().next().unwrap()
+        };
+        let (late, at_once) = (trained(false), trained(true));
+        assert_eq!(late.2.is_some(), end > 0);
+        assert!(late == at_once, "{size}, {on_device}, {end}: {:?} {:?}", late.1, at_once.1);
     }
 }

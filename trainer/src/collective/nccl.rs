@@ -15,12 +15,9 @@
 
 use std::time::{Duration, Instant};
 
-use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
-use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::cuda::CudaRuntime;
 use burn_cubecl::cubecl::future::block_on;
-use burn_cubecl::tensor::CubeTensor;
 use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::ServerStorage;
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
@@ -30,6 +27,7 @@ use super::handshake::check_interrupt;
 use super::nccl_check::{check_versions, nccl_failed, nccl_unavailable};
 use super::{Collective as _, all_gather_json};
 use crate::Result;
+use crate::device::gpu_tensor::GpuTensor;
 use crate::error::{Infrastructure, PeerFailed};
 use crate::stop::StopSignal;
 
@@ -95,7 +93,7 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
         all.iter().enumerate().find_map(|(rank, outcome)| Some((rank, outcome.as_ref().err()?)));
     match (failed, joined) {
         (None, Ok(communicator)) => {
-            ranks.attach_device(Box::new(Nccl { communicator, failed: None }))
+            ranks.attach_device(Box::new(Nccl { communicator, failed: vec![] }))
         }
         (Some((rank, why)), joined) => {
             // Some ranks did not join, so do not wait for them when the communicator ends.
@@ -113,17 +111,34 @@ struct Nccl {
     // Dropped first, which aborts operations that still use the buffers.
     communicator: Communicator,
     /// Buffers of a failed sum: NCCL may read and write them until the communicator is aborted.
-    failed: Option<[GpuBuffer; 2]>,
+    failed: Vec<GpuBuffer>,
 }
 
 /// A tensor and its memory.
-type GpuBuffer = (GpuTensor, ManagedResource<GpuMemory>);
+struct GpuBuffer {
+    tensor: GpuTensor,
+    memory: ManagedResource<GpuMemory>,
+}
+
+impl GpuBuffer {
+    /// Waits until the tensor has memory. All kernels that write it are then queued.
+    fn new(values: Tensor<1>) -> Result<Self> {
+        let tensor = GpuTensor::new(values)?;
+        let (client, handle) = (tensor.client(), tensor.handle());
+        let memory = client.get_resource::<CudaServer>(handle).map_err(|error| failed(&error))?;
+        Ok(Self { tensor, memory })
+    }
+
+    fn address(&self) -> u64 {
+        self.memory.resource().ptr
+    }
+}
 
 impl std::fmt::Debug for Nccl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Nccl")
             .field("communicator", &self.communicator)
-            .field("has_failed", &self.failed.is_some())
+            .field("has_failed", &!self.failed.is_empty())
             .finish()
     }
 }
@@ -132,7 +147,7 @@ impl DeviceAllReduce for Nccl {
     fn supports(&self, values: &Tensor<1>) -> bool {
         let has_element = matches!(values.dtype(), DType::F32 | DType::F16 | DType::BF16);
         let is_plain = !values.device().is_autodiff();
-        has_element && is_plain && values.clone().try_into_primitive::<Cube>().is_ok()
+        has_element && is_plain && GpuTensor::supports(values)
     }
 
     fn sum(
@@ -145,55 +160,33 @@ impl DeviceAllReduce for Nccl {
             DType::BF16 => Element::Bf16,
             _ => Element::F32,
         };
-        let num = values.shape().num_elements();
-        // Do not reduce in place: other values may share the tensor.
-        let sums = Tensor::empty([num], (&values.device(), values.dtype()));
-        let (from, to) = (GpuTensor::of(values)?, GpuTensor::of(sums.clone())?);
-        let (from_memory, to_memory) = (from.memory()?, to.memory()?);
-        let (from_at, to_at) = (from_memory.resource().ptr, to_memory.resource().ptr);
+        let (num, device) = (values.shape().num_elements(), values.device());
+        let from = GpuBuffer::new(values)?;
+        // In place, if no other value shares the memory.
+        let to = match from.tensor.is_shared() {
+            false => None,
+            true => Some(GpuBuffer::new(Tensor::empty([num], (&device, from.tensor.dtype())))?),
+        };
+        let to_address = to.as_ref().map_or(from.address(), GpuBuffer::address);
         // Wait for all kernels queued so far, including those that the lines above depend on.
-        block_on(from.0.client.sync()).map_err(|error| failed(&error))?;
+        block_on(from.tensor.client().sync()).map_err(|error| failed(&error))?;
         let cancel_check = || check_running().map_err(|error| NcclError::from(error.to_string()));
-        let done = self.communicator.sum(from_at, to_at, num, element, &cancel_check);
-        if done.is_err() {
-            self.failed = Some([(from, from_memory), (to, to_memory)]);
-        }
-        done.map_err(|failure| {
-            let why = format!("NCCL all-reduce failed: {}", failure.why);
-            // If the gang has failed, report that instead of the consequential error of NCCL.
-            match check_running() {
-                Err(over) => over,
-                Ok(()) if failure.is_remote => PeerFailed(why).into(),
-                Ok(()) => Infrastructure(why).into(),
-            }
-        })?;
-        Ok(sums)
+        let done = self.communicator.sum(from.address(), to_address, num, element, &cancel_check);
+        let Err(failure) = done else {
+            return Ok(to.unwrap_or(from).tensor.into_tensor());
+        };
+        self.failed = std::iter::once(from).chain(to).collect();
+        let why = format!("NCCL all-reduce failed: {}", failure.why);
+        // If the gang has failed, report that instead of the consequential error of NCCL.
+        Err(match check_running() {
+            Err(over) => over,
+            Ok(()) if failure.is_remote => PeerFailed(why).into(),
+            Ok(()) => Infrastructure(why).into(),
+        })
     }
 
     fn mark_failed(&mut self) {
         self.communicator.mark_failed();
-    }
-}
-
-/// A tensor with allocated memory, after pending kernel fusions.
-struct GpuTensor(CubeTensor);
-
-impl GpuTensor {
-    fn of(tensor: Tensor<1>) -> Result<Self> {
-        let fused = tensor.try_into_primitive::<Cube>();
-        let fused = fused.map_err(|error| format!("NCCL requires tensors on CUDA: {error:?}"))?;
-        let client = fused.client.clone();
-        let cube = client.resolve_tensor_float::<CubeBackend>(fused);
-        match cube.is_contiguous() {
-            true => Ok(Self(cube)),
-            false => Err("NCCL requires contiguous tensors".into()),
-        }
-    }
-
-    /// Returns the memory, after all kernels that write it.
-    fn memory(&self) -> Result<ManagedResource<GpuMemory>> {
-        let memory = self.0.client.get_resource::<CudaServer>(self.0.handle.clone());
-        memory.map_err(|error| failed(&error))
     }
 }
 

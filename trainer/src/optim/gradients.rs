@@ -12,6 +12,7 @@ use crate::collective::Collective;
 use crate::step::{Backward, StepOutput, UnreadMetrics};
 
 mod all_reduce;
+mod flat_buffer;
 mod parameters;
 
 pub(crate) use all_reduce::AllReduceState;

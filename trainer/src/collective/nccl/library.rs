@@ -278,7 +278,7 @@ impl Communicator {
     }
 
     /// All-reduces `num` elements from device address `from` to device address `to`, and waits for
-    /// the result. Nothing else may access either range meanwhile.
+    /// the result. Both may be equal. Nothing else may access either range meanwhile.
     ///
     /// # Errors
     ///
@@ -297,8 +297,8 @@ impl Communicator {
         self.stream.bind()?;
         let (from, to) = (from as *const c_void, to as *mut c_void);
         let stream = self.stream.0.cu_stream().cast();
-        // SAFETY: the caller holds the tensors with this many elements at these addresses, and
-        // nothing writes to them.
+        // SAFETY: the caller holds allocations with this many elements at these addresses, and has
+        // waited for all kernels that use them. NCCL allows equal addresses.
         let code = unsafe {
             let all_reduce = self.library.functions.all_reduce;
             all_reduce(from, to, num, element as c_int, OP_SUM, self.comm, stream)

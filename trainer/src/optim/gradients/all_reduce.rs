@@ -1,12 +1,13 @@
 //! All-reduces gradient sums over the ranks, on the host or on the devices.
 
 use burn::module::Module;
-use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
+use burn::tensor::{DType, TensorData, bf16, f16};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use stoker_api::experiment::GradientCompression;
 
 use super::GradientSum;
+use super::flat_buffer::FlatBuffers;
 use super::parameters::{for_each_parameter, try_for_each_parameter};
 use crate::Result;
 use crate::collective::{Collective, all_gather_json};
@@ -19,6 +20,8 @@ pub(crate) struct AllReduceState {
     half: Vec<u16>,
     /// Numbers of values in single and in double precision, if all ranks have the same.
     lengths: Option<(usize, usize)>,
+    /// Gradients on the device.
+    buffers: FlatBuffers,
 }
 
 impl AllReduceState {
@@ -77,7 +80,8 @@ impl GradientSum {
         let sum = match ranks.sums_on_device() {
             true => {
                 ranks.sum_f64(head)?;
-                self.reduce_on_device(model, ranks, Self::total_counts(&head[start..]), compression)
+                let counts = Self::total_counts(&head[start..]);
+                self.reduce_on_device(model, ranks, counts, compression, &mut state.buffers)
             }
             false => {
                 self.reduce_on_host(model, ranks, (head.as_mut_slice(), start), compression, state)
@@ -118,27 +122,33 @@ impl GradientSum {
         ranks: &dyn Collective,
         (mut sum, factor): (Self, f64),
         compression: GradientCompression,
+        buffers: &mut FlatBuffers,
     ) -> Result<Self> {
-        let (mut single, mut double) = (vec![], vec![]);
-        for_each_parameter(model, &mut |_, param| match dtype(param.is_double(), compression) {
-            DType::F64 => double.push(param.take_tensor(&mut self.gradients, DType::F64)),
-            dtype => single.push(param.take_tensor(&mut self.gradients, dtype)),
+        let mut sizes = vec![];
+        for_each_parameter(model, &mut |_, param| {
+            sizes.push((param.num_elements(), dtype(param.is_double(), compression)));
         });
-        let mean = |parts: Vec<_>| match parts.is_empty() {
-            true => Ok(None),
-            false => mean_on_device(ranks, Tensor::cat(parts, 0), compression, factor).map(Some),
+        buffers.start(sizes.into_iter());
+        let half = match compression {
+            GradientCompression::None => None,
+            GradientCompression::F16 => Some(DType::F16),
+            GradientCompression::Bf16 => Some(DType::BF16),
         };
-        let (single, double) = (mean(single)?, mean(double)?);
-        let (mut at_single, mut at_double) = (0, 0);
+        for_each_parameter(model, &mut |_, param| {
+            let dtype = dtype(param.is_double(), compression);
+            let gradient = param.take_tensor(&mut self.gradients, dtype);
+            // Ranks send compressed means, because sums may exceed the range of half precision.
+            buffers.of(dtype).write(match half {
+                Some(half) => (gradient * factor as f32).cast(half),
+                None => gradient,
+            });
+        });
+        buffers.sum(ranks, if half.is_some() { 1.0 } else { factor })?;
         for_each_parameter(model, &mut |index, param| {
-            let (mean, at) = match dtype(param.is_double(), compression) {
-                DType::F64 => (&double, &mut at_double),
-                _ => (&single, &mut at_single),
-            };
-            let start = std::mem::replace(at, *at + param.num_elements());
+            let dtype = dtype(param.is_double(), compression);
+            let mean = buffers.of(dtype).read(param.num_elements());
             if let (Some(mean), true) = (mean, sum.has_gradient(index)) {
-                let local = mean.clone().slice(start..*at);
-                param.put_tensor(local, &mut sum.gradients);
+                param.put_tensor(mean.cast(dtype), &mut sum.gradients);
             }
         });
         Ok(sum)
@@ -238,20 +248,4 @@ where
         means.convert_to_f32_slice(values);
     }
     Ok(())
-}
-
-/// Returns the mean over all ranks of a flat tensor, which stays on its device.
-fn mean_on_device(
-    ranks: &dyn Collective,
-    flat: Tensor<1>,
-    compression: GradientCompression,
-    factor: f64,
-) -> Result<Tensor<1>> {
-    let half = match (compression, flat.dtype()) {
-        (GradientCompression::None, DType::F64) => return Ok(ranks.sum_tensor(flat)? * factor),
-        (GradientCompression::None, _) => return Ok(ranks.sum_tensor(flat)? * factor as f32),
-        (GradientCompression::F16, _) => DType::F16,
-        (GradientCompression::Bf16, _) => DType::BF16,
-    };
-    Ok(ranks.sum_tensor((flat * factor as f32).cast(half))?.cast(DType::F32))
 }

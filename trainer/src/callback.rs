@@ -174,9 +174,11 @@ pub trait Callback: Send {
         Ok(())
     }
 
-    /// Returns whether [`Callback::on_batch_end`] uses its logs (default: true). If no callback of
-    /// any rank does, that hook gets empty logs, and the training loop does not wait for a GPU in
-    /// each batch. Called once per process, before [`Callback::on_train_begin`].
+    /// Returns whether [`Callback::on_batch_end`] uses its logs (default: true).
+    ///
+    /// If no callback of any rank does, that hook gets empty logs, and the training loop reads
+    /// metrics one batch late, so that it does not wait until a GPU has computed them. Called at
+    /// most once per training, before [`Callback::on_train_begin`].
     fn wants_batch_logs(&self) -> bool {
         true
     }

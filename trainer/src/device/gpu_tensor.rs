@@ -58,8 +58,7 @@ impl GpuTensor {
         self.cube.dtype
     }
 
-    /// Returns whether another value shares the memory. This is exact once the memory is allocated:
-    /// until then, the count of its handles is lower by one.
+    /// Returns whether another value shares the memory.
     pub(crate) fn is_shared(&self) -> bool {
         !self.cube.can_mut()
     }
@@ -104,13 +103,16 @@ static CLIENT: OnceLock<(Device, ComputeClient)> = OnceLock::new();
 /// Copy of tensors to the host that is queued on the GPU. Work that is queued later does not delay
 /// it.
 pub(crate) struct QueuedCopy {
-    copied: DynFut<std::result::Result<Vec<burn::tensor::Bytes>, ServerError>>,
-    dtypes: Vec<DType>,
+    copied: Option<Copied>,
+    /// Kept so that burn does not write later results into their memory.
+    tensors: Vec<GpuTensor>,
 }
+
+type Copied = DynFut<std::result::Result<Vec<burn::tensor::Bytes>, ServerError>>;
 
 impl std::fmt::Debug for QueuedCopy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("QueuedCopy").field("dtypes", &self.dtypes).finish_non_exhaustive()
+        f.debug_struct("QueuedCopy").field("tensors", &self.tensors.len()).finish_non_exhaustive()
     }
 }
 
@@ -122,18 +124,18 @@ impl QueuedCopy {
         if tensors.iter().any(|tensor| tensor.dims() != [1] || tensor.device() != first.device()) {
             return None;
         }
+        let device = first.device();
         let tensors = tensors.iter().cloned().map(GpuTensor::new);
         let tensors: Vec<GpuTensor> = tensors.collect::<Result<_>>().ok()?;
         // A process trains on one GPU. Others have no queued copies.
-        let of_process = CLIENT.get_or_init(|| (first.device(), tensors[0].client().clone()));
-        let (_, client) = Some(of_process).filter(|(device, _)| *device == first.device())?;
+        let of_process = CLIENT.get_or_init(|| (device.clone(), tensors[0].client().clone()));
+        let (_, client) = Some(of_process).filter(|(of_process, _)| *of_process == device)?;
         let of = |tensor: &GpuTensor| {
             let size = tensor.dtype().size();
             CopyDescriptor::new(tensor.handle().binding(), [1].into(), [1].into(), size)
         };
         let copied = client.read_tensor_async(tensors.iter().map(of).collect());
-        let dtypes = tensors.iter().map(GpuTensor::dtype).collect();
-        Some(Self { copied: Box::pin(copied), dtypes })
+        Some(Self { copied: Some(Box::pin(copied)), tensors })
     }
 
     /// Waits for the copy and returns the values.
@@ -141,14 +143,27 @@ impl QueuedCopy {
     /// # Errors
     ///
     /// Fails if the GPU failed.
-    pub(crate) fn wait(self) -> Result<Vec<f64>> {
-        let copied = block_on(self.copied);
-        let copied =
-            copied.map_err(|error| Infrastructure(format!("the GPU failed: {error:?}")))?;
-        let value = |(bytes, dtype)| TensorData::from_bytes(bytes, [1], dtype).iter().next();
-        Ok(copied.into_iter().zip(self.dtypes).filter_map(value).collect())
+    pub(crate) fn wait(mut self) -> Result<Vec<f64>> {
+        let Some(copied) = self.copied.take() else { return Ok(vec![]) };
+        let copied = block_on(copied)
+            .map_err(|error| Infrastructure(format!("the GPU failed: {error:?}")))?;
+        let value = |(bytes, tensor): (_, &GpuTensor)| {
+            TensorData::from_bytes(bytes, [1], tensor.dtype()).iter().next()
+        };
+        Ok(copied.into_iter().zip(&self.tensors).filter_map(value).collect())
     }
 }
 
-#[cfg(all(test, feature = "cubecl-cpu"))]
+impl Drop for QueuedCopy {
+    /// Waits for the copy: cubecl would reuse the host's memory while the GPU writes to it.
+    fn drop(&mut self) {
+        if let Some(copied) = self.copied.take() {
+            // A failure of the GPU is reported by whatever uses it next.
+            drop(block_on(copied));
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "cubecl-cpu")]
 mod tests;

@@ -12,6 +12,7 @@ use crate::collective::Collective;
 use crate::step::{Backward, StepOutput, UnreadMetrics};
 
 mod all_reduce;
+mod device_clipping;
 mod flat_buffer;
 mod parameters;
 
@@ -118,6 +119,9 @@ impl GradientSum {
             return Err(text.into());
         }
         if let Some(norm_max) = norm_max {
+            if ranks.size() == 1 && self.is_on_one_gpu(model) {
+                return Ok(self.clip_on_device(model, norm_max, factor));
+            }
             let mut squares = self.squares(model)?;
             if ranks.sums_on_device() {
                 // Processes may tune kernels separately, so rounding may differ between ranks.

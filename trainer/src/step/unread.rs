@@ -4,7 +4,7 @@ use burn::tensor::{Tensor, Transaction};
 
 use super::{Metrics, Number};
 #[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
-use crate::device::gpu_tensor::QueuedCopy;
+use crate::{device::gpu_tensor::QueuedCopy, error::raise};
 
 /// Metrics of a step. Reading them waits until the device has computed them.
 #[derive(Debug, Default)]
@@ -56,11 +56,12 @@ impl UnreadMetrics {
     ///
     /// # Panics
     ///
-    /// Panics if a metric has several elements, or if the device fails.
+    /// Panics if a metric has several elements, or if the device fails. A failed copy from a GPU
+    /// raises its error instead.
     pub(crate) fn read(self) -> Metrics {
         let tensors = on_device(&self.numbers);
         #[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
-        let copied = self.copy.map(|copy| copy.wait().unwrap_or_else(|error| panic!("{error}")));
+        let copied = self.copy.map(|copy| copy.wait().unwrap_or_else(|error| raise(error)));
         #[cfg(not(any(feature = "cuda", feature = "cubecl-cpu")))]
         let copied = None;
         let mut values = copied.unwrap_or_else(|| read_all(tensors)).into_iter();
@@ -126,5 +127,25 @@ mod tests {
         let metrics = [("a", sum), ("b", values)];
         let metrics = metrics.map(|(name, value)| (name.into(), value.into(), 1.0.into()));
         let _ = UnreadMetrics::new(metrics.into()).read();
+    }
+
+    /// burn's backend for GPUs runs on a CPU here.
+    #[cfg(feature = "cubecl-cpu")]
+    #[test]
+    fn queued_metrics_keep_their_order_on_cubecl() {
+        let device = burn::tensor::Device::cpu();
+        let of = |value: f32, dtype| {
+            Number::from(Tensor::<1>::from_floats([value], &device).cast(dtype))
+        };
+        let mut metrics = UnreadMetrics::new(vec![
+            ("b".into(), of(1.5, DType::F32), 3.0.into()),
+            ("a".into(), 7.0.into(), of(2.0, DType::BF16)),
+            ("c".into(), of(-0.5, DType::F32), of(4.0, DType::F32)),
+        ]);
+        metrics.queue_copy();
+        assert!(metrics.copy.is_some());
+        let metrics = metrics.read();
+        let pairs = ["b", "a", "c"].map(|name| metrics.sum_and_count(name).unwrap());
+        assert_eq!(pairs, [(1.5, 3.0), (7.0, 2.0), (-0.5, 4.0)]);
     }
 }

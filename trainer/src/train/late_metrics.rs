@@ -26,10 +26,7 @@ pub(super) struct LateMetrics {
 
 impl LateMetrics {
     /// Agrees with the other ranks on whether metrics are read late.
-    pub(super) fn agree(
-        callbacks: &[Box<dyn Callback>],
-        ranks: &dyn Collective,
-    ) -> Result<LateMetrics> {
+    pub(super) fn agree(callbacks: &[Box<dyn Callback>], ranks: &dyn Collective) -> Result<Self> {
         let mut wants_logs = callbacks.iter().any(|callback| callback.wants_batch_logs());
         if ranks.size() > 1 {
             wants_logs = all_gather_json(ranks, "batch logs", wants_logs)?.contains(&true);

@@ -34,7 +34,7 @@ impl AllReduceState {
         compression: GradientCompression,
     ) -> Result<()> {
         let (mut single, mut double) = (0, 0);
-        for_each_parameter(model, &mut |_, param| match dtype(param.is_double(), compression) {
+        for_each_parameter(model, &mut |_, param| match sum_dtype(param.dtype(), compression) {
             DType::F64 => double += param.num_elements(),
             _ => single += param.num_elements(),
         });
@@ -126,7 +126,7 @@ impl GradientSum {
     ) -> Result<Self> {
         let mut sizes = vec![];
         for_each_parameter(model, &mut |_, param| {
-            sizes.push((param.num_elements(), dtype(param.is_double(), compression)));
+            sizes.push((param.num_elements(), sum_dtype(param.dtype(), compression)));
         });
         buffers.start(sizes.into_iter());
         let half = match compression {
@@ -135,7 +135,7 @@ impl GradientSum {
             GradientCompression::Bf16 => Some(DType::BF16),
         };
         for_each_parameter(model, &mut |_, param| {
-            let dtype = dtype(param.is_double(), compression);
+            let dtype = sum_dtype(param.dtype(), compression);
             let gradient = param.take_tensor(&mut self.gradients, dtype);
             // Ranks send compressed means, because sums may exceed the range of half precision.
             buffers.of(dtype).write(match half {
@@ -145,7 +145,7 @@ impl GradientSum {
         });
         buffers.sum(ranks, if half.is_some() { 1.0 } else { factor })?;
         for_each_parameter(model, &mut |index, param| {
-            let dtype = dtype(param.is_double(), compression);
+            let dtype = sum_dtype(param.dtype(), compression);
             let mean = buffers.of(dtype).read(param.num_elements());
             if let (Some(mean), true) = (mean, sum.has_gradient(index)) {
                 param.put_tensor(mean.cast(dtype), &mut sum.gradients);
@@ -165,7 +165,7 @@ impl GradientSum {
     ) -> Result<Self> {
         let mut gradients: Vec<TensorData> = vec![];
         try_for_each_parameter(model, &mut |_, param| {
-            let dtype = dtype(param.is_double(), compression);
+            let dtype = sum_dtype(param.dtype(), compression);
             gradients.push(param.take_data(&mut self.gradients, dtype)?);
             Ok(())
         })?;
@@ -214,8 +214,8 @@ impl GradientSum {
 }
 
 /// Returns the type in which a gradient is summed.
-fn dtype(is_double: bool, compression: GradientCompression) -> DType {
-    match is_double && compression == GradientCompression::None {
+fn sum_dtype(of_gradient: DType, compression: GradientCompression) -> DType {
+    match of_gradient == DType::F64 && compression == GradientCompression::None {
         true => DType::F64,
         false => DType::F32,
     }

@@ -106,7 +106,8 @@ fn num_elements(of_gradient: usize) -> usize {
     of_gradient.next_multiple_of(ALIGNMENT)
 }
 
-#[cfg(all(test, feature = "cubecl-cpu"))]
+#[cfg(test)]
+#[cfg(feature = "cubecl-cpu")]
 mod cubecl_tests;
 
 #[cfg(test)]

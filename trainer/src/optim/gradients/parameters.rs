@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::Result;
 use crate::record::{tensor_read_error, with_host_values};
@@ -14,10 +14,22 @@ const SUM_ELEMENTS: usize = 1 << 20;
 pub(super) trait TrainedParameter {
     fn id(&self) -> ParamId;
     fn num_elements(&self) -> usize;
-    /// Returns whether the parameter, and so its gradient, is in double precision.
-    fn is_double(&self) -> bool;
+    /// Returns the type of the parameter, and so of its gradient.
+    fn dtype(&self) -> DType;
+    fn device(&self) -> Device;
     /// Moves the gradient, times `scale`, into `sum`. Returns whether there was one.
     fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool;
+    /// Moves the gradient, times `factor`, into `scaled`.
+    ///
+    /// # Shapes
+    ///
+    /// - factor: `[1]`
+    fn scale(
+        &mut self,
+        from: &mut GradientsParams,
+        scaled: &mut GradientsParams,
+        factor: &Tensor<1>,
+    );
     /// Takes the values of the gradient, or zeros if there is none. Copies them only if the
     /// gradient is not on the host, is shared or has another type.
     fn take_data(&mut self, from: &mut GradientsParams, dtype: DType) -> Result<TensorData>;
@@ -31,6 +43,8 @@ pub(super) trait TrainedParameter {
     fn data(&mut self, from: &GradientsParams) -> Result<Option<TensorData>>;
     /// Returns partial sums of the gradient's squares, in order, which stay on its device.
     fn squares(&mut self, from: &GradientsParams) -> Vec<Tensor<1>>;
+    /// Returns the sum of the gradient's squares, which stays on its device.
+    fn sum_of_squares(&mut self, from: &GradientsParams) -> Option<Tensor<1>>;
 }
 
 impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
@@ -42,8 +56,12 @@ impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
         self.lazy_shape().num_elements()
     }
 
-    fn is_double(&self) -> bool {
-        self.val().dtype() == DType::F64
+    fn dtype(&self) -> DType {
+        self.val().dtype()
+    }
+
+    fn device(&self) -> Device {
+        self.lazy_device()
     }
 
     fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool {
@@ -55,6 +73,18 @@ impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
         };
         sum.register::<D>(self.id, gradient);
         true
+    }
+
+    fn scale(
+        &mut self,
+        from: &mut GradientsParams,
+        scaled: &mut GradientsParams,
+        factor: &Tensor<1>,
+    ) {
+        if let Some(gradient) = from.remove::<D>(self.id) {
+            let factor = factor.clone().cast(gradient.dtype()).reshape([1; D]);
+            scaled.register::<D>(self.id, gradient * factor);
+        }
     }
 
     fn take_data(&mut self, from: &mut GradientsParams, dtype: DType) -> Result<TensorData> {
@@ -92,6 +122,10 @@ impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
     fn squares(&mut self, from: &GradientsParams) -> Vec<Tensor<1>> {
         let square = |gradient: Tensor<D>| partial_sums(gradient.clone() * gradient);
         from.get::<D>(self.id).map_or_else(Vec::new, square)
+    }
+
+    fn sum_of_squares(&mut self, from: &GradientsParams) -> Option<Tensor<1>> {
+        from.get::<D>(self.id).map(|gradient| (gradient.clone() * gradient).sum())
     }
 }
 
@@ -169,8 +203,6 @@ pub(super) fn try_for_each_parameter<M: Module>(
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
-
     use super::*;
 
     /// Summed at once, in any order, the total would be rounded: single precision has no odd

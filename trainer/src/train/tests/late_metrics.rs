@@ -23,11 +23,14 @@ impl Callback for Ends {
     }
 }
 
+/// Rows of metrics: batch, group and values.
+type Rows = Vec<(u64, String, Value)>;
+
 /// An epoch is 7 batches, a workload 4. Returns the rows and epochs, with metrics that are read
 /// late and at once.
 fn trained(
     train: impl Fn(&Context, Optimizers, Fit<Pair>) -> Fitted<Net>,
-) -> [(Vec<(u64, String, Value)>, Vec<Logs>); 2] {
+) -> [(Rows, Vec<Logs>); 2] {
     [false, true].map(|wants| {
         let folder = brief_folder();
         let mut context = alone(Some(folder.path()), 20).context().unwrap();

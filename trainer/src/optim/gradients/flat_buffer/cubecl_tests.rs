@@ -51,6 +51,8 @@ impl Collective for InPlace {
 #[test]
 fn one_buffer_is_reused_unless_a_mean_is_kept() {
     let (mut buffers, ranks, mut kept) = (FlatBuffers::default(), InPlace::default(), None);
+    // Takes the memory of a buffer that was freed after a step.
+    let mut others = vec![];
     for step in 0..6_u8 {
         let lengths = [ALIGNMENT, 3];
         let value = f32::from(step + 1);
@@ -67,6 +69,9 @@ fn one_buffer_is_reused_unless_a_mean_is_kept() {
             let mean = mean.into_data().try_to_vec::<f32>().unwrap();
             assert_eq!(mean, vec![2.0 * value; len], "step {step}");
         }
+        let other = Tensor::<1>::full([2 * ALIGNMENT], value, &Device::cpu()) * 2.0;
+        others.push(other.clone());
+        assert_eq!(other.sum().into_scalar::<f32>(), 4.0 * value * ALIGNMENT as f32);
     }
     let kept = kept.unwrap().into_data().try_to_vec::<f32>().unwrap();
     assert_eq!(kept, [4.0; ALIGNMENT]);

@@ -53,8 +53,8 @@ impl Lambda {
     }
 
     /// Calls `hook` at [`Callback::on_batch_end`], with the logs of the batch. The training loop
-    /// then waits for a GPU in each batch; see [`Callback::wants_batch_logs`]. Implement [`Callback`]
-    /// for a hook that does not use the logs.
+    /// then waits for a GPU in each batch; see [`Callback::wants_batch_logs`]. For a hook that does
+    /// not use the logs, implement [`Callback`].
     #[must_use]
     pub fn batch_end(
         self,

@@ -158,7 +158,7 @@ impl Drop for QueuedCopy {
     /// Waits for the copy: cubecl would reuse the host's memory while the GPU writes to it.
     fn drop(&mut self) {
         if let Some(copied) = self.copied.take() {
-            // A failure of the GPU is reported by whatever uses it next.
+            // The next use of the GPU reports a failure.
             drop(block_on(copied));
         }
     }

@@ -1,9 +1,9 @@
 //! Metrics that the loop reads one batch late.
 //!
 //! A GPU computes a batch after the loop has queued it, and a read of metrics waits for the GPU. If
-//! the loop queues the next batch before it reads, the GPU always has work. With several ranks, the
-//! metrics of a batch therefore travel with the gradients of the next one. They are added to all
-//! sums in the order of the batches, as if they were read at once.
+//! the loop queues the next batch before it reads, the GPU has work meanwhile. With several ranks,
+//! the metrics of a batch therefore travel with the gradients of the next one. They are added to
+//! all sums in the order of the batches, as if they were read at once.
 
 use burn::module::Module;
 
@@ -39,16 +39,13 @@ impl LateMetrics {
         if self.wants_logs { metrics.means("") } else { Logs::new() }
     }
 
-    /// Takes the metrics of a batch and returns those to read with its step: of the batch before if
-    /// they are read late, or nothing if they are already read. The metrics of the last batch of a
-    /// workload are needed at its end.
-    pub(super) fn exchange(
-        &mut self,
-        metrics: UnreadMetrics,
-        ends_workload: bool,
-    ) -> UnreadMetrics {
-        let is_needed_now = ends_workload && self.unread.is_none();
-        if self.wants_logs || is_needed_now || !std::mem::replace(&mut self.has_trained, true) {
+    /// Keeps the metrics of a batch and returns those of the batch before, or nothing if they are
+    /// already read. Returns the given metrics if they are needed at once.
+    pub(super) fn swap(&mut self, metrics: UnreadMetrics, ends_workload: bool) -> UnreadMetrics {
+        let is_first = !std::mem::replace(&mut self.has_trained, true);
+        // Metrics of earlier batches are added first.
+        let is_needed = ends_workload && self.unread.is_none();
+        if self.wants_logs || is_first || is_needed {
             return metrics;
         }
         self.unread.replace(metrics).unwrap_or_default()
@@ -98,9 +95,9 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_exchanged_one_batch_late() {
+    fn metrics_are_returned_one_batch_late() {
         let mut late = LateMetrics::default();
-        // The loss of each batch, whether it ends a workload, and the loss that is exchanged.
+        // The loss of each batch, whether it ends a workload, and the loss that is returned.
         let batches = [
             (1.0, false, Some(1.0)),
             (2.0, false, None),
@@ -110,8 +107,8 @@ mod tests {
             (6.0, false, None),
         ];
         for (loss, ends_workload, expected) in batches {
-            let exchanged = late.exchange(metrics(loss), ends_workload).read();
-            assert_eq!(exchanged.mean("loss"), expected, "batch {loss}");
+            let returned = late.swap(metrics(loss), ends_workload).read();
+            assert_eq!(returned.mean("loss"), expected, "batch {loss}");
             if ends_workload {
                 let left = late.unread.take().map(|metrics| metrics.read().mean("loss"));
                 assert_eq!(left, (loss == 4.0).then_some(Some(4.0)));
@@ -120,10 +117,10 @@ mod tests {
     }
 
     #[test]
-    fn wanted_logs_are_exchanged_at_once() {
+    fn wanted_logs_are_returned_at_once() {
         let mut late = LateMetrics { wants_logs: true, ..LateMetrics::default() };
         for loss in [1.0, 2.0, 3.0] {
-            assert_eq!(late.exchange(metrics(loss), false).read().mean("loss"), Some(loss));
+            assert_eq!(late.swap(metrics(loss), false).read().mean("loss"), Some(loss));
         }
     }
 }

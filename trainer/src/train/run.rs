@@ -207,7 +207,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let sum = is_step.then(|| std::mem::take(&mut self.gradients));
         let ends_workload =
             self.workload.as_ref().is_some_and(|workload| self.state.batches + 1 >= workload.end);
-        let metrics = self.late_metrics.exchange(metrics, ends_workload);
+        let metrics = self.late_metrics.swap(metrics, ends_workload);
         let (metrics, sum) = self.exchange_step("step", metrics, sum)?;
         if let Some(mut sum) = sum {
             let averages = context.config.average_aggregated_gradients;

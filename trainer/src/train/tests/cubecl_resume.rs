@@ -62,7 +62,7 @@ fn train(folder: &Path, batches: u64) {
     context.fit(transformer(context.device()), adam, step, fit).unwrap();
 }
 
-/// Each training runs in a separate process, which chooses how to fuse operations anew.
+/// Each training runs in a separate process, so that it chooses again how to fuse operations.
 #[test]
 fn resumed_transformers_are_bit_identical_on_cubecl() {
     let _stream = lock_random_stream();

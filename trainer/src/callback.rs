@@ -273,7 +273,8 @@ pub trait Callback: Send {
     }
 
     /// Called after [`load_state`](Self::load_state), on every rank where the callback runs, with
-    /// the files that callbacks added to the checkpoint.
+    /// the files that callbacks added to the checkpoint. [Workers](crate::Data::workers) may
+    /// already prepare the first batches.
     ///
     /// # Errors
     ///

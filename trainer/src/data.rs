@@ -8,6 +8,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use burn::tensor::{DType, Device};
 
@@ -206,6 +207,10 @@ impl<B: Send + 'static> Data<B> {
 
     /// Sets the number of threads that prepare batches in advance (default: 0). Does not change
     /// results.
+    ///
+    /// The threads of training data start after
+    /// [`Callback::on_train_begin`](crate::Callback::on_train_begin), before a checkpoint is
+    /// restored.
     #[must_use]
     pub fn workers(self, workers: usize) -> Self {
         Self { workers, ..self }
@@ -218,7 +223,8 @@ impl<B: Send + 'static> Data<B> {
         Self { queue: batches, ..self }
     }
 
-    /// Converts each batch. The conversion runs in the workers, if there are any.
+    /// Converts each batch. The conversion runs in the workers, if there are any. The result must
+    /// depend only on the batch.
     pub fn map<C: Send + 'static>(
         self,
         map: impl Fn(B) -> Result<C> + Send + Sync + 'static,
@@ -281,6 +287,16 @@ impl<B: Send + 'static> Data<B> {
     /// Returns the number of samples in an epoch; for a [`Sequence`], the number of its batches.
     pub fn samples(&self) -> usize {
         self.origin.samples()
+    }
+
+    /// Returns whether threads prepare batches in advance, from any batch on.
+    pub(crate) fn has_workers(&self) -> bool {
+        // Opening one of burn's loaders changes the order of its next pass.
+        #[cfg(feature = "learner")]
+        if matches!(self.origin, Origin::Sequential(_)) {
+            return false;
+        }
+        self.workers > 0
     }
 
     /// Returns the settings that, with this seed, determine the order of the samples.
@@ -361,15 +377,16 @@ impl<B: Send + 'static> Data<B> {
             reshuffle: self.reshuffle,
             plan,
         };
+        let is_over = Arc::<AtomicBool>::default();
         let jobs = match &self.origin {
             Origin::Indexed(source) => indexed::jobs(source.clone(), order, batches.clone()),
-            Origin::Streamed(stream) => stream.jobs(order, batches.clone()),
+            Origin::Streamed(stream) => stream.jobs(order, batches.clone(), is_over.clone()),
             #[cfg(feature = "learner")]
             Origin::Sequential(source) => {
                 return Loader::read_sequentially(source.clone(), order.plan, batches, self.queue);
             }
         };
-        Loader::start(jobs, batches, self.workers, self.queue)
+        Loader::start(jobs, batches, (self.workers, self.queue), is_over)
     }
 }
 

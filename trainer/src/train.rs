@@ -16,6 +16,7 @@ use crate::{Control, Error, Result};
 mod best_weights;
 mod custom_loop;
 mod directives;
+mod early_loader;
 mod exchange;
 mod fit;
 mod hooks;

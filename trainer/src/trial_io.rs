@@ -4,6 +4,7 @@
 use std::fs::File;
 
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
+use stoker_api::names::parse_checkpoint_name;
 use stoker_storage::Storage;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -183,6 +184,14 @@ impl TrialIo {
             Some(files) => Ok(files.checkpointer.restore(resume_from)?),
             None => Ok(Restored::default()),
         }
+    }
+
+    /// Returns the number of batches of the checkpoint that [`restore`](Self::restore) tries first.
+    /// The training starts at another batch if that checkpoint cannot be used or belongs to another
+    /// training, or if the trial has had a warm start.
+    pub(crate) fn expected_batches(&self) -> Option<u64> {
+        let (batches, _) = parse_checkpoint_name(&self.resume_from.first()?.name)?;
+        Some(batches)
     }
 
     /// Returns the checkpoint that this process saved last.

@@ -45,19 +45,24 @@ impl<B> Loader<B> {
     pub(crate) fn makes_batches_itself(&self) -> bool {
         self.jobs.is_some()
     }
+
+    /// Returns the index of the next batch.
+    pub(crate) fn position(&self) -> u64 {
+        self.batches.start
+    }
 }
 
 impl<B: Send + 'static> Loader<B> {
     /// Starts the workers. One thread takes the jobs in order and sends every `n`-th job to worker
     /// `w` of `n`, which puts its batch into a separate queue. Reading the queues in turn preserves
-    /// the order.
+    /// the order. `is_over` is set when the loader is dropped.
     pub(super) fn start(
         jobs: BatchJobs<B>,
         batches: Range<u64>,
-        workers: usize,
-        queue: usize,
+        (workers, queue): (usize, usize),
+        is_over: Arc<AtomicBool>,
     ) -> Self {
-        let (first, is_over) = (batches.start, Arc::new(AtomicBool::new(false)));
+        let first = batches.start;
         if workers == 0 {
             return Self {
                 jobs: Some(jobs),

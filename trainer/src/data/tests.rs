@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -178,6 +179,25 @@ fn queue_bounds_the_batches_made_ahead() {
             loader.next().unwrap().unwrap();
         }
     }
+}
+
+#[test]
+fn dropped_loaders_stop_seeking() {
+    const MANY: usize = 1 << 50;
+    let (begun, begins) = mpsc::channel();
+    let stream = Stream::new(move |_| {
+        begun.send(())?;
+        Ok((0..MANY as u64).map(Ok))
+    });
+    let data = of_stream(stream.samples(MANY), 1);
+    let (drop_ended, drop_ends) = mpsc::channel();
+    std::thread::spawn(move || {
+        let loader = data.loader(plan(1, 0, 1), MANY as u64 - 1..MANY as u64);
+        begins.recv().unwrap();
+        drop(loader);
+        drop_ended.send(()).unwrap();
+    });
+    drop_ends.recv_timeout(Duration::from_secs(60)).expect("the loader seeks to the end");
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub(super) struct Run<'a, M, B> {
     pub(super) optimizers: Optimizers,
     pub(super) step: &'a dyn Step<M, B>,
     pub(super) train: Data<B>,
+    /// Loader of the first batches, whose workers have started already.
+    pub(super) early_loader: Option<Loader<B>>,
     pub(super) validation: Option<Data<B>>,
     pub(super) batch_size: usize,
     pub(super) callbacks: Vec<Box<dyn Callback>>,
@@ -147,12 +149,6 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             self.context.config.mixed_precision,
         );
         Ok(Fitted { model, history, stopped: self.state.stopped })
-    }
-
-    /// Returns batches from the current position on, without end: the granted length may grow.
-    pub(super) fn loader(&self) -> Loader<B> {
-        let plan = self.context.loader_plan(self.batch_size, true);
-        self.train.loader(plan, self.state.batches..u64::MAX)
     }
 
     /// Trains the next batch.

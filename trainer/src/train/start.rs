@@ -40,7 +40,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         call_hook(&mut run.callbacks, &mut run.control, ranks, |callback, control| {
             callback.on_train_begin(control)
         })?;
+        run.start_workers_early();
         run.restore()?;
+        run.start_workers();
         #[cfg(feature = "learner")]
         run.optimizers.set_model(&*run.model);
         if run.saved.is_some() {
@@ -87,6 +89,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             optimizers,
             step,
             train,
+            early_loader: None,
             validation,
             batch_size,
             callbacks,

@@ -28,6 +28,7 @@ mod cubecl_resume;
 mod custom_loop;
 mod data_kinds;
 mod early_ends;
+mod early_loader;
 mod exchange;
 mod gan;
 mod hook_order;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Device;
 
@@ -14,7 +15,8 @@ use crate::{Error, Result};
 pub(in crate::data) trait BatchStream<B>: Send + Sync {
     fn samples(&self) -> usize;
 
-    fn jobs(&self, order: Order, batches: Range<u64>) -> BatchJobs<B>;
+    /// Returns the jobs. Seeking the first batch ends with an error when `is_over` is set.
+    fn jobs(&self, order: Order, batches: Range<u64>, is_over: Arc<AtomicBool>) -> BatchJobs<B>;
 }
 
 pub(super) struct Batcher<T, F> {
@@ -33,8 +35,8 @@ where
         self.samples
     }
 
-    fn jobs(&self, order: Order, batches: Range<u64>) -> BatchJobs<B> {
-        let mut reader = Reader { open: self.stream.open.clone(), order, pass: None };
+    fn jobs(&self, order: Order, batches: Range<u64>, is_over: Arc<AtomicBool>) -> BatchJobs<B> {
+        let mut reader = Reader { open: self.stream.open.clone(), order, pass: None, is_over };
         let batcher = self.batcher.clone();
         // Do not read on after an error: the next read would restart the pass.
         let mut has_failed = false;
@@ -58,6 +60,7 @@ struct Reader<T> {
     open: Arc<Open<T>>,
     order: Order,
     pass: Option<OpenPass<T>>,
+    is_over: Arc<AtomicBool>,
 }
 
 /// The current pass.
@@ -81,6 +84,9 @@ impl<T: Send + 'static> Reader<T> {
         };
         let mut local = vec![];
         while pass.position < end {
+            if self.is_over.load(Ordering::Relaxed) {
+                return Err("the loader was dropped".into());
+            }
             let position = pass.position;
             let item =
                 pass.items.next().unwrap_or_else(|| Err(self.unexpected_end(epoch, position)))?;
@@ -119,9 +125,9 @@ where
         self.stream.samples()
     }
 
-    fn jobs(&self, order: Order, batches: Range<u64>) -> BatchJobs<C> {
+    fn jobs(&self, order: Order, batches: Range<u64>, is_over: Arc<AtomicBool>) -> BatchJobs<C> {
         let map = self.map.clone();
-        Box::new(self.stream.jobs(order, batches).map(move |job| -> BatchJob<C> {
+        Box::new(self.stream.jobs(order, batches, is_over).map(move |job| -> BatchJob<C> {
             let map = map.clone();
             Box::new(move || job()?.map(|batch| map(batch)).transpose())
         }))

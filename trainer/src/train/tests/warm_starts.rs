@@ -41,7 +41,7 @@ fn train_as(folder: &Path, id: &str, epochs: u64, stop_at: u64) -> (Vec<u64>, u6
     (epochs, batches, weights)
 }
 
-fn checkpoints(folder: &Path) -> Vec<String> {
+pub(super) fn checkpoints(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder.join("trial/checkpoints")).unwrap();
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
     let mut names: Vec<_> = entries.map(|entry| name(entry).into_string().unwrap()).collect();

@@ -3,17 +3,18 @@
 
 use burn::module::Module;
 use bytes::Bytes;
-use stoker_api::contract::{CheckpointRef, Manifest};
+use stoker_api::contract::{CheckpointRef, HashAlgorithm, Manifest};
+use stoker_storage::hash;
 
 use super::run::Run;
-use crate::checkpoint::{CheckpointContents, Restored, SharedFiles, SharedIndex};
+use crate::checkpoint::{CheckpointContents, FileParts, Restored, SharedFiles, SharedIndex};
 use crate::collective::RankActivity;
 use crate::error::Infrastructure;
 use crate::{Result, record};
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// Restores the checkpoint that rank 0 found complete, on all ranks. Without one, broadcasts
-    /// rank 0's model.
+    /// Restores the checkpoint that rank 0 found complete, on all ranks. Without one, all ranks get
+    /// the model of rank 0.
     pub(super) fn restore_on_all_ranks(&mut self) -> Result<Restored> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
@@ -35,8 +36,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             print_refusals(&restored);
         }
         let Some(chosen) = chosen else {
-            ranks.record_activity(RankActivity::Train);
-            self.broadcast_model()?;
+            self.equalize_models()?;
             return Ok(Restored { refused: restored.refused, ..Restored::default() });
         };
         if ranks.local_rank() == 0 && !is_same {
@@ -49,14 +49,33 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(restored)
     }
 
-    /// Replaces the model of each rank by that of rank 0.
-    fn broadcast_model(&mut self) -> Result<()> {
-        let is_lead = self.io().is_lead();
-        let model = match is_lead {
-            true => record::snapshot(&*self.model).into_bytes()?,
-            false => Bytes::new(),
+    /// Replaces the model of each rank by that of rank 0, unless all are bit-identical. Models are
+    /// usually identical, because all ranks initialize from the same seed.
+    fn equalize_models(&mut self) -> Result<()> {
+        let ranks = self.context.distributed();
+        let is_lead = ranks.rank() == 0;
+        let file = record::snapshot(&*self.model).into_file();
+        let (file, hash) = match file {
+            Ok(file) => {
+                let parts = file.clone().into_parts();
+                let hash = hash::file_hash(&parts, HashAlgorithm::Blake3);
+                (file, Ok(hash.hex().to_owned()))
+            }
+            Err(error) => (FileParts::default(), Err(error)),
         };
-        let model = self.context.distributed().collective().broadcast(model)?;
+        let hashes = ranks.gather_results("model", hash)?;
+        ranks.record_activity(RankActivity::Train);
+        if hashes.iter().all(|hash| *hash == hashes[0]) {
+            return Ok(());
+        }
+        let model = ranks.collective().broadcast(match is_lead {
+            true => file.into_bytes(),
+            false => {
+                // Free the copy of this model before the other one arrives.
+                drop(file);
+                Bytes::new()
+            }
+        })?;
         if is_lead {
             return Ok(());
         }

@@ -65,6 +65,11 @@ impl Collective for Recorded {
         self.record("all_gather");
         self.ranks.all_gather(local)
     }
+
+    fn broadcast(&self, local: Bytes) -> Result<Bytes> {
+        self.record("broadcast");
+        self.ranks.broadcast(local)
+    }
 }
 
 /// Runs `run` on ranks in threads, which are connected directly or over TCP.
@@ -171,6 +176,32 @@ fn step_is_one_exchange() {
         for batches in calls[2..].chunks(2) {
             assert_eq!(*batches, [vec!["sum_f64"], vec!["sum_segments", "sum_f64"]]);
         }
+    }
+}
+
+/// If models differ, all ranks get that of rank 0.
+#[test]
+fn models_are_broadcast_only_if_they_differ() {
+    let _stream = lock_random_stream();
+    let ranks = |has_connections, bias_of: fn(usize) -> f32| {
+        on_ranks(has_connections, 3, |context, calls| {
+            let mut model = Tiny::new(context.device());
+            let bias = bias_of(context.distributed().rank());
+            model.output.bias = Some(Param::from_tensor(Tensor::full([5], bias, context.device())));
+            let fit = Fit::new(data("items").unwrap()).batch_size(6);
+            let sgd = Optimizers::one(SgdConfig::new().build(), 0.0);
+            let training = context.training(model, sgd, fit).unwrap();
+            let bias = training.model().output.bias.as_ref().unwrap().val().into_data();
+            let num = calls.lock().unwrap().iter().filter(|call| **call == "broadcast").count();
+            (num, bias.iter::<f32>().collect::<Vec<_>>())
+        })
+    };
+    for has_connections in [false, true] {
+        assert_eq!(ranks(has_connections, |_| 0.5), vec![(0, vec![0.5; 5]); 3]);
+        let one_differs = |rank| if rank == 2 { 2.0 } else { 0.25 };
+        assert_eq!(ranks(has_connections, one_differs), vec![(1, vec![0.25; 5]); 3]);
+        let first_differs = |rank| if rank == 0 { 0.75 } else { 0.25 };
+        assert_eq!(ranks(has_connections, first_differs), vec![(1, vec![0.75; 5]); 3]);
     }
 }
 

@@ -61,6 +61,8 @@ impl Layers {
 pub(crate) fn run(folder: &Path, layers: usize) -> Result<()> {
     let folder = folder.join("stoker");
     let device = Device::default().autodiff();
+    // Each process has the same weights, so that one can restore what another one saved.
+    device.seed(1);
     let (trained, fresh) = (Layers::new(layers, &device), Layers::new(layers, &device));
     let expected = trained.weights();
     while let Some(command) = protocol::next_command()? {

@@ -12,8 +12,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use blake3::hazmat::{HasherExt as _, Mode, merge_subtrees_non_root, merge_subtrees_root};
+use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use stoker_api::contract::{FileEntry, FileHash, HashAlgorithm};
+
+use crate::buffer::Buffer;
 
 /// Size in bytes above which a file is hashed with BLAKE3, and of the pieces that threads hash. A
 /// power of two, so that a piece is a subtree of BLAKE3's tree.
@@ -71,11 +74,11 @@ pub fn file_hash<B: AsRef<[u8]> + Sync>(parts: &[B], algorithm: HashAlgorithm) -
 /// # Errors
 ///
 /// The file cannot be read, or changes its length meanwhile.
-pub fn read_file(file: &File, algorithm: HashAlgorithm) -> io::Result<(Vec<u8>, FileHash)> {
+pub fn read_file(file: &File, algorithm: HashAlgorithm) -> io::Result<(Bytes, FileHash)> {
     let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-    let mut bytes = vec![0; len];
+    let mut buffer = Buffer::zeroed(len)?;
     let piece_len = piece_len(algorithm);
-    let pieces: Vec<&mut [u8]> = bytes.chunks_mut(piece_len).collect();
+    let pieces: Vec<&mut [u8]> = buffer.bytes_mut().chunks_mut(piece_len).collect();
     let num = pieces.len();
     let hashes = hash_pieces(pieces, |idx, piece| {
         let mut hasher = PieceHasher::new(algorithm, idx);
@@ -88,7 +91,7 @@ pub fn read_file(file: &File, algorithm: HashAlgorithm) -> io::Result<(Vec<u8>, 
         Ok(hasher.finish(num))
     })?;
     let hash = combine(algorithm, &hashes);
-    Ok((bytes, hash))
+    Ok((buffer.freeze(), hash))
 }
 
 /// Hasher of one piece.

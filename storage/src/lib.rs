@@ -21,6 +21,7 @@
 //! 5. [`metrics`]: rows of metrics, and which rows are in effect.
 //! 6. [`hash`]: SHA-256 in hex.
 
+mod buffer;
 mod credentials;
 mod error;
 pub mod hash;

@@ -29,7 +29,7 @@ impl Storage {
                 run_blocking(move || hash::read_file(&File::open(file)?, algorithm))
             };
             let (bytes, hash) = self.retry(path, read).await?;
-            return Ok((bytes.into(), hash));
+            return Ok((bytes, hash));
         }
         let bytes = self.get(path).await?;
         let hashed = bytes.clone();

@@ -1,6 +1,8 @@
 //! Transfer of large objects in parts, several at a time.
 
-use bytes::{Bytes, BytesMut};
+use std::error::Error;
+
+use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
@@ -8,6 +10,8 @@ use object_store::{ObjectStoreExt, PutPayload};
 
 use super::Storage;
 use crate::StorageError;
+use crate::buffer::Buffer;
+use crate::error::{Subject, classify};
 
 /// Size of a part: at least 5 MiB, as S3 requires, and small enough to retry.
 const PART_BYTES: usize = 8 << 20;
@@ -63,13 +67,23 @@ impl Storage {
             let range = start..end.min(start + PART_BYTES as u64);
             self.retry(path, || self.store.get_range(location, range.clone())).await
         };
-        let num_bytes = usize::try_from(end - range.start).unwrap_or(0);
+        let failed = |source: Box<dyn Error + Send + Sync>| {
+            let source = object_store::Error::Generic { store: "parts", source };
+            classify(Subject { url: &self.url, path }, 1, &source).0
+        };
+        let num_bytes = usize::try_from(end - range.start).map_err(|error| failed(error.into()))?;
+        let mut buffer = Buffer::zeroed(num_bytes).map_err(|error| failed(error.into()))?;
         let mut parts = stream::iter(range.step_by(PART_BYTES).map(get)).buffered(PARTS_IN_FLIGHT);
-        let mut joined = BytesMut::with_capacity(num_bytes);
+        let mut filled = 0;
         while let Some(part) = parts.try_next().await? {
-            joined.extend_from_slice(&part);
+            let rest = &mut buffer.bytes_mut()[filled..];
+            let target = rest.get_mut(..part.len());
+            let target = target.ok_or_else(|| failed("a part is too long".into()))?;
+            target.copy_from_slice(&part);
+            filled += part.len();
         }
-        Ok(joined.freeze())
+        // Parts are short if the object shrank meanwhile.
+        Ok(buffer.freeze().slice(..filled))
     }
 }
 

@@ -33,7 +33,7 @@ pub fn load_folder(path: &Path) -> Result<(Manifest, CheckpointContents), Checkp
     for (file, entry) in &manifest.files {
         let (bytes, hash) = read(file, entry.hash.algorithm())?;
         verify(file, entry, bytes.len(), &hash).map_err(corrupt)?;
-        contents.insert(file.clone(), bytes.into());
+        contents.insert(file.clone(), bytes);
     }
     Ok((manifest, contents))
 }

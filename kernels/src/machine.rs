@@ -3,6 +3,7 @@
 
 #![expect(unsafe_code, reason = "vector instructions need a check at run time, and pointers")]
 
+mod left;
 mod matrix;
 mod operands;
 mod panels;

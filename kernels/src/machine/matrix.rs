@@ -54,6 +54,13 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// In most processors, addresses with this distance share a set of the first-level cache.
+pub(super) const PAGE_BYTES: usize = 4096;
+
+pub(super) fn is_multiple_of_bytes(stride: usize, bytes: usize) -> bool {
+    (stride * size_of::<f32>()).is_multiple_of(bytes)
+}
+
 /// Returns the number of values from the first to the last element.
 fn num_spanned(shape: [usize; 2], strides: [usize; 2]) -> usize {
     if shape.contains(&0) {

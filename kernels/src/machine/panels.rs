@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::matrix::Matrix;
+use super::left::{LeftTile, left_tile};
+use super::matrix::{Matrix, PAGE_BYTES, is_multiple_of_bytes};
 use super::operands::{Left, Right, Windows};
 use super::{
     Instructions, LANES_MAX, Offsets, SQUARE, Stride, Table, TileInput, Update, transpose,
@@ -16,18 +17,19 @@ pub(super) const ROWS_MAX: usize = 8;
 /// Maximum number of columns of a tile: two vectors.
 pub(super) const WIDTH_MAX: usize = 2 * LANES_MAX;
 
-/// Rows that a thread computes, up to which tiles read a right operand with contiguous rows in
-/// place. With more rows, a copy is as fast.
-const ROWS_READ_MAX: usize = 256;
+/// Panels that are copied side by side, so that processors prefetch the next lines of a row.
+const PANELS_SIDE_BY_SIDE: usize = 4;
 
-/// The same for rows that are aliased. With a block of 256 x 512 values of a wider matrix, 32 rows
-/// were as fast with a copy as without, and 48 rows were faster with a copy (AMD Zen 5).
-const ROWS_ALIASED_MAX: usize = 32;
-
-/// Returns `true` if all rows begin in the same set of a first-level cache: in most processors,
-/// addresses with a distance of 4 KiB share a set.
-fn is_aliased(row_stride: usize) -> bool {
-    (row_stride * size_of::<f32>()).is_multiple_of(4096)
+/// Returns the rows that a thread computes, up to which tiles read a right operand with contiguous
+/// rows in place. With more rows, a copy is as fast or faster. Decision record 0039 has the
+/// measurements.
+fn rows_read_max(instructions: Instructions, row_stride: usize) -> usize {
+    match instructions {
+        Instructions::Avx512 if is_multiple_of_bytes(row_stride, PAGE_BYTES) => 32,
+        Instructions::Avx512 => 256,
+        // Three tiles of AVX2. Not measured on other processors.
+        Instructions::Avx2 | Instructions::Baseline => 18,
+    }
 }
 
 /// Columns of the right operand, divided into panels as wide as a tile.
@@ -54,9 +56,11 @@ impl<'a> Panels<'a> {
             return Self { instructions, right, copied: &[], reads_operand: true };
         };
         let width = 2 * instructions.lanes();
-        let rows_max = if is_aliased(matrix.row_stride) { ROWS_ALIASED_MAX } else { ROWS_READ_MAX };
-        let reads_operand = matrix.column_stride == 1 && m <= rows_max;
-        let first = if reads_operand { matrix.columns / width } else { 0 };
+        let rows_max = rows_read_max(instructions, matrix.row_stride);
+        let has_contiguous_rows = matrix.column_stride == 1;
+        let reads_operand = has_contiguous_rows && m <= rows_max;
+        let num_full = if has_contiguous_rows { matrix.columns / width } else { 0 };
+        let first = if reads_operand { num_full } else { 0 };
         let num = (first * width..matrix.columns).step_by(width);
         let num = num.map(|column| matrix.rows * padded(instructions, matrix.columns - column));
         let num: usize = num.sum();
@@ -67,8 +71,11 @@ impl<'a> Panels<'a> {
         }
         let start = buffer.as_ptr().align_offset(64).min(slack);
         let copied = &mut buffer[start..start + num];
-        let mut rest = &mut *copied;
-        for column in (first * width..matrix.columns).step_by(width) {
+        let (full, mut rest) = copied.split_at_mut((num_full - first) * matrix.rows * width);
+        if !full.is_empty() {
+            copy_full_panels(instructions, matrix, full);
+        }
+        for column in (num_full * width..matrix.columns).step_by(width) {
             let columns = width.min(matrix.columns - column);
             let width = padded(instructions, columns);
             let (panel, next) = rest.split_at_mut(matrix.rows * width);
@@ -91,13 +98,11 @@ impl<'a> Panels<'a> {
         let depth = left.size()[1];
         let mut start = 0;
         while start < rows.len() {
-            let fits = |num: &&usize| **num <= rows.len() - start;
-            let num = *self.instructions.tile_rows().iter().find(fits).expect("a tile of one row");
+            let num = next_tile(self.instructions, rows.len() - start);
             let tile_rows = &mut rows[start..start + num];
             match left.part([start, 0], [num, depth]) {
                 Left::Matrix(left) => {
-                    let (values, [row, depth]) = left_tile(left, num_panels, buffer);
-                    let left = LeftTile { values, rows: Stride(row), depths: Stride(depth) };
+                    let left = left_tile(self.instructions, left, num_panels, buffer);
                     self.update_rows(&left, update, tile_rows, first);
                 }
                 Left::Windows(Windows { values, tap_offsets, window_offsets }) => {
@@ -189,29 +194,49 @@ impl<'a> Panels<'a> {
     }
 }
 
-/// Left operand of a tile.
-struct LeftTile<'a, R, D> {
-    values: &'a [f32],
-    rows: R,
-    depths: D,
-}
-
-impl<'a, R: Offsets, D: Offsets> LeftTile<'a, R, D> {
-    fn with_right<P: Offsets>(
-        &self,
-        right: &'a [f32],
-        right_depths: P,
-        depth: usize,
-    ) -> TileInput<'a, R, D, P> {
-        let (left, left_rows, left_depths) = (self.values, self.rows, self.depths);
-        TileInput { left, left_rows, left_depths, right, right_depths, depth }
-    }
+/// Returns the number of rows of the next tile, if `num_rows` remain.
+fn next_tile(instructions: Instructions, num_rows: usize) -> usize {
+    let fits = |rows: &&usize| **rows <= num_rows;
+    let rows = *instructions.tile_rows().iter().find(fits).expect("a tile of one row");
+    // A tile of two rows has too few sums to hide the latency of a multiplication. Two tiles of
+    // four rows take less time than one of six rows and one of two.
+    if rows == 6 && matches!(num_rows, 8 | 9) { 4 } else { rows }
 }
 
 /// Returns the width of a panel with this many columns or more.
 fn padded(instructions: Instructions, columns: usize) -> usize {
     let lanes = instructions.lanes();
     if columns > lanes { 2 * lanes } else { lanes }
+}
+
+/// Copies panels of a matrix with contiguous rows, all as wide as a tile, from the first column on.
+fn copy_full_panels(instructions: Instructions, right: Matrix<'_>, panels: &mut [f32]) {
+    match 2 * instructions.lanes() {
+        16 => copy_panels_of_width::<16>(right, panels),
+        WIDTH_MAX => copy_panels_of_width::<WIDTH_MAX>(right, panels),
+        width => unreachable!("no tile has {width} columns"),
+    }
+}
+
+fn copy_panels_of_width<const WIDTH: usize>(right: Matrix<'_>, panels: &mut [f32]) {
+    let num_rows = right.rows;
+    let group_len = PANELS_SIDE_BY_SIDE * num_rows * WIDTH;
+    vectorize(
+        #[inline(always)]
+        || {
+            let first = (0..).step_by(PANELS_SIDE_BY_SIDE * WIDTH);
+            for (first, panels) in first.zip(panels.chunks_mut(group_len)) {
+                let (copied_rows, _) = panels.as_chunks_mut::<WIDTH>();
+                let columns = copied_rows.len() / num_rows * WIDTH;
+                for row in 0..num_rows {
+                    let values = &right.values[row * right.row_stride + first..][..columns];
+                    for (panel, values) in values.as_chunks::<WIDTH>().0.iter().enumerate() {
+                        copied_rows[panel * num_rows + row] = *values;
+                    }
+                }
+            }
+        },
+    );
 }
 
 /// Copies a panel row by row, each filled up to `width` values with zeros.
@@ -275,42 +300,25 @@ fn copy_square(right: Matrix<'_>, [start, first]: [usize; 2], width: usize, rows
     }
 }
 
-/// Panels from which a copy of a tile's left matrix is faster.
-const LEFT_COPY_MIN: usize = 3;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Returns values and strides of the left matrix of a tile. If many panels read it, it is copied
-/// first, so that it stays in the first-level cache. If its rows or columns are contiguous and not
-/// aliased, it stays there without a copy.
-fn left_tile<'a>(
-    left: Matrix<'a>,
-    num_panels: usize,
-    buffer: &'a mut Vec<f32>,
-) -> (&'a [f32], [usize; 2]) {
-    let strides = [left.row_stride, left.column_stride];
-    let stays_in_cache = match strides {
-        [1, stride] | [stride, 1] => !is_aliased(stride),
-        _ => false,
-    };
-    if num_panels < LEFT_COPY_MIN || stays_in_cache {
-        return (left.values, strides);
+    #[test]
+    fn two_tiles_of_four_rows_replace_one_of_two() {
+        let tiles = |mut num_rows: usize| {
+            let mut all = vec![];
+            while num_rows > 0 {
+                all.push(next_tile(Instructions::Avx2, num_rows));
+                num_rows -= all.last().unwrap();
+            }
+            all
+        };
+        assert_eq!(tiles(2), [2]);
+        assert_eq!(tiles(8), [4, 4]);
+        assert_eq!(tiles(9), [4, 4, 1]);
+        assert_eq!(tiles(12), [6, 6]);
+        assert_eq!(tiles(14), [6, 4, 4]);
+        assert_eq!(tiles(16), [6, 6, 4]);
     }
-    let num = left.rows * left.columns;
-    if buffer.len() < num {
-        buffer.resize(num, 0.0);
-    }
-    let copied = &mut buffer[..num];
-    if left.column_stride == 1 {
-        for (index, row) in copied.chunks_exact_mut(left.columns).enumerate() {
-            row.copy_from_slice(&left.values[index * left.row_stride..][..left.columns]);
-        }
-        return (copied, [left.columns, 1]);
-    }
-    for (depth, values) in copied.chunks_exact_mut(left.rows).enumerate() {
-        if left.row_stride == 1 {
-            copy(values, &left.values[depth * left.column_stride..][..left.rows]);
-        } else {
-            values.iter_mut().enumerate().for_each(|(row, out)| *out = left.at(row, depth));
-        }
-    }
-    (copied, [1, left.rows])
 }

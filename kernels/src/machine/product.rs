@@ -2,7 +2,7 @@
 //!
 //! The depth is divided into blocks of [`DEPTH`] values. Each value of the output is a sum over the
 //! first block, then over the next one, and so on, each in the order of the depth. Only the size of
-//! the tiles differs between processors, and a tile never divides a sum.
+//! the tiles and the copies of operands differ between processors, and a tile never divides a sum.
 
 use std::cell::RefCell;
 
@@ -332,6 +332,18 @@ mod tests {
                 let left = matrix(&left[..], [m, k], is_transposed[0]);
                 check(left, matrix(&right[..], [k, n], is_transposed[1]));
             }
+        }
+    }
+
+    /// Left operands that are copied for tiles of all sizes.
+    #[test]
+    fn copies_of_left_operands_do_not_change_bits() {
+        let (all_left, right) = (values(300 * 128), values(300 * 70));
+        for m in [1, 2, 3, 5, 8, 9, 14, 15, 26, 71] {
+            let right = Matrix::row_major(&right, 300, 70);
+            // Columns a multiple of 256 bytes apart, then neither rows nor columns contiguous.
+            check(Matrix::with_strides(&all_left, [m, 300], [1, 128]), right);
+            check(Matrix::with_strides(&all_left, [m, 300], [2, 127]), right);
         }
     }
 

@@ -1,6 +1,5 @@
 //! `stoker-bench collective`: all-reduce against PyTorch's gloo, and its cost in training.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -112,7 +111,8 @@ impl Drop for Gang {
 
 impl Gang {
     fn start(name: &str, size: usize, make: impl Fn() -> Result<Command>) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+        let [port] = stoker_test_cluster::free_ports()?;
+        let port = port.to_string();
         let ranked = |rank: usize| -> Result<Command> {
             let mut command = make()?;
             let (rank, size) = (rank.to_string(), size.to_string());

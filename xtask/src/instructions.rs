@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -36,7 +35,7 @@ pub(crate) enum CountError {
     #[error("valgrind printed no number of instructions for {0}:\n{1}")]
     NoCount(&'static str, String),
     #[error("no port of this machine is free for ranks: {0}")]
-    Port(std::io::Error),
+    Port(stoker_test_cluster::Error),
     #[error("cannot {0} {RECORD}: {1}")]
     Record(&'static str, std::io::Error),
     #[error(
@@ -173,7 +172,7 @@ fn count(subject: &Subject, release: &Path) -> Result<u64, CountError> {
 
 /// Returns the instructions of a program that gets this number of lines.
 fn instructions(subject: &Subject, release: &Path, lines: usize) -> Result<u64, CountError> {
-    let port = if subject.ranks > 1 { free_port().map_err(CountError::Port)? } else { 0 };
+    let port = if subject.ranks > 1 { free_port()? } else { 0 };
     let program = release.join(subject.package);
     let mut others = Ranks(vec![]);
     for rank in 1..subject.ranks {
@@ -235,8 +234,9 @@ fn rank_variables(rank: usize, size: usize, port: u16) -> [(&'static str, String
     ]
 }
 
-fn free_port() -> std::io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+fn free_port() -> Result<u16, CountError> {
+    let [port] = stoker_test_cluster::free_ports().map_err(CountError::Port)?;
+    Ok(port)
 }
 
 /// Returns the number in a line such as `==7== I   refs:      1,234`.

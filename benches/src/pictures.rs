@@ -2,16 +2,17 @@
 //! [`Source`].
 
 use std::cell::RefCell;
+use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::ValueEnum;
+use png::{BitDepth, ColorType, DecodeOptions};
 use stoker_trainer::{BatchContext, Data, Result, Source, Stream, mix_seed};
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
-use zune_png::PngDecoder;
 
 /// Width and height of an image.
 const SIZE: usize = 256;
@@ -233,12 +234,13 @@ fn jpg(path: &Path, picture: &mut [u8]) -> Result<()> {
 /// Decodes a PNG and verifies the same checksums as libpng.
 fn png(path: &Path, picture: &mut [u8]) -> Result<()> {
     let bytes = std::fs::read(path)?;
-    let options =
-        DecoderOptions::new_fast().png_set_confirm_crc(true).inflate_set_confirm_adler(true);
-    let mut decoder = PngDecoder::new_with_options(ZCursor::new(&bytes), options);
-    decoder.decode_headers().map_err(|error| format!("{error:?}"))?;
-    expect_bytes(decoder.output_buffer_size(), picture)?;
-    Ok(decoder.decode_into(picture).map_err(|error| format!("{error:?}"))?)
+    let mut options = DecodeOptions::default();
+    options.set_ignore_adler32(false);
+    let mut reader = png::Decoder::new_with_options(Cursor::new(&bytes), options).read_info()?;
+    let is_rgb = reader.output_color_type() == (ColorType::Rgb, BitDepth::Eight);
+    expect_bytes(reader.output_buffer_size().filter(|_| is_rgb), picture)?;
+    reader.next_frame(picture)?;
+    Ok(())
 }
 
 fn expect_bytes(is: Option<usize>, picture: &[u8]) -> Result<()> {
@@ -250,8 +252,6 @@ fn expect_bytes(is: Option<usize>, picture: &[u8]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
 
     /// Returns an image whose pixel (row, column) has red `row`, green `column` and blue 0.
@@ -260,26 +260,53 @@ mod tests {
         (0..SIZE * SIZE).flat_map(pixel).collect()
     }
 
-    /// Encodes an image as PNG with 8-bit RGB and unfiltered rows.
     fn png_of(picture: &[u8]) -> Vec<u8> {
-        let rows: Vec<u8> = picture
-            .chunks(SIZE * 3)
-            .flat_map(|row| std::iter::once(0).chain(row.iter().copied()))
-            .collect();
-        let mut packed = flate2::write::ZlibEncoder::new(vec![], flate2::Compression::fast());
-        packed.write_all(&rows).unwrap();
-        let size = (SIZE as u32).to_be_bytes();
-        let header = [size.as_slice(), &size, &[8, 2, 0, 0, 0]].concat();
-        let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
-        for (name, bytes) in
-            [(b"IHDR", header), (b"IDAT", packed.finish().unwrap()), (b"IEND", vec![])]
-        {
-            let checked = [name.as_slice(), &bytes].concat();
-            file.extend((bytes.len() as u32).to_be_bytes());
-            file.extend(&checked);
-            file.extend(crc32fast::hash(&checked).to_be_bytes());
-        }
+        let mut file = vec![];
+        let mut encoder = png::Encoder::new(&mut file, SIZE as u32, SIZE as u32);
+        encoder.set_color(ColorType::Rgb);
+        encoder.set_depth(BitDepth::Eight);
+        encoder.write_header().unwrap().write_image_data(picture).unwrap();
         file
+    }
+
+    #[test]
+    fn png_with_a_wrong_checksum_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("0.png");
+        let mut picture = vec![0; SIZE * SIZE * 3];
+        let mut read = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            png(&path, &mut picture)
+        };
+        let correct = png_of(&gradients());
+        read(&correct).unwrap();
+        // The file ends with the checksum of the pixels, that of their chunk, and an empty chunk of
+        // 12 bytes.
+        let (chunk_end, pixels_end) = (correct.len() - 12, correct.len() - 16);
+        let mut wrong = correct.clone();
+        wrong[chunk_end - 1] ^= 1;
+        let error = read(&wrong).unwrap_err().to_string();
+        assert!(error.contains("CRC"), "{error}");
+        wrong[pixels_end - 1] ^= 1;
+        let start = wrong.windows(4).position(|name| name == b"IDAT").unwrap();
+        let checksum = crc32fast::hash(&wrong[start..pixels_end]);
+        wrong[pixels_end..chunk_end].copy_from_slice(&checksum.to_be_bytes());
+        let error = read(&wrong).unwrap_err().to_string();
+        assert!(error.contains("WrongChecksum"), "{error}");
+    }
+
+    #[test]
+    fn grayscale_png_of_the_same_length_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("0.png");
+        let mut file = vec![];
+        let mut encoder = png::Encoder::new(&mut file, SIZE as u32 * 3, SIZE as u32);
+        encoder.set_color(ColorType::Grayscale);
+        encoder.set_depth(BitDepth::Eight);
+        encoder.write_header().unwrap().write_image_data(&gradients()).unwrap();
+        std::fs::write(&path, file).unwrap();
+        let error = png(&path, &mut vec![0; SIZE * SIZE * 3]).unwrap_err().to_string();
+        assert!(error.contains("three channels"), "{error}");
     }
 
     #[test]

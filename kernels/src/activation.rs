@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use burn::tensor::{Tensor, activation};
 
 use crate::array::Array;
-use crate::chunks::{map_in_place, zip_map};
+use crate::chunks::{map_in_place, map_to_two, zip_map};
 use crate::machine::vectorize;
 use crate::vector::{normal_cdf, normal_density};
 
@@ -30,22 +30,31 @@ impl Activation {
         }
     }
 
-    /// Returns the values of the function, and what its derivative needs.
-    pub(crate) fn apply(self, mut values: Vec<f32>, shape: &[usize]) -> (Array, Kept) {
+    /// Returns the values of the function, and what its derivative needs if `is_tracked`.
+    pub(crate) fn apply(
+        self,
+        mut values: Vec<f32>,
+        shape: &[usize],
+        is_tracked: bool,
+    ) -> (Array, Kept) {
         match self {
             Self::Identity => (Array::from_vec(values, shape), Kept::Nothing),
             Self::Relu => {
                 map_in_place(&mut values, relu);
                 Kept::relu(values, shape)
             }
+            Self::Gelu if is_tracked => {
+                let derivative = map_to_two(&mut values, gelu_and_derivative);
+                let derivative = Array::from_vec(derivative, shape);
+                (Array::from_vec(values, shape), Kept::Derivative(derivative))
+            }
             Self::Gelu => {
-                let input = Array::from_vec(values.clone(), shape);
                 map_in_place(
                     &mut values,
                     #[inline(always)]
-                    |x| x * normal_cdf(x),
+                    |x| gelu_and_derivative(x).0,
                 );
-                (Array::from_vec(values, shape), Kept::GeluInput(input))
+                (Array::from_vec(values, shape), Kept::Nothing)
             }
         }
     }
@@ -70,15 +79,21 @@ fn relu_gradient(gradient: f32, output: f32) -> f32 {
 }
 
 #[inline(always)]
-fn gelu_gradient(gradient: f32, x: f32) -> f32 {
-    gradient * (normal_cdf(x) + x * normal_density(x))
+fn gelu_and_derivative(x: f32) -> (f32, f32) {
+    let cdf = normal_cdf(x);
+    (x * cdf, cdf + x * normal_density(x))
+}
+
+#[inline(always)]
+fn product(gradient: f32, derivative: f32) -> f32 {
+    gradient * derivative
 }
 
 /// Values from which the derivative of the activation follows.
 pub(crate) enum Kept {
     Nothing,
     ReluOutput(Array),
-    GeluInput(Array),
+    Derivative(Array),
 }
 
 impl Kept {
@@ -95,7 +110,9 @@ impl Kept {
             Self::ReluOutput(output) => {
                 Cow::Owned(zip_map(gradient, output.values(), relu_gradient))
             }
-            Self::GeluInput(input) => Cow::Owned(zip_map(gradient, input.values(), gelu_gradient)),
+            Self::Derivative(derivative) => {
+                Cow::Owned(zip_map(gradient, derivative.values(), product))
+            }
         }
     }
 
@@ -113,8 +130,8 @@ impl Kept {
             Self::ReluOutput(output) => {
                 zip_into(scratch, gradient, &output.values()[start..end], relu_gradient);
             }
-            Self::GeluInput(input) => {
-                zip_into(scratch, gradient, &input.values()[start..end], gelu_gradient);
+            Self::Derivative(derivative) => {
+                zip_into(scratch, gradient, &derivative.values()[start..end], product);
             }
         }
         scratch
@@ -132,4 +149,21 @@ fn zip_into(out: &mut Vec<f32>, left: &[f32], right: &[f32], function: impl Fn(f
             }
         },
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_does_not_depend_on_the_derivative() {
+        let values: Vec<f32> = (-4000..4000).map(|step| step as f32 / 500.0).collect();
+        for activation in [Activation::Identity, Activation::Relu, Activation::Gelu] {
+            let apply = |is_tracked| {
+                let (output, _) = activation.apply(values.clone(), &[values.len()], is_tracked);
+                output.values().iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+            };
+            assert_eq!(apply(true), apply(false), "{activation:?}");
+        }
+    }
 }

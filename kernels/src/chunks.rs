@@ -39,6 +39,28 @@ pub(crate) fn map_in_place(values: &mut [f32], function: impl Fn(f32) -> f32 + S
     });
 }
 
+/// Replaces each value by the first result of `function(value)`, and returns the second results.
+pub(crate) fn map_to_two(
+    values: &mut [f32],
+    function: impl Fn(f32) -> (f32, f32) + Sync,
+) -> Vec<f32> {
+    let num = values.len();
+    let mut others = vec![0.0; num];
+    let size = chunk_rows(num);
+    let parts = values.chunks_mut(size).zip(others.chunks_mut(size)).collect();
+    map_chunks(num, parts, |(values, others): (&mut [f32], &mut [f32])| {
+        vectorize(
+            #[inline(always)]
+            || {
+                for (value, other) in values.iter_mut().zip(others) {
+                    (*value, *other) = function(*value);
+                }
+            },
+        );
+    });
+    others
+}
+
 /// Returns `function(left, right)` of each pair of values.
 pub(crate) fn zip_map(
     left: &[f32],

@@ -83,7 +83,8 @@ fn fused_by(
     let bias_array = bias.as_ref().map(Operand::array);
     let bias_values = bias_array.as_ref().map(Array::values);
     let inputs = Inputs { x: x_array.values(), weight: weight_array.values(), bias: bias_values };
-    let (output, kept) = forward(&method, &inputs, activation);
+    let is_tracked = [&x, &weight].into_iter().chain(&bias).any(Operand::is_tracked);
+    let (output, kept) = forward(&method, &inputs, activation, is_tracked);
     let gradient = || -> Arc<dyn Gradient> {
         Arc::new(ConvGradient { method, x: x_array, weight: weight_array, kept })
     };
@@ -236,7 +237,12 @@ struct Inputs<'a> {
     bias: Option<&'a [f32]>,
 }
 
-fn forward(method: &impl Method, inputs: &Inputs<'_>, activation: Activation) -> (Array, Kept) {
+fn forward(
+    method: &impl Method,
+    inputs: &Inputs<'_>,
+    activation: Activation,
+    is_tracked: bool,
+) -> (Array, Kept) {
     let geometry = method.geometry();
     let mut output = vec![0.0; geometry.batch * geometry.image_out()];
     let size = chunk_rows(geometry.batch);
@@ -255,7 +261,9 @@ fn forward(method: &impl Method, inputs: &Inputs<'_>, activation: Activation) ->
     });
     match activation {
         Activation::Relu => Kept::relu(output, &geometry.shape_out()),
-        Activation::Identity | Activation::Gelu => activation.apply(output, &geometry.shape_out()),
+        Activation::Identity | Activation::Gelu => {
+            activation.apply(output, &geometry.shape_out(), is_tracked)
+        }
     }
 }
 
@@ -463,7 +471,7 @@ mod tests {
     fn outcome(method: impl Method + Send, case: &Case, row: &Row) -> [Vec<f32>; 4] {
         let [x, weight, bias] = [0, 1, 2].map(|index| &case.inputs[index][..]);
         let inputs = Inputs { x, weight, bias: Some(bias) };
-        let (output, kept) = forward(&method, &inputs, Activation::Relu);
+        let (output, kept) = forward(&method, &inputs, Activation::Relu, true);
         let x = Array::from_vec(x.to_vec(), &row.0);
         let weight = Array::from_vec(weight.to_vec(), &weight_shape(row));
         let gradient = ConvGradient { method, x, weight, kept };

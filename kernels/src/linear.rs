@@ -75,7 +75,8 @@ fn fused<const D: usize>(
     let x_matrix = Matrix::row_major(x_array.values(), rows, d_input);
     multiply(&mut output, Output::Add, 1.0, x_matrix, strided.matrix(&[]), Threads::All);
     shape[D - 1] = d_output;
-    let (output, kept) = activation.apply(output, &shape);
+    let is_tracked = [&x, &weight].into_iter().chain(&bias).any(Operand::is_tracked);
+    let (output, kept) = activation.apply(output, &shape, is_tracked);
     let gradient = || -> Arc<dyn Gradient> {
         Arc::new(LinearGradient { x: x_array, weight: strided, rows, d_input, d_output, kept })
     };

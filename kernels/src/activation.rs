@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_does_not_depend_on_the_derivative() {
+    fn output_is_equal_with_and_without_a_gradient() {
         let values: Vec<f32> = (-4000..4000).map(|step| step as f32 / 500.0).collect();
         for activation in [Activation::Identity, Activation::Relu, Activation::Gelu] {
             let apply = |is_tracked| {

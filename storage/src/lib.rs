@@ -19,7 +19,7 @@
 //! 3. [`layout`][]: paths.
 //! 4. [`segments`]: lines appended to numbered objects.
 //! 5. [`metrics`]: rows of metrics, and which rows are in effect.
-//! 6. [`hash`]: SHA-256 in hex.
+//! 6. [`hash`]: hashes of files, SHA-256 or BLAKE3.
 
 mod buffer;
 mod credentials;

@@ -9,6 +9,7 @@ mod overrides;
 mod pods;
 mod rules;
 mod searches;
+pub mod sizes;
 
 use std::fmt;
 

@@ -12,6 +12,7 @@ use super::samplers::{MedianStopping, Objective, PriorTrials, SamplerSpec};
 use super::schema::{
     ADAPTIVE, ADAPTIVE_ASHA, ADAPTIVE_SIMPLE, ASYNC_HALVING, HYPERBAND, SYNC_HALVING, fixed,
 };
+use crate::validate::sizes::sync_bracket_rungs;
 
 /// Names of the search methods. Exactly one of them must be set.
 pub const SEARCH_METHODS: [&str; 13] = [
@@ -306,6 +307,13 @@ pub struct AdaptiveSearch {
     pub max_concurrent_trials: u32,
 }
 
+impl AdaptiveSearch {
+    /// Returns the numbers of rungs of the brackets, most first, if trials train `units`.
+    pub fn rungs(&self, units: u64) -> Vec<u32> {
+        sync_bracket_rungs(&self.bracket_rungs, self.mode, self.max_rungs, units, self.divisor)
+    }
+}
+
 /// Brackets of synchronous halving with a number of trials.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
@@ -333,6 +341,13 @@ pub struct AdaptiveSimpleSearch {
     /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
     #[serde(default = "default_max_concurrent_trials")]
     pub max_concurrent_trials: u32,
+}
+
+impl AdaptiveSimpleSearch {
+    /// Returns the numbers of rungs of the brackets, most first, if trials train `units`.
+    pub fn rungs(&self, units: u64) -> Vec<u32> {
+        sync_bracket_rungs(&self.bracket_rungs, self.mode, self.max_rungs, units, self.divisor)
+    }
 }
 
 /// Hyperband: brackets from the most trials with the shortest rungs to the fewest with the longest.

@@ -1,11 +1,13 @@
 //! Validation rules of search methods.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::external;
 use super::rules::{check_length, union_error};
-use super::{FieldError, Method, TRIALS_MAX};
-use crate::experiment::{Length, PbtSearch, SearchLimits, Searcher};
+use super::{FieldError, Method, TRIALS_MAX, sizes};
+use crate::experiment::{
+    HyperbandSearch, Length, PbtSearch, SearchLimits, Searcher, SyncHalvingSearch,
+};
 
 /// Maximum number of brackets and rungs, so that sizes fit into 64 bits.
 const RUNGS_MAX: u32 = 16;
@@ -40,7 +42,8 @@ pub(super) fn check_own_name(name: &str, searcher: &Searcher, errors: &mut Vec<F
 
 /// Checks the method that is set. Errors name its fields below `spec.searcher`.
 pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<Method> {
-    let mut checker = Checker { searcher, errors };
+    let num_errors = errors.len();
+    let mut checker = Checker { searcher, errors, num_errors };
     checker.check_parts();
     if searcher.single.is_some() {
         return Some(Method::Single);
@@ -70,6 +73,10 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
         checker.check_divisor("syncHalving.divisor", search.divisor);
         checker.check_rungs("syncHalving.numRungs", search.num_rungs, search.divisor);
         let budget = checker.check_budget("syncHalving.budget", &search.budget)?;
+        let SyncHalvingSearch { divisor, num_rungs, .. } = search;
+        checker.check_num_trials("syncHalving.budget", &json!(search.budget), LOWER, |units| {
+            sizes::budget_sizes(units, divisor, num_rungs, budget)[0]
+        });
         return Some(Method::SyncHalving { search, budget });
     }
     if let Some(search) = searcher.adaptive.clone() {
@@ -77,6 +84,12 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
         checker.check_max_rungs("adaptive.maxRungs", search.max_rungs);
         checker.check_bracket_rungs("adaptive", &search.bracket_rungs, search.divisor);
         let budget = checker.check_budget("adaptive.budget", &search.budget)?;
+        checker.check_num_trials("adaptive.budget", &json!(search.budget), LOWER, |units| {
+            let rungs = search.rungs(units);
+            let share = budget / rungs.len() as u64;
+            let size = |rungs: &u32| sizes::budget_sizes(units, search.divisor, *rungs, share)[0];
+            rungs.iter().map(size).sum()
+        });
         return Some(Method::Adaptive { search, budget });
     }
     if let Some(search) = searcher.adaptive_simple.clone() {
@@ -88,6 +101,12 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
     }
     if let Some(search) = searcher.hyperband {
         checker.check_divisor("hyperband.divisor", search.divisor);
+        let HyperbandSearch { divisor, num_brackets, .. } = search;
+        let remedy = "raise it, or give maxLength in larger units";
+        checker.check_num_trials("hyperband.divisor", &json!(divisor), remedy, |units| {
+            let brackets = sizes::hyperband_sizes(units, divisor, num_brackets);
+            brackets.iter().map(|sizes| sizes[0]).sum()
+        });
         return Some(Method::Hyperband(search));
     }
     if let Some(search) = searcher.sobol {
@@ -108,12 +127,17 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
     Some(Method::Tpe(search))
 }
 
+/// Remedy for a budget of too many trials.
+const LOWER: &str = "lower it, or raise maxLength";
+
 /// Methods that sample in their own way.
 const SAMPLING: [&str; 4] = ["grid", "tpe", "sobol", "pbt"];
 
 struct Checker<'a> {
     searcher: &'a Searcher,
     errors: &'a mut Vec<FieldError>,
+    /// Number of errors before the search was checked.
+    num_errors: usize,
 }
 
 impl Checker<'_> {
@@ -126,7 +150,7 @@ impl Checker<'_> {
         self.check_objectives();
     }
 
-    fn push(&mut self, path: &str, value: &serde_json::Value, rule: &str) {
+    fn push(&mut self, path: &str, value: &Value, rule: &str) {
         self.errors.push(FieldError::new(&format!("spec.searcher.{path}"), value, rule));
     }
 
@@ -235,6 +259,29 @@ impl Checker<'_> {
         }
     }
 
+    /// Checks the number of trials that follows from the full length of a trial, unless the search
+    /// has other errors.
+    fn check_num_trials(
+        &mut self,
+        path: &str,
+        value: &Value,
+        remedy: &str,
+        num_trials: impl FnOnce(u64) -> u128,
+    ) {
+        let Some((_, units)) = self.searcher.max_length.get().filter(|(_, units)| *units > 0)
+        else {
+            return;
+        };
+        if self.errors.len() > self.num_errors {
+            return;
+        }
+        let num_trials = num_trials(units);
+        if num_trials > u128::from(TRIALS_MAX) {
+            let rule = format!("leads to {num_trials} trials, more than {TRIALS_MAX}; {remedy}");
+            self.push(path, value, &rule);
+        }
+    }
+
     fn check_divisor(&mut self, path: &str, divisor: u32) {
         if divisor < 2 {
             self.push(path, &json!(divisor), "must be at least 2");
@@ -267,6 +314,10 @@ impl Checker<'_> {
     }
 
     fn check_bracket_rungs(&mut self, method: &str, bracket_rungs: &[u32], divisor: u32) {
+        if bracket_rungs.len() > RUNGS_MAX as usize {
+            let rule = format!("must have at most {RUNGS_MAX} brackets");
+            return self.push(&format!("{method}.bracketRungs"), &json!(bracket_rungs), &rule);
+        }
         for (index, num_rungs) in bracket_rungs.iter().enumerate() {
             self.check_rungs(&format!("{method}.bracketRungs[{index}]"), *num_rungs, divisor);
         }

@@ -101,6 +101,12 @@ impl Checked {
             let rule = format!("must have at least {num_min} item{}", plural(num_min));
             return self.refuse(path, &json!(values), schema, &rule);
         }
+        if let Some(num_max) = schema["maxItems"].as_u64()
+            && values.len() as u64 > num_max
+        {
+            let rule = format!("must have at most {num_max} item{}", plural(num_max));
+            return self.refuse(path, &json!(values), schema, &rule);
+        }
         let values = values.iter().enumerate();
         values.map(|(i, value)| self.check(&schema["items"], value, &item(path, i))).collect()
     }

@@ -1,10 +1,10 @@
 //! Creates the search of an experiment.
 
-use stoker_api::experiment::{AdaptiveAshaSearch, SamplerSpec, SearchMode, SobolSearch, TpeSearch};
+use stoker_api::experiment::{AdaptiveAshaSearch, SamplerSpec, SobolSearch, TpeSearch};
 use stoker_api::validate::Method;
 
 use super::SearchConfig;
-use super::layout::{self, AdaptiveAsha, Mode};
+use super::layout::{self, AdaptiveAsha};
 use super::methods::{
     AsyncHalving, External, FixedLength, Median, Pbt, PbtConfig, SyncHalving, Tournament,
 };
@@ -45,29 +45,11 @@ fn sampler(config: &SearchConfig) -> Sampler {
     }
 }
 
-fn mode(mode: SearchMode) -> Mode {
-    match mode {
-        SearchMode::Conservative => Mode::Conservative,
-        SearchMode::Standard => Mode::Standard,
-        SearchMode::Aggressive => Mode::Aggressive,
-    }
-}
-
-/// Returns the numbers of rungs of synchronous brackets, most first.
-fn rungs(bracket_rungs: &[u32], search_mode: SearchMode, max_rungs: u32, log: u32) -> Vec<u32> {
-    if bracket_rungs.is_empty() {
-        return layout::bracket_rungs(mode(search_mode), max_rungs.min(log + 1));
-    }
-    let mut rungs = bracket_rungs.to_vec();
-    rungs.sort_unstable_by(|one, other| other.cmp(one));
-    rungs
-}
-
 fn adaptive_asha(search: &AdaptiveAshaSearch, units: u64) -> AnyMethod {
     let search = AdaptiveAsha {
         units,
         max_trials: search.max_trials,
-        mode: mode(search.mode),
+        mode: search.mode,
         divisor: search.divisor,
         max_rungs: search.max_rungs,
         bracket_rungs: search.bracket_rungs.clone(),
@@ -105,14 +87,11 @@ fn method(config: &SearchConfig, num_points: u32) -> AnyMethod {
             sync(vec![bracket], search.max_concurrent_trials)
         }
         Method::Adaptive { search, budget } => {
-            let log = layout::integer_log(search.divisor, units);
-            let rungs = rungs(&search.bracket_rungs, search.mode, search.max_rungs, log);
-            let brackets = layout::adaptive(units, search.divisor, &rungs, *budget);
+            let brackets = layout::adaptive(units, search.divisor, &search.rungs(units), *budget);
             sync(brackets, search.max_concurrent_trials)
         }
         Method::AdaptiveSimple(search) => {
-            let log = layout::integer_log(search.divisor, units);
-            let rungs = rungs(&search.bracket_rungs, search.mode, search.max_rungs, log);
+            let rungs = search.rungs(units);
             let brackets =
                 layout::adaptive_simple(units, search.divisor, &rungs, search.max_trials);
             sync(brackets, search.max_concurrent_trials)

@@ -2,41 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use stoker_api::experiment::SearchMode;
+use stoker_api::validate::sizes::{self, bracket_rungs, integer_log, rung_lengths};
+
 use super::methods::{AsyncHalvingConfig, BracketConfig};
-
-/// How many brackets an adaptive search has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// One bracket for each number of rungs, down to 1.
-    Conservative,
-    /// The upper half of the numbers of rungs.
-    #[default]
-    Standard,
-    /// One bracket with all rungs.
-    Aggressive,
-}
-
-/// Returns the largest `k` with `divisor^k <= value`; 0 for a value of 0.
-pub fn integer_log(divisor: u32, value: u64) -> u32 {
-    value.checked_ilog(u64::from(divisor)).unwrap_or(0)
-}
-
-/// Returns the lengths of `num_rungs` rungs, shortest first: `max(floor(units / d^(n-1-r)), 1)`.
-pub fn rung_lengths(units: u64, divisor: u32, num_rungs: u32) -> Vec<u64> {
-    let power = |exponent| u64::from(divisor).checked_pow(exponent);
-    let length = |exponent| power(exponent).map_or(0, |power| units / power).max(1);
-    (0..num_rungs).rev().map(length).collect()
-}
-
-/// Returns the numbers of rungs of the brackets, most first.
-pub fn bracket_rungs(mode: Mode, rungs_max: u32) -> Vec<u32> {
-    let least = match mode {
-        Mode::Conservative => 1,
-        Mode::Standard => (rungs_max - 1) / 2 + 1,
-        Mode::Aggressive => rungs_max,
-    };
-    (least..=rungs_max).rev().collect()
-}
 
 /// Size of an adaptive ASHA search.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +15,7 @@ pub struct AdaptiveAsha {
     /// Trials in all.
     pub max_trials: u32,
     /// Brackets, if `bracket_rungs` is empty.
-    pub mode: Mode,
+    pub mode: SearchMode,
     /// Ratio between the sizes of neighboring rungs, at least 2.
     pub divisor: u32,
     /// Maximum number of rungs.
@@ -107,9 +76,9 @@ pub fn split_evenly(total: u32, parts: u32) -> Vec<u32> {
 /// Splits trials over brackets by the weights `d^(n-1) / n`, at least one each. The first bracket
 /// gets the rest.
 fn split_trials(max_trials: u32, divisor: u32, rungs: &[u32]) -> Vec<u32> {
-    // With the common denominator `n1 * n2 * ...`, all weights are integers.
-    let denominator: u128 = rungs.iter().map(|num| u128::from(*num)).product();
-    let weight = |num: u32| u128::from(divisor).pow(num - 1) * denominator / u128::from(num);
+    // With a common denominator, all weights are integers. That of 1 to 16 is 720,720.
+    let denominator = rungs.iter().fold(1, |multiple, num| lcm(multiple, u128::from(*num)));
+    let weight = |num: u32| u128::from(divisor).pow(num - 1) * (denominator / u128::from(num));
     let total: u128 = rungs.iter().map(|num| weight(*num)).sum();
     let share = |num: &u32| (u128::from(max_trials) * weight(*num) / total).max(1) as u32;
     let mut trials: Vec<u32> = rungs.iter().map(share).collect();
@@ -118,6 +87,15 @@ fn split_trials(max_trials: u32, divisor: u32, rungs: &[u32]) -> Vec<u32> {
         *first += max_trials.saturating_sub(sum);
     }
     trials
+}
+
+/// Returns the least common multiple of two positive numbers.
+fn lcm(one: u128, other: u128) -> u128 {
+    let (mut divisor, mut rest) = (one, other);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    one / divisor * other
 }
 
 /// Splits trials as [`AdaptiveAsha::brackets`] does, but gives no bracket less than it has made.
@@ -176,23 +154,16 @@ pub fn async_halving(
 
 /// Returns a synchronous bracket that trains about `budget` units in all.
 pub fn sync_halving(units: u64, divisor: u32, num_rungs: u32, budget: u64) -> BracketConfig {
-    let lengths = rung_lengths(units, divisor, num_rungs);
-    let bases: Vec<u128> =
-        (0..num_rungs).rev().map(|exponent| u128::from(divisor).pow(exponent)).collect();
-    let mut spent = 0;
-    let mut before = 0;
-    for (length, base) in lengths.iter().zip(&bases) {
-        spent += u128::from(length - before) * base;
-        before = *length;
+    let sizes = sizes::budget_sizes(units, divisor, num_rungs, budget);
+    BracketConfig {
+        lengths: rung_lengths(units, divisor, num_rungs),
+        sizes: sizes.into_iter().map(to_size).collect(),
     }
-    let mut most = u32::MAX;
-    let sizes = bases.iter().map(|base| {
-        let size = (u128::from(budget) * base / spent).max(1).min(u128::from(most)) as u32;
-        most = size;
-        size
-    });
-    let sizes = sizes.collect();
-    BracketConfig { lengths, sizes }
+}
+
+/// Validation refuses larger brackets.
+fn to_size(num_trials: u128) -> u32 {
+    u32::try_from(num_trials).unwrap_or(u32::MAX)
 }
 
 /// Returns the brackets of an adaptive search with a budget, the one with the most rungs first.
@@ -222,21 +193,14 @@ pub fn adaptive_simple(
 
 /// Returns the brackets of Hyperband, most trials first; the first `num_brackets` of them, 0 for
 /// all.
-///
-/// Source: Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization"
-/// (JMLR 2018), Algorithm 1.
 pub fn hyperband(units: u64, divisor: u32, num_brackets: u32) -> Vec<BracketConfig> {
-    let most = integer_log(divisor, units);
-    let limit = if num_brackets == 0 { u32::MAX } else { num_brackets };
-    let bracket = |s: u32| {
-        let power = |exponent| u128::from(divisor).pow(exponent);
-        let trials = (u128::from(most + 1) * power(s)).div_ceil(u128::from(s + 1));
-        BracketConfig {
-            lengths: rung_lengths(units, divisor, s + 1),
-            sizes: (0..=s).map(|rung| (trials / power(rung)).max(1) as u32).collect(),
-        }
-    };
-    (0..=most).rev().take(limit as usize).map(bracket).collect()
+    let brackets = sizes::hyperband_sizes(units, divisor, num_brackets).into_iter();
+    brackets
+        .map(|sizes| BracketConfig {
+            lengths: rung_lengths(units, divisor, sizes.len() as u32),
+            sizes: sizes.into_iter().map(to_size).collect(),
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -249,6 +213,17 @@ mod tests {
     fn hyperband_of_81_has_five_brackets() {
         let trials: Vec<u32> = hyperband(81, 3, 0).iter().map(|bracket| bracket.sizes[0]).collect();
         assert_eq!(trials, [81, 34, 15, 8, 5]);
+    }
+
+    /// Large weights do not overflow.
+    #[test]
+    fn sixteen_brackets_of_sixteen_rungs() {
+        assert_eq!(split_trials(100_000, 16, &[16; 16]), [6250; 16]);
+        let rungs: Vec<u32> = (1..=16).rev().collect();
+        assert_eq!(
+            split_trials(100_000, 16, &rungs)[2..],
+            [416, 28, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+        );
     }
 
     #[test]
@@ -319,9 +294,9 @@ mod tests {
                 units: case["max_time"].as_u64().unwrap(),
                 max_trials: number("max_trials"),
                 mode: match case["mode"].as_str().unwrap() {
-                    "conservative" => Mode::Conservative,
-                    "standard" => Mode::Standard,
-                    _ => Mode::Aggressive,
+                    "conservative" => SearchMode::Conservative,
+                    "standard" => SearchMode::Standard,
+                    _ => SearchMode::Aggressive,
                 },
                 divisor: number("divisor"),
                 max_rungs: number("max_rungs"),

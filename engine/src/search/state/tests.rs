@@ -6,13 +6,13 @@ mod records;
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use stoker_api::experiment::MedianStopping;
+use stoker_api::experiment::{MedianStopping, SearchMode};
 use stoker_api::hyperparameters::Space;
 use stoker_api::trial::CloseCause;
 
 use super::*;
 use crate::search::book::{TrialEntry, TrialState};
-use crate::search::layout::{self, AdaptiveAsha, Mode};
+use crate::search::layout::{self, AdaptiveAsha};
 use crate::search::methods::{
     AsyncHalving, FixedLength, Median, Pbt, PbtConfig, SyncHalving, Tournament,
 };
@@ -45,7 +45,7 @@ fn methods() -> Vec<(&'static str, AnyMethod)> {
     let adaptive = AdaptiveAsha {
         units: 16,
         max_trials: 20,
-        mode: Mode::Conservative,
+        mode: SearchMode::Conservative,
         divisor: 2,
         max_rungs: 3,
         bracket_rungs: vec![],

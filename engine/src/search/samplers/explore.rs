@@ -68,6 +68,8 @@ impl Explore {
         let changed = original.as_f64().map(|value| value * factor);
         match (parameter, changed) {
             (Parameter::Int(range), Some(value)) => {
+                // Away from the original.
+                let shrinks = value < original.as_f64().unwrap_or(value);
                 let value = if shrinks { value.floor() } else { value.ceil() };
                 Value::from((value as i64).clamp(range.min, range.max))
             }
@@ -119,6 +121,8 @@ mod tests {
         // 5.6 and 8.4 are rounded away from 7.
         check(int(0, 20), json!(7), 5.0, 9.0);
         check(int(6, 8), json!(7), 6.0, 8.0);
+        check(int(-20, 0), json!(-7), -5.0, -9.0);
+        check(int(-20, 0), json!(-4), -3.0, -5.0);
         let log = json!({ "log": { "min": -3, "max": -1, "base": 10 } });
         check(log.clone(), json!(0.01), 0.008, 0.012);
         check(log.clone(), json!(0.1), 0.08, 0.1);

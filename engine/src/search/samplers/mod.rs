@@ -155,14 +155,16 @@ impl Sampler {
     }
 }
 
-/// Returns what TPE learns from: the results at the greatest length that has enough of them. All
-/// other trials that may still reach it count as running.
+/// Returns what TPE learns from: the results at the greatest length that has enough of them, or else
+/// at that with the most. All other trials that may still reach it count as running.
 fn observations(points: &[Option<Point>], book: &Book) -> Vec<Observation> {
     let mut counts = std::collections::BTreeMap::<u64, usize>::new();
     let results = book.trials().iter().flat_map(|entry| &entry.results);
     results.for_each(|(units, _)| *counts.entry(*units).or_default() += 1);
     let is_known = |(_, count): &(&u64, &usize)| **count >= RESULTS_MIN;
-    let length = counts.iter().rev().find(is_known).map(|(units, _)| *units);
+    // Without enough results at one length, TPE may still learn from them with prior trials.
+    let most = || counts.iter().max_by_key(|(_, count)| **count);
+    let length = counts.iter().rev().find(is_known).or_else(most).map(|(units, _)| *units);
     let observation = |(point, entry): (&Option<Point>, &super::book::TrialEntry)| {
         let result = entry.results.iter().position(|(units, _)| Some(*units) == length);
         let loss = result.map(|result| entry.results[result].1);

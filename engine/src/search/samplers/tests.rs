@@ -49,6 +49,22 @@ fn tpe_learns_from_lengths_with_ten_results() {
     assert_eq!(observations(&points, &book), expected);
 }
 
+/// With prior trials, fewer than ten results are enough.
+#[test]
+fn tpe_learns_from_few_results() {
+    let mut book = book(3);
+    report(&mut book, 0, 4, 0.5);
+    let points: Vec<_> = (0..3).map(|trial| Some(vec![Some(f64::from(trial))])).collect();
+    let losses = |book: &Book| -> Vec<Option<Loss>> {
+        observations(&points, book).into_iter().map(|observation| observation.loss).collect()
+    };
+    assert_eq!(losses(&book), [Some(Loss::new(0.5)), None, None]);
+    book.observe(0, &Event::Closed { trial: 1, cause: CloseCause::Failed });
+    report(&mut book, 2, 4, 0.25);
+    report(&mut book, 2, 8, 0.125);
+    assert_eq!(losses(&book), [Some(Loss::new(0.5)), Some(Loss::new(0.25))]);
+}
+
 #[test]
 fn given_trials_do_not_replace_copies() {
     let space = json!({ "net": { "categorical": ["a", "b", "c"] } });

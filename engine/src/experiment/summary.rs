@@ -303,8 +303,9 @@ fn share(config: &SearchConfig, record: &TrialRecord) -> Share {
         Fact::Result(result) => Some(result.units),
         Fact::Closed(_) | Fact::Reopened(_) => None,
     });
+    let inherited = record.spec.source.as_ref().map_or(0, |source| source.units);
     let spent = Spent {
-        units: units.unwrap_or(0),
+        units: units.unwrap_or(0).saturating_sub(inherited),
         ended_seconds: ended_seconds(record),
         running_since: running_since(record),
     };

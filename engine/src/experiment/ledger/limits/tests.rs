@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use stoker_api::decisions::StepRecord;
 use stoker_api::experiment::SearchLimits;
-use stoker_api::trial::{Attempt, AttemptEnd, Fact, ResultFact};
+use stoker_api::trial::{Attempt, AttemptEnd, Fact, ResultFact, TrialSource};
 use stoker_api::validate::Method;
 
 use super::*;
@@ -73,6 +73,21 @@ fn limits_count_time_slots_and_results() {
     check(SearchLimits { units: Some(4), ..NONE }, None, None);
     let units = SearchLimits { seconds: Some(90), units: Some(3), ..NONE };
     check(units, Some(70), Some((SearchLimit::Units, 3)));
+}
+
+#[test]
+fn units_of_a_copy_count_from_its_source() {
+    let (ledger, mut trials) = begun(NONE);
+    let result = |units| {
+        let (metric, values) = ("0.5".to_owned(), vec![]);
+        Fact::Result(ResultFact { units, metric, values, checkpoint: None, at: None })
+    };
+    trials[0].status.facts.push(result(5));
+    trials[1].spec.source = Some(TrialSource { trial: 0, units: 5, ..TrialSource::default() });
+    let spent = |trials: &[TrialRecord]| Summary::new(ledger.config(), trials).units();
+    assert_eq!(spent(&trials), 5);
+    trials[1].status.facts.push(result(8));
+    assert_eq!(spent(&trials), 8);
 }
 
 #[test]

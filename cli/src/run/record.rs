@@ -4,6 +4,7 @@
 //! record/experiment.json      Experiment: metadata, spec, status
 //! record/trials/INDEX.json    Trial: metadata, spec, status
 //! record/attempts/INDEX-ATTEMPT/{trial.json, token}
+//! record/alive                  modified every few seconds while a runner has attempts
 //! ```
 //!
 //! Files are replaced atomically, and are durable when a write returns, except for those of an
@@ -14,12 +15,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::FlockOperation;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stoker_api::experiment::Experiment;
+use stoker_api::time::Timestamp;
 use stoker_api::trial::Trial;
 use stoker_engine::experiment::TrialRecord;
 
@@ -29,6 +31,9 @@ use crate::failure::Failure;
 const LOCK_RETRIES_MAX: u32 = 10;
 /// Maximum time in which trainers of a dead runner must exit.
 const TRAINER_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// File whose modification time says when a runner was last alive.
+const ALIVE: &str = "alive";
 
 /// Directory `record/` of one experiment.
 #[derive(Clone, Debug)]
@@ -63,8 +68,7 @@ impl RecordDir {
 
     /// Writes one trial.
     pub(crate) fn save_trial(&self, trial: &TrialRecord) -> Result<(), Failure> {
-        let path = self.path.join("trials").join(format!("{}.json", trial.spec.index));
-        write_json(&path, &trial_object(trial))
+        write_json(&self.trial_path(trial.spec.index), &trial_object(trial))
     }
 
     /// Reads the experiment; `None` if it was never written.
@@ -87,6 +91,23 @@ impl RecordDir {
             }
         }
         Ok(trials)
+    }
+
+    /// Notes that a runner is alive, by the modification time of a file.
+    pub(crate) fn note_alive(&self) -> std::io::Result<()> {
+        private_file(&self.path.join(ALIVE))?.set_modified(SystemTime::now())
+    }
+
+    /// Returns when a runner last noted that it was alive, or wrote this trial if that is later.
+    pub(crate) fn last_alive(&self, trial: u32) -> Option<Timestamp> {
+        let paths = [self.path.join(ALIVE), self.trial_path(trial)];
+        let times = paths.iter().filter_map(|path| fs::metadata(path).ok()?.modified().ok());
+        let since_epoch = times.max()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        i64::try_from(since_epoch.as_secs()).ok().map(Timestamp)
+    }
+
+    fn trial_path(&self, index: u32) -> PathBuf {
+        self.path.join("trials").join(format!("{index}.json"))
     }
 
     /// Creates the directory of an attempt.

@@ -16,6 +16,7 @@ mod trouble;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::Experiment;
@@ -100,6 +101,8 @@ pub(crate) struct State {
     refusal: Option<Refusal>,
     /// Requests of commands. They take effect when the record contains them.
     request: Request,
+    /// When the record last noted that this runner is alive.
+    noted_alive_at: Option<Instant>,
 }
 
 impl State {
@@ -141,25 +144,12 @@ impl State {
             trouble: None,
             refusal: None,
             request,
+            noted_alive_at: None,
         };
         state.end_orphans()?;
         state.execute(missing)?;
         state.queue.touch_all(state.trials.keys());
         Ok(state)
-    }
-
-    fn end_orphans(&mut self) -> Result<(), Failure> {
-        let is_orphan = |record: &&TrialRecord| trial::live_attempt(record).is_some();
-        let orphans: Vec<u32> =
-            self.trials.values().filter(is_orphan).map(|record| record.spec.index).collect();
-        for index in orphans {
-            let message = "the runner ended without warning, and this attempt with it";
-            // Such an end never fails a trial, however often it occurs.
-            self.record_end(index, AttemptEnd::RunnerLost, Some(message.to_owned()))?;
-        }
-        // These attempts ended before this runner began.
-        self.happenings.clear();
-        Ok(())
     }
 
     /// Returns the experiment's name.
@@ -183,6 +173,7 @@ impl State {
         self.retry();
         self.enforce_limits();
         self.flush_status();
+        self.note_alive();
     }
 
     /// Ends the search if a limit is reached.
@@ -197,7 +188,7 @@ impl State {
 
     fn record_ends(&mut self) -> Result<(), Failure> {
         while let Some(UnrecordedEnd { trial, end, message }) = self.unrecorded.first().cloned() {
-            self.record_end(trial, end, message)?;
+            self.record_end(trial, end, message, now())?;
             self.unrecorded.remove(0);
         }
         Ok(())

@@ -1,14 +1,20 @@
 //! Begin and end of attempts.
 
+use std::time::{Duration, Instant};
+
 use stoker_api::contract::Directive;
 use stoker_api::experiment::Phase;
+use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 use stoker_engine::search::book::TrialState;
-use stoker_engine::trial::{self, BackOff, NextStep, TargetState};
+use stoker_engine::trial::{self, BackOff, NextStep, TargetState, TrialRecord};
 
 use super::{Happening, State, UnrecordedEnd};
 use crate::cluster::text::now;
 use crate::failure::Failure;
+
+/// Interval at which the record notes that the runner is alive.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
 impl State {
     /// Records that an attempt begins, with its token.
@@ -27,17 +33,47 @@ impl State {
         Ok(())
     }
 
+    /// Ends the attempts of a runner that died, at the time when it was last alive.
+    pub(super) fn end_orphans(&mut self) -> Result<(), Failure> {
+        let is_orphan = |record: &&TrialRecord| trial::live_attempt(record).is_some();
+        let orphans: Vec<u32> =
+            self.trials.values().filter(is_orphan).map(|record| record.spec.index).collect();
+        for index in orphans {
+            let message = "the runner ended without warning, and this attempt with it";
+            // Such an end never fails a trial, however often it occurs.
+            let ended_at = self.folder.last_alive(index).unwrap_or_else(now);
+            self.record_end(index, AttemptEnd::RunnerLost, Some(message.to_owned()), ended_at)?;
+        }
+        // These attempts ended before this runner began.
+        self.happenings.clear();
+        Ok(())
+    }
+
+    /// Notes in the record that the runner is alive, so that the next runner knows until when
+    /// attempts ran if this one dies.
+    pub(super) fn note_alive(&mut self) {
+        if self.noted_alive_at.is_none_or(|at| at.elapsed() >= ALIVE_INTERVAL)
+            && self.trials.values().any(|record| trial::live_attempt(record).is_some())
+        {
+            // Without the note, attempts seem to end with the last write of their trials.
+            let _ = self.folder.note_alive();
+            self.noted_alive_at = Some(Instant::now());
+        }
+    }
+
     /// Records how the live attempt ended, as soon as the record can be written.
     pub(crate) fn end(&mut self, index: u32, end: AttemptEnd, message: Option<String>) {
         self.unrecorded.push(UnrecordedEnd { trial: index, end, message });
         let _ = self.settle();
     }
 
+    /// Records how the live attempt ended, and when; not before its start.
     pub(super) fn record_end(
         &mut self,
         index: u32,
         end: AttemptEnd,
         message: Option<String>,
+        ended_at: Timestamp,
     ) -> Result<(), Failure> {
         let Some(mut record) = self.trials.get(&index).cloned() else { return Ok(()) };
         let Some(attempt) = trial::live_attempt(&record) else { return Ok(()) };
@@ -48,7 +84,7 @@ impl State {
         trial::end_attempt(&mut record, end, message.clone(), &self.limits);
         trial::stamp_facts(&mut record, num_facts, now());
         if let Some(attempt) = record.status.attempts.last_mut() {
-            attempt.ended_at = Some(now());
+            attempt.ended_at = Some(attempt.started_at.map_or(ended_at, |at| at.max(ended_at)));
         }
         // If the search knows everything about the trial, one write ends and closes it.
         if self.ledger.pending([&record]).is_empty()

@@ -1,10 +1,12 @@
 //! Tests of the order of writes.
 
-use std::time::{Duration, Instant};
+use std::fs::File;
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::json;
 use stoker_api::contract::{CONTRACT_VERSION, Directive, Report, ReportEvent};
 use stoker_api::experiment::{ExperimentSpec, ExperimentStatus, Phase};
+use stoker_api::time::Timestamp;
 use stoker_api::validate::validate;
 
 use super::*;
@@ -96,6 +98,42 @@ fn crash_before_the_write_of_new_trials_changes_nothing() {
     assert_eq!(state.trials[&1], second);
     state.begin(1, 0, "token").unwrap();
     assert_eq!(case.written(), [0, 1]);
+}
+
+/// Writes a record of a live attempt that started 10 hours ago, and of a runner that was last alive
+/// after `alive_after` seconds. Returns when the next runner says that the attempt ended, in seconds
+/// after its start.
+fn end_of_orphan(alive_after: Option<i64>) -> i64 {
+    let case = Case::new(1);
+    let mut state = case.start();
+    state.begin(0, 0, "token").unwrap();
+    state.tick();
+    let started_at = now().0 - 36_000;
+    let mut record = state.trials[&0].clone();
+    record.status.attempts[0].started_at = Some(Timestamp(started_at));
+    case.folder.save_trial(&record).unwrap();
+    drop(state);
+    let set_time = |name: &str, after: i64| {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs((started_at + after) as u64);
+        let file = File::options().write(true).open(case.folder.path().join(name)).unwrap();
+        file.set_modified(time).unwrap();
+    };
+    set_time("trials/0.json", 60);
+    match alive_after {
+        Some(after) => set_time("alive", after),
+        None => std::fs::remove_file(case.folder.path().join("alive")).unwrap(),
+    }
+    let attempt = case.start().trials[&0].status.attempts[0].clone();
+    assert_eq!(attempt.end, Some(AttemptEnd::RunnerLost));
+    attempt.ended_at.unwrap().0 - started_at
+}
+
+#[test]
+fn attempts_end_when_their_runner_was_last_alive() {
+    assert_eq!(end_of_orphan(Some(3600)), 3600);
+    assert_eq!(end_of_orphan(Some(30)), 60, "the trial was written later");
+    assert_eq!(end_of_orphan(None), 60, "the runner was of an earlier version");
+    assert_eq!(end_of_orphan(Some(-100)), 60);
 }
 
 #[test]

@@ -25,6 +25,7 @@ use stoker_api::trial::{
     TrialStatus,
 };
 
+pub use attempt_time::ended_at;
 pub(crate) use attempt_time::{ended_seconds, running_since};
 pub use back_off::{BackOff, BackOffLimits, back_off};
 pub(crate) use reopening::first_counted_attempt;

@@ -228,27 +228,28 @@ fn find_metric<'a>(
     names.iter().filter(is_named).min_by_key(|name| (name.0 != "validation", **name)).copied()
 }
 
-/// Returns the percentiles 5 to 95 of the results of the trials that are not drawn, by length.
+/// Returns the percentiles 5 to 95 of the results of the trials that are not drawn, by length;
+/// nothing if lengths are unknown in the unit of the axis.
 fn band(run: &Run, shown: &BTreeSet<u32>, x: &str) -> Value {
-    if x == "time" {
-        return Value::Null;
-    }
+    let is_scaled = match (run.search().unit, x) {
+        (Unit::Batches, "batches") | (Unit::Epochs, "epochs") => false,
+        (Unit::Epochs, "batches") => true,
+        _ => return Value::Null,
+    };
     let mut by_length = BTreeMap::<u64, Vec<f64>>::new();
-    let mut per_unit = 1.0;
-    for (index, trial) in run.trials.iter().filter(|(index, _)| !shown.contains(index)) {
-        let _ = index;
-        if let (Some(batches), "batches") = (batches_per_epoch(trial), x) {
-            per_unit = batches;
-        }
+    for (_, trial) in run.trials.iter().filter(|(index, _)| !shown.contains(index)) {
+        let per_unit = if is_scaled { batches_per_epoch(trial) } else { Some(1.0) };
+        let Some(per_unit) = per_unit else { continue };
         for (units, value) in results(trial) {
-            by_length.entry(units).or_default().extend(value);
+            let length = (units as f64 * per_unit).round() as u64;
+            by_length.entry(length).or_default().extend(value);
         }
     }
     let (mut xs, mut low, mut high) = (Vec::new(), Vec::new(), Vec::new());
-    for (units, mut values) in by_length.into_iter().filter(|(_, values)| !values.is_empty()) {
+    for (length, mut values) in by_length.into_iter().filter(|(_, values)| !values.is_empty()) {
         values.sort_by(f64::total_cmp);
         let at = |share: f64| values[((values.len() - 1) as f64 * share).round() as usize];
-        xs.push(units as f64 * per_unit);
+        xs.push(length);
         low.push(at(0.05));
         high.push(at(0.95));
     }
@@ -375,4 +376,41 @@ fn title_and_unit(name: &str) -> (String, &'static str) {
         }
     };
     (title.replace("Gpu", "GPU ").replace("cpu", "CPU"), unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    /// Checks the band of two hidden trials that train four units, with results at two and at four.
+    #[track_caller]
+    fn check_band(unit: Unit, x: &str, batches_total: [u64; 2], expected: Value) {
+        let status = |batches_total: u64| {
+            let fact = |units: u64| json!({ "result": { "units": units, "metric": "0.5" } });
+            json!({ "facts": [fact(2), fact(4)], "batchesTotal": batches_total })
+        };
+        let length = json!({ json!(unit).as_str().unwrap(): 4 });
+        let searcher =
+            json!({ "metric": "loss", "maxLength": length, "random": { "maxTrials": 8 } });
+        let spec = json!({ "searcher": searcher });
+        let mut run = fixture::run(spec, json!({}), &batches_total.map(status));
+        for trial in Arc::make_mut(&mut run.trials).values_mut() {
+            Arc::make_mut(trial).spec.unit = unit;
+        }
+        let band = band(&run, &BTreeSet::new(), x);
+        assert_eq!(band["x"], expected, "{unit:?} on {x}");
+    }
+
+    #[test]
+    fn band_has_the_unit_of_the_axis() {
+        check_band(Unit::Batches, "batches", [4, 4], json!([2, 4]));
+        check_band(Unit::Batches, "epochs", [4, 4], Value::Null);
+        check_band(Unit::Epochs, "epochs", [40, 80], json!([2, 4]));
+        // 10 and 20 batches per epoch.
+        check_band(Unit::Epochs, "batches", [40, 80], json!([20, 40, 80]));
+        check_band(Unit::Epochs, "batches", [0, 80], json!([40, 80]));
+        check_band(Unit::Records, "batches", [4, 4], Value::Null);
+        check_band(Unit::Epochs, "time", [40, 80], Value::Null);
+    }
 }

@@ -7,6 +7,7 @@ use stoker_api::experiment::Experiment;
 use stoker_api::names::LABEL_TRIAL;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Attempt, CheckpointRecord, DesiredTrialState, Trial, TrialStatus};
+use stoker_engine::trial::ended_at;
 
 use super::connect::Cluster;
 use super::text::{self, Fields};
@@ -91,7 +92,8 @@ pub(crate) fn render(
     let created = text::created(metadata);
     let since = created.map(|time| format!("{time} ({} ago)", text::age(created, now)));
     fields.add("Created", since.unwrap_or_default());
-    let ended = status.ended_at.map(|time| format!("{time} ({} ago)", text::age(Some(time), now)));
+    let ended =
+        ended_at(&status).map(|time| format!("{time} ({} ago)", text::age(Some(time), now)));
     fields.add("Ended", ended.unwrap_or_default());
     fields.add("Desired", json!(spec.desired_state).as_str().unwrap_or_default());
     let message =

@@ -10,8 +10,8 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use stoker_api::experiment::{Experiment, Phase};
-use stoker_api::time::Timestamp;
-use stoker_api::trial::{Fact, Trial, TrialStatus};
+use stoker_api::trial::{Trial, TrialStatus};
+use stoker_engine::trial::ended_at;
 use stoker_storage::metrics::Row;
 
 use crate::run::flatten;
@@ -131,20 +131,10 @@ pub(super) fn state(status: &TrialStatus) -> Value {
         Phase::Cancelled => "KILLED",
     };
     let mut state = json!({ "status": name });
-    if let Some(ended) = ended(status) {
+    if let Some(ended) = ended_at(status) {
         state["end_time"] = (ended.0 * 1000).into();
     }
     state
-}
-
-/// Returns the time at which an ended trial ended. Local runs record it only as a fact.
-fn ended(status: &TrialStatus) -> Option<Timestamp> {
-    let closed = |fact: &Fact| match fact {
-        Fact::Closed(closed) => closed.at,
-        _ => None,
-    };
-    let last = || status.facts.iter().rev().find_map(closed);
-    status.ended_at.or_else(last).filter(|_| status.phase.is_terminal())
 }
 
 /// Returns a description of an ended trial that changes if the trial is continued, or `None` if it
@@ -152,7 +142,7 @@ fn ended(status: &TrialStatus) -> Option<Timestamp> {
 pub(super) fn exported(status: &TrialStatus) -> Option<String> {
     let attempts = status.attempts.last().map_or(0, |attempt| attempt.number + 1);
     let TrialStatus { phase, batches, .. } = status;
-    let ended = ended(status).map(|ended| format!(" at {ended}")).unwrap_or_default();
+    let ended = ended_at(status).map(|ended| format!(" at {ended}")).unwrap_or_default();
     phase
         .is_terminal()
         .then(|| format!("{phase:?}{ended} after {batches} batches in {attempts} attempts"))
@@ -190,7 +180,8 @@ fn allowed(char: char) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stoker_api::trial::{CloseCause, ClosedFact};
+    use stoker_api::time::Timestamp;
+    use stoker_api::trial::{CloseCause, ClosedFact, Fact};
 
     use super::*;
 

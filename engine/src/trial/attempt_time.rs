@@ -1,9 +1,19 @@
-//! Time for which the attempts of a trial hold slots.
+//! Time for which the attempts of a trial hold slots, and the end of a trial.
 
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{Attempt, AttemptEnd};
+use stoker_api::trial::{Attempt, AttemptEnd, Fact, TrialStatus};
 
 use super::TrialRecord;
+
+/// Returns when an ended trial ended. Local runs record this only as a fact.
+pub fn ended_at(status: &TrialStatus) -> Option<Timestamp> {
+    let closed = |fact: &Fact| match fact {
+        Fact::Closed(closed) => closed.at,
+        Fact::Result(_) | Fact::Reopened(_) => None,
+    };
+    let last = || status.facts.iter().rev().find_map(closed);
+    status.ended_at.or_else(last).filter(|_| status.phase.is_terminal())
+}
 
 /// Returns the seconds of the attempts that have ended.
 pub(crate) fn ended_seconds(record: &TrialRecord) -> u64 {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use stoker_api::number;
-use stoker_engine::trial::TrialRecord;
+use stoker_engine::trial::{TrialRecord, ended_at};
 
 use super::head::{method, ran, seconds};
 use super::{frame, plain_frame};
@@ -295,7 +295,7 @@ fn slot_seconds_until(run: &Run, at: i64) -> i64 {
 }
 
 fn ended_until(run: &Run, at: i64) -> usize {
-    let ended = run.trials.values().filter_map(|trial| trial.status.ended_at);
+    let ended = run.trials.values().filter_map(|trial| ended_at(&trial.status));
     ended.filter(|ended| ended.0 <= at).count()
 }
 

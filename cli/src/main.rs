@@ -54,8 +54,8 @@ mean the same. Commands that accept several names try all of them, print a line 
 return the exit code of the first that did not succeed.
 
 With --output json, numbers are numbers, and null if not finite. The last line of standard error \
-of a failed command is {\"error\": {\"kind\": .., \"message\": .., \"exitCode\": N}}. Kinds: \
-usage (the command line), file (with all `errors` of a file), input, system (the cluster, a disk), \
+of a failed command is {\"error\": {\"kind\": .., \"message\": .., \"exitCode\": N}}; `stoker \
+validate` prints the errors of the file to standard output instead. Kinds: usage (the command line), file (with all `errors` of a file), input, system (the cluster, a disk), \
 storage, and for waits timeout, deleted and stopped. With several names, `name` is the failed \
 object."
 )]
@@ -166,6 +166,10 @@ fn main() -> ExitCode {
         }
         Command::Supervise(args) => Ok(supervise::supervise(args)),
     };
+    let result = result.and_then(|code| match print::output_error() {
+        Some(failure) if code == 0 => Err(failure),
+        Some(_) | None => Ok(code),
+    });
     ExitCode::from(result.unwrap_or_else(|failure| {
         failure.print(None, output);
         failure.code()

@@ -1,6 +1,7 @@
 //! The only module that opens standard output and standard error.
 
-use std::io::{IsTerminal as _, Write};
+use std::io::{Error, ErrorKind, IsTerminal as _, Write};
+use std::sync::OnceLock;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -97,9 +98,38 @@ impl From<Format> for Output {
     }
 }
 
-/// Prints a line to standard output. Write errors are ignored: the reader may have closed the pipe.
+/// First error of standard output, except that the reader has closed the pipe.
+static OUTPUT_ERROR: OnceLock<Error> = OnceLock::new();
+
+/// Prints a line to standard output. The program continues if this fails; see [`output_error`].
 pub(crate) fn out(line: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stdout().lock(), "{line}");
+    note_error(writeln!(std::io::stdout().lock(), "{line}"));
+}
+
+/// Prints a line of a command that only shows things. If the reader has closed the pipe, nothing is
+/// left to do, so the program ends.
+pub(crate) fn show(line: impl std::fmt::Display) {
+    let written = writeln!(std::io::stdout().lock(), "{line}");
+    if written.as_ref().is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+        std::process::exit(0);
+    }
+    note_error(written);
+}
+
+fn note_error(written: std::io::Result<()>) {
+    if let Some(error) = written.err().filter(|error| error.kind() != ErrorKind::BrokenPipe) {
+        let _ = OUTPUT_ERROR.set(error);
+    }
+}
+
+/// Returns the failure of a command that could not write everything to standard output. A reader
+/// that closes a pipe is no failure.
+pub(crate) fn output_error() -> Option<Failure> {
+    note_error(std::io::stdout().flush());
+    let error = OUTPUT_ERROR.get()?;
+    Some(Failure::System(format!(
+        "cannot write to standard output: {error}; what was written is incomplete"
+    )))
 }
 
 /// Prints a line to standard error.
@@ -109,7 +139,7 @@ pub(crate) fn err(line: impl std::fmt::Display) {
 
 /// Writes bytes unchanged to standard output.
 pub(crate) fn raw(bytes: &[u8]) {
-    let _ = std::io::stdout().lock().write_all(bytes);
+    note_error(std::io::stdout().lock().write_all(bytes));
 }
 
 /// Returns standard output for binary data, or `None` if it is a terminal.

@@ -42,6 +42,9 @@ const TOKEN_BYTES: usize = 16;
 /// Number of threads: one viewer that loads many curves must not delay the others.
 const THREADS: usize = 2;
 
+/// Flag that sets the port of `stoker ui`.
+const PORT_FLAG: &str = "--port N";
+
 /// Arguments of `stoker ui`.
 #[derive(Debug, Args)]
 pub(crate) struct UiArgs {
@@ -82,7 +85,7 @@ async fn serve_until_signal(args: &UiArgs, output: Output) -> Result<(), Failure
     }
     let mut signals = Signals::listen()?;
     let store = Arc::new(Store::default());
-    let (listener, access) = listen(args.port).await?;
+    let (listener, access) = listen(args.port, PORT_FLAG).await?;
     let address = address(&listener)?;
     let site = match args.source.is_cluster() {
         true => {
@@ -104,7 +107,10 @@ async fn serve_many(args: &UiArgs, by: SignInBy, output: Output) -> Result<(), F
     let options = &args.source.cluster;
     let (offer, place) = shared::offer(&args.shared, by, options, args.allow_actions).await?;
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, args.port));
-    let listener = bind(args.shared.listen.unwrap_or(loopback)).await?;
+    let listener = match args.shared.listen {
+        Some(address) => bind(address, "--listen ADDRESS:PORT").await?,
+        None => bind(loopback, PORT_FLAG).await?,
+    };
     announce(&format!("http://{}/", address(&listener)?), &place, output);
     let end = async move { signals.next().await };
     served(stoker_ui::serve_shared(listener, offer, end).await)
@@ -140,9 +146,9 @@ fn start_local(
     Ok(site)
 }
 
-/// Listens on the loopback interface. Other machines cannot reach the page.
-async fn listen(port: u16) -> Result<(TcpListener, Access), Failure> {
-    let listener = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
+/// Listens on the loopback interface. Other machines cannot reach the page. `flag` sets the port.
+async fn listen(port: u16, flag: &str) -> Result<(TcpListener, Access), Failure> {
+    let listener = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), flag).await?;
     let port = address(&listener)?.port();
     let access = Access {
         token: random_hex(TOKEN_BYTES)?,
@@ -152,9 +158,9 @@ async fn listen(port: u16) -> Result<(TcpListener, Access), Failure> {
     Ok((listener, access))
 }
 
-async fn bind(wanted: SocketAddr) -> Result<TcpListener, Failure> {
+async fn bind(wanted: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
     TcpListener::bind(wanted).await.map_err(|error| {
-        Failure::System(format!("cannot listen on {wanted}: {error}; set --port to another one"))
+        Failure::System(format!("cannot listen on {wanted}: {error}; choose another port: {flag}"))
     })
 }
 

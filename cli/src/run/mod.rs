@@ -123,11 +123,12 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     let storage = Storage::open(&run_root.root, endpoint)
         .map_err(|error| Failure::Input(error.to_string()))?;
     storage.probe().await?;
-    let opened = setup::open(&run_root, &loaded, args.fresh)?;
+    // Before a run is created: its port may be in use.
     if let Some(port) = args.ui {
         let url = ui::start_beside_run(&run_root, port, args.allow_actions)?;
         view.print_message(&format!("page: {url}"));
     }
+    let opened = setup::open(&run_root, &loaded, args.fresh)?;
     let seed = experiment_seed(&loaded.valid, &opened.uid);
     let paths = RunPaths {
         root: run_root.root.clone(),

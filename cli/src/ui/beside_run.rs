@@ -38,7 +38,7 @@ pub(crate) fn start(
         };
         runtime.block_on(async move {
             let opened = async {
-                let (listener, access) = listen(port).await?;
+                let (listener, access) = listen(port, "--ui=PORT").await?;
                 let url = format!("http://{}/?token={}", address(&listener)?, access.token);
                 Ok((listener, access, url))
             };

@@ -206,3 +206,15 @@ fn errors_are_json_with_output_json() {
     let error = check(&format!("run {file}"), "file", 2, "maxTrials");
     assert_eq!(error["error"]["errors"][0]["field"], "spec.searcher.random.maxTrials");
 }
+
+#[test]
+fn full_disk_for_the_output_is_an_error() {
+    let fixture = completed();
+    for arguments in
+        ["trial list scripted", "trial logs scripted-0", "experiment metrics scripted -o csv"]
+    {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = fixture.stoker(arguments).stdout(full).output().unwrap();
+        check(&output, 1, "cannot write to standard output: No space left on device");
+    }
+}

@@ -1,14 +1,14 @@
 //! Tests of the web page over HTTP, without a browser.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{RunFixture, files, random, signal, stoker, wait_until};
+use crate::fixture::{RunFixture, check, files, random, signal, stoker, wait_until};
 
 /// Address and token of a page.
 struct Page {
@@ -250,6 +250,15 @@ fn page_refuses_requests_without_its_token() {
     assert!(head.contains("location: /experiments\r\n"), "{head}");
     assert!(head.contains("HttpOnly; SameSite=Strict"), "{head}");
     check("/experiments", &page.headers(), 200);
+}
+
+#[test]
+fn run_without_a_port_for_its_page_creates_nothing() {
+    let fixture = RunFixture::new(random(1), "");
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let flag = format!("--ui={}", other.local_addr().unwrap().port());
+    check(&fixture.run(&[&flag]), 1, "choose another port: --ui=PORT");
+    assert_eq!(fixture.check("experiment list -o name", 0, ""), "");
 }
 
 #[test]

@@ -310,3 +310,18 @@ fn followed_logs_end_with_a_killed_runner() {
     child.wait().unwrap();
     check(&follow.wait_with_output().unwrap(), 0, "has stopped: no runner is alive");
 }
+
+/// The trial is held, so the follower has no other reason to end.
+#[test]
+fn followed_logs_end_with_their_reader() {
+    let fixture = held();
+    let mut child = fixture.start();
+    fixture.wait_for_batch(7);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut follow: Command = fixture.stoker("experiment logs scripted --follow");
+    let mut follow = follow.stdout(writer).spawn().unwrap();
+    wait_until("the end of the follower", || follow.try_wait().unwrap().is_some());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}

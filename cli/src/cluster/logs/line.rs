@@ -119,7 +119,7 @@ impl LogPrinter {
     /// Adds a line.
     pub(super) fn add(&mut self, tag: &Tag, line: &LogLine) {
         let Some(text) = self.format(tag, line) else { return };
-        let Some(num_max) = self.keeps else { return print::out(text) };
+        let Some(num_max) = self.keeps else { return print::show(text) };
         self.kept.push_back(text);
         if self.kept.len() > num_max {
             self.kept.pop_front();

@@ -70,7 +70,6 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
         return Ok(0);
     }
     loaded.notes.iter().for_each(print::err);
-    unreached_end(&valid.method).iter().for_each(print::err);
     print::out(text(&preview, valid.unit, cost));
     if valid.spec.reproducibility.experiment_seed.is_none() {
         print::err(
@@ -79,21 +78,6 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
         );
     }
     Ok(0)
-}
-
-/// Returns a note if a search has too few trials to promote one to the full length.
-fn unreached_end(method: &Method) -> Option<String> {
-    let Method::AsyncHalving(search) = method else { return None };
-    let num_required = search.divisor.saturating_pow(search.num_rungs.saturating_sub(1));
-    // With `stopOnce`, the best trial of a rung always continues.
-    let is_short = !search.stop_once && search.max_trials < num_required;
-    is_short.then(|| {
-        format!(
-            "note: asyncHalving.maxTrials is {}, so few or no trials are promoted to maxLength; \
-             use {num_required} trials or more, or fewer rungs than {}",
-            search.max_trials, search.num_rungs
-        )
-    })
 }
 
 /// All that is known about the trials of an external searcher.
@@ -198,7 +182,6 @@ fn text(preview: &Preview, unit: Unit, cost: Option<Cost>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stoker_api::experiment::AsyncHalvingSearch;
     use stoker_engine::preview::LengthCount;
 
     use super::*;
@@ -249,23 +232,6 @@ mod tests {
         let text = external.text(Unit::Epochs);
         assert!(text.contains("at most 9 trials of 1 epoch;"), "{text}");
         assert_eq!(external.to_json()["lengths"], json!([]));
-    }
-
-    #[test]
-    fn too_few_trials_for_the_last_rung_are_noted() {
-        let method = |max_trials, stop_once| {
-            Method::AsyncHalving(AsyncHalvingSearch {
-                max_trials,
-                num_rungs: 4,
-                divisor: 4,
-                max_concurrent_trials: 0,
-                stop_once,
-            })
-        };
-        assert!(unreached_end(&method(63, false)).unwrap().contains("use 64 trials or more"));
-        assert_eq!(unreached_end(&method(64, false)), None);
-        assert_eq!(unreached_end(&method(1, true)), None);
-        assert_eq!(unreached_end(&Method::Single), None);
     }
 
     #[test]

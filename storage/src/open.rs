@@ -127,7 +127,8 @@ where
     Ok(Storage::from_store(store.clone(), url)
         .with_parts(store)
         .with_prefix(prefix)
-        .with_retry_policy(RetryPolicy::NETWORK))
+        .with_retry_policy(RetryPolicy::NETWORK)
+        .with_transfers_of_process())
 }
 
 fn bucket(url: &str, parsed: &Url) -> Result<String, StorageError> {
@@ -149,10 +150,14 @@ fn retries() -> RetryConfig {
     }
 }
 
+/// Maximum time of a request with its body, and of the response. The largest request, of 16 MiB,
+/// then needs 0.75 Mbit/s. A read timeout would not permit less: during an upload, it counts from
+/// the start of the request. The kernel detects dead connections earlier, because the client sets
+/// `TCP_USER_TIMEOUT` and keepalive probes. This timeout is for servers that do not respond.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(180);
+
 fn client() -> ClientOptions {
-    ClientOptions::new()
-        .with_connect_timeout(Duration::from_secs(5))
-        .with_timeout(Duration::from_secs(60))
+    ClientOptions::new().with_connect_timeout(Duration::from_secs(5)).with_timeout(REQUEST_TIMEOUT)
 }
 
 /// Same as [`client`], for a server at `endpoint`; allows plain HTTP if the endpoint uses it. These

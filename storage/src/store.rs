@@ -5,6 +5,7 @@ mod list;
 mod local;
 mod multipart;
 mod retry;
+mod transfers;
 
 use std::fmt;
 use std::io::Write as _;
@@ -22,6 +23,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::time::Instant;
 
 pub(crate) use self::retry::RetryPolicy;
+use self::transfers::Transfers;
 use crate::StorageError;
 use crate::credentials::Credentials;
 use crate::open;
@@ -55,6 +57,7 @@ pub struct Storage {
     /// The same store, if it supports multipart uploads.
     parts: Option<Arc<dyn MultipartStore>>,
     retry_policy: RetryPolicy,
+    transfers: Arc<Transfers>,
     /// Local directory of the root, if the root is one.
     folder: Option<PathBuf>,
     /// The same store, if the root is a local directory.
@@ -105,6 +108,7 @@ impl Storage {
             store,
             parts: None,
             retry_policy: RetryPolicy::LOCAL,
+            transfers: Arc::default(),
             folder: None,
             files: None,
         }
@@ -175,7 +179,7 @@ impl Storage {
             _ => {
                 let payload: PutPayload = parts.iter().cloned().collect();
                 let put = || self.store.put(&location, payload.clone());
-                self.retry(path, put).await.map(|_| ())
+                self.transfer(path, len as u64, put).await.map(|_| ())
             }
         }
     }
@@ -229,13 +233,13 @@ impl Storage {
     /// [`StorageError::NotFound`] if the object does not exist; otherwise, the storage failed.
     pub async fn get(&self, path: &str) -> Result<Bytes, StorageError> {
         let location = self.location(path)?;
-        if self.parts.is_some() {
-            let size = self.retry(path, || self.store.head(&location)).await?.size;
-            if size >= LARGE_BYTES as u64 {
-                return self.get_parts(path, &location, 0..size).await;
-            }
+        let head = || self.store.head(&location);
+        let size = if self.parts.is_some() { self.retry(path, head).await?.size } else { 0 };
+        if size >= LARGE_BYTES as u64 {
+            return self.get_parts(path, &location, 0..size).await;
         }
-        self.retry(path, || async { self.store.get(&location).await?.bytes().await }).await
+        let get = || async { self.store.get(&location).await?.bytes().await };
+        self.transfer(path, size, get).await
     }
 
     /// Reads a byte range of an object.
@@ -257,7 +261,10 @@ impl Storage {
         let is_large = self.parts.is_some() && range.end - range.start >= LARGE_BYTES as u64;
         let bytes = match is_large {
             true => self.get_parts(path, &location, range.clone()).await?,
-            false => self.retry(path, || self.store.get_range(&location, range.clone())).await?,
+            false => {
+                let get = || self.store.get_range(&location, range.clone());
+                self.transfer(path, range.end - range.start, get).await?
+            }
         };
         if bytes.len() as u64 == range.end - range.start {
             return Ok(bytes);

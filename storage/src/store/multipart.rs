@@ -1,10 +1,11 @@
 //! Transfer of large objects in parts, several at a time.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
-use object_store::multipart::MultipartStore;
+use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutPayload};
 
@@ -17,7 +18,7 @@ use crate::error::{Subject, classify};
 const PART_BYTES: usize = 8 << 20;
 /// Maximum number of parts of an object; S3 allows 10,000.
 const PARTS_MAX: usize = 9_000;
-/// Maximum number of concurrent transfers of one object's parts.
+/// Maximum number of concurrent transfers of one object's parts. `Transfers` may permit fewer.
 const PARTS_IN_FLIGHT: usize = 8;
 
 impl Storage {
@@ -36,14 +37,17 @@ impl Storage {
             let id = &id;
             async move {
                 let put = || store.put_part(location, id, idx, payload.clone());
-                self.retry(path, put).await
+                let part = self.transfer(path, payload.content_length() as u64, put).await?;
+                Ok::<_, StorageError>((idx, part))
             }
         };
         let payloads = stream::iter(payloads.into_iter().enumerate().map(put));
-        let stored = payloads.buffered(PARTS_IN_FLIGHT).try_collect().await;
+        // Unordered, so that an error does not wait for earlier parts.
+        let stored = payloads.buffer_unordered(PARTS_IN_FLIGHT).try_collect().await;
         let done = match stored {
             Ok(parts) => {
-                let parts: Vec<_> = parts;
+                let parts: BTreeMap<usize, PartId> = parts;
+                let parts: Vec<PartId> = parts.into_values().collect();
                 let complete = || store.complete_multipart(location, &id, parts.clone());
                 self.retry(path, complete).await.map(|_| ())
             }
@@ -62,21 +66,24 @@ impl Storage {
         location: &Path,
         range: std::ops::Range<u64>,
     ) -> Result<Bytes, StorageError> {
-        let end = range.end;
+        let (first, end) = (range.start, range.end);
         let get = |start: u64| async move {
             let range = start..end.min(start + PART_BYTES as u64);
-            self.retry(path, || self.store.get_range(location, range.clone())).await
+            let get = || self.store.get_range(location, range.clone());
+            let part = self.transfer(path, range.end - range.start, get).await?;
+            Ok::<_, StorageError>((start, part))
         };
         let failed = |source: Box<dyn Error + Send + Sync>| {
             let source = object_store::Error::Generic { store: "parts", source };
             classify(Subject { url: &self.url, path }, 1, &source).0
         };
-        let num_bytes = usize::try_from(end - range.start).map_err(|error| failed(error.into()))?;
+        let num_bytes = usize::try_from(end - first).map_err(|error| failed(error.into()))?;
         let mut buffer = Buffer::zeroed(num_bytes).map_err(|error| failed(error.into()))?;
-        let mut parts = stream::iter(range.step_by(PART_BYTES).map(get)).buffered(PARTS_IN_FLIGHT);
+        let parts = stream::iter(range.step_by(PART_BYTES).map(get));
+        let mut parts = parts.buffer_unordered(PARTS_IN_FLIGHT);
         let mut filled = 0;
-        while let Some(part) = parts.try_next().await? {
-            let rest = &mut buffer.bytes_mut()[filled..];
+        while let Some((start, part)) = parts.try_next().await? {
+            let rest = &mut buffer.bytes_mut()[(start - first) as usize..];
             let target = rest.get_mut(..part.len());
             let target = target.ok_or_else(|| failed("a part is too long".into()))?;
             target.copy_from_slice(&part);

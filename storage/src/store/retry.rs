@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use tokio::time::Instant;
+
 use super::Storage;
 use crate::StorageError;
 use crate::error::{Subject, classify};
@@ -12,6 +14,8 @@ pub(crate) struct RetryPolicy {
     attempts_max: u32,
     wait_first: Duration,
     wait_max: Duration,
+    /// Time without progress after which a failed attempt is the last.
+    stalled_max: Duration,
 }
 
 impl RetryPolicy {
@@ -20,19 +24,25 @@ impl RetryPolicy {
         attempts_max: 6,
         wait_first: Duration::from_millis(10),
         wait_max: Duration::from_millis(200),
+        stalled_max: Duration::from_secs(15 * 60),
     };
-    /// For storage behind a network: about two minutes, enough for a restart of the store.
+    /// For storage behind a network: about two minutes, enough for a restart of the store. Attempts
+    /// that time out may take longer.
     pub(crate) const NETWORK: Self = Self {
         attempts_max: 16,
         wait_first: Duration::from_millis(100),
         wait_max: Duration::from_secs(10),
+        stalled_max: Duration::from_secs(15 * 60),
     };
     /// Maximum number of attempts if a user waits for the result.
     const FEW_ATTEMPTS_MAX: u32 = 4;
+    /// Time after which a failed attempt is the last, if a user waits for the result.
+    const FEW_ATTEMPTS_TIME: Duration = Duration::from_secs(60);
 
     /// Returns the same policy with at most [`FEW_ATTEMPTS_MAX`](Self::FEW_ATTEMPTS_MAX) attempts.
     pub(super) fn with_few_attempts(self) -> Self {
-        Self { attempts_max: self.attempts_max.min(Self::FEW_ATTEMPTS_MAX), ..self }
+        let attempts_max = self.attempts_max.min(Self::FEW_ATTEMPTS_MAX);
+        Self { attempts_max, stalled_max: Self::FEW_ATTEMPTS_TIME, ..self }
     }
 
     /// Returns the wait after failed attempt number `attempt`, from 1. `jitter`, from 0
@@ -53,6 +63,20 @@ impl Storage {
     where
         F: Future<Output = object_store::Result<T>>,
     {
+        let start = Instant::now();
+        self.retry_since(path, operation, || start).await
+    }
+
+    /// Same as [`retry`](Self::retry), for an operation whose last progress was at `progress()`.
+    pub(super) async fn retry_since<T, F>(
+        &self,
+        path: &str,
+        operation: impl Fn() -> F,
+        progress: impl Fn() -> Instant,
+    ) -> Result<T, StorageError>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -62,7 +86,9 @@ impl Storage {
             };
             let (error, is_transient) =
                 classify(Subject { url: &self.url, path }, attempt, &source);
-            if !is_transient || attempt >= self.retry_policy.attempts_max {
+            let is_last = attempt >= self.retry_policy.attempts_max
+                || progress().elapsed() >= self.retry_policy.stalled_max;
+            if !is_transient || is_last {
                 return Err(error);
             }
             tokio::time::sleep(self.retry_policy.wait(attempt, jitter())).await;

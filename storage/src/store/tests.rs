@@ -1,6 +1,7 @@
-//! Tests with stores that fail sporadically, are full or are missing.
+//! Tests with stores that fail sporadically, are slow, full or missing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
@@ -20,6 +21,34 @@ struct Flaky {
     every: u64,
     count: AtomicU64,
     kind: std::io::ErrorKind,
+    link: Option<Link>,
+}
+
+/// Link that all requests share. A request that takes 180 seconds times out.
+#[derive(Debug)]
+struct Link {
+    bytes_per_second: u64,
+    in_flight: AtomicU64,
+    timeouts: AtomicU64,
+}
+
+impl Link {
+    async fn transfer(&self, bytes: u64) -> Result<()> {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let (mut rest, mut seconds) = (bytes, 0);
+        while rest > 0 && seconds < 180 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            seconds += 1;
+            let share = self.bytes_per_second / self.in_flight.load(Ordering::Relaxed);
+            rest = rest.saturating_sub(share);
+        }
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if rest == 0 {
+            return Ok(());
+        }
+        self.timeouts.fetch_add(1, Ordering::Relaxed);
+        Err(Error::Generic { store: "Link", source: "operation timed out".into() })
+    }
 }
 
 impl fmt::Display for Flaky {
@@ -30,7 +59,15 @@ impl fmt::Display for Flaky {
 
 impl Flaky {
     fn new(every: u64, kind: std::io::ErrorKind) -> Arc<Self> {
-        Arc::new(Self { inner: InMemory::new(), every, count: AtomicU64::new(0), kind })
+        let count = AtomicU64::new(0);
+        Arc::new(Self { inner: InMemory::new(), every, count, kind, link: None })
+    }
+
+    fn behind(bytes_per_second: u64) -> Arc<Self> {
+        let [in_flight, timeouts, count] = [(); 3].map(|()| AtomicU64::new(0));
+        let link = Some(Link { bytes_per_second, in_flight, timeouts });
+        let kind = std::io::ErrorKind::Other;
+        Arc::new(Self { inner: InMemory::new(), every: u64::MAX, count, kind, link })
     }
 
     fn tick(&self) -> Result<()> {
@@ -62,7 +99,12 @@ impl ObjectStore for Flaky {
 
     async fn get_opts(&self, at: &Path, how: GetOptions) -> Result<GetResult> {
         self.tick()?;
-        self.inner.get_opts(at, how).await
+        let is_head = how.head;
+        let got = self.inner.get_opts(at, how).await?;
+        if let Some(link) = self.link.as_ref().filter(|_| !is_head) {
+            link.transfer(got.range.end - got.range.start).await?;
+        }
+        Ok(got)
     }
 
     fn delete_stream(
@@ -107,6 +149,9 @@ impl MultipartStore for Flaky {
         bytes: PutPayload,
     ) -> Result<PartId> {
         self.tick()?;
+        if let Some(link) = &self.link {
+            link.transfer(bytes.content_length() as u64).await?;
+        }
         self.inner.put_part(at, id, idx, bytes).await
     }
 
@@ -219,6 +264,34 @@ async fn failed_parts_of_large_objects_are_retried() {
         let range = storage.get_range("large", 1_000_001..19_999_999).await.unwrap();
         assert!(range == bytes.slice(1_000_001..19_999_999), "the range differs");
     }
+}
+
+/// Eight parts of 8 MiB do not pass a link of 1 Mbit/s within the timeout, but two do.
+#[tokio::test(start_paused = true)]
+async fn slow_links_carry_fewer_parts_at_a_time() {
+    let store = Flaky::behind(128 << 10);
+    let storage = Storage::from_store(store.clone(), "slow://root")
+        .with_parts(store.clone())
+        .with_retry_policy(RetryPolicy::NETWORK);
+    let timeouts = || store.link.as_ref().unwrap().timeouts.load(Ordering::Relaxed);
+    let bytes = Bytes::from(vec![7; 64 << 20]);
+    storage.put("large", bytes.clone()).await.unwrap();
+    assert_eq!(timeouts(), 8);
+    assert!(storage.get("large").await.unwrap() == bytes, "the object differs");
+    assert_eq!(timeouts(), 8, "the limit stays");
+}
+
+/// All requests time out. Otherwise, 16 attempts of each part could take a day.
+#[tokio::test(start_paused = true)]
+async fn stalled_uploads_fail_within_half_an_hour() {
+    let store = Flaky::behind(8);
+    let storage = Storage::from_store(store.clone(), "slow://root")
+        .with_parts(store)
+        .with_retry_policy(RetryPolicy::NETWORK);
+    let start = Instant::now();
+    let error = storage.put("large", vec![7; 64 << 20].into()).await.unwrap_err().to_string();
+    assert!(error.contains("failed on \"large\"") && error.contains("timed out"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(1800), "{:?}", start.elapsed());
 }
 
 /// Small and large files are written in different ways.

@@ -112,6 +112,11 @@ pub(crate) fn classify(
             (StorageError::Refused { url, path, reason, remedy }, false)
         }
         (Source::NotFound { .. }, _) => (StorageError::NotFound { url, path, reason }, false),
+        // The clock may be corrected while the request is retried.
+        (Source::PermissionDenied { .. }, _) if has_code(&reason, "RequestTimeTooSkewed") => {
+            let remedy = "correct the clock of this machine";
+            (StorageError::Refused { url, path, reason, remedy }, true)
+        }
         (Source::PermissionDenied { .. } | Source::Unauthenticated { .. }, _) => {
             let remedy = "check the credentials in the environment and their permissions";
             (StorageError::Refused { url, path, reason, remedy }, false)
@@ -146,10 +151,19 @@ fn no_credentials(reason: &str) -> String {
 
 /// Returns `true` if the server rejected the request itself, so that a retry is useless.
 fn is_wrong_request(reason: &str) -> bool {
+    // The client sent too slowly.
+    if has_code(reason, "RequestTimeout") {
+        return false;
+    }
     let Some((_, status)) = reason.split_once("status code: ") else { return false };
     let passing = ["408", "409", "425", "429"];
     let status: String = status.chars().take(3).collect();
     (status.starts_with('4') || status.starts_with('3')) && !passing.contains(&status.as_str())
+}
+
+/// Returns `true` if the body of the response has this error code of S3 or Azure.
+pub(crate) fn has_code(reason: &str, code: &str) -> bool {
+    reason.contains(&format!("<Code>{code}</Code>"))
 }
 
 /// Returns the kind of the first I/O error in the chain of `source`.
@@ -206,6 +220,9 @@ mod tests {
         check(generic("status code: 503 Slow Down".into()), "3 times", true);
         check(generic("status code: 429 Slow Down".into()), "3 times", true);
         check(generic("status code: 400 Bad Request".into()), "400 Bad Request", false);
+        let code = |status, code| format!("status code: {status}: <Error><Code>{code}</Code>");
+        check(generic(code("400 Bad Request", "RequestTimeout").into()), "3 times", true);
+        check(generic(code("400 Bad Request", "InvalidPart").into()), "3 times", false);
         check(generic("status code: 301 Moved".into()), "301 Moved", false);
         check(generic("PUT http://169.254.169.254/latest".into()), "no credentials", true);
         let path = "a/b".to_owned();
@@ -213,5 +230,8 @@ mod tests {
         check(missing, "object \"a/b\" not found", false);
         let denied = object_store::Error::PermissionDenied { path, source: "x".into() };
         check(denied, "check the credentials", false);
+        let source = code("403 Forbidden", "RequestTimeTooSkewed").into();
+        let skewed = object_store::Error::PermissionDenied { path: "a/b".into(), source };
+        check(skewed, "correct the clock", true);
     }
 }

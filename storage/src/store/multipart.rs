@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
-use object_store::{ObjectStoreExt, PutPayload};
+use object_store::{MultipartId, ObjectStoreExt, PutPayload};
+use tokio::time::Instant;
 
 use super::Storage;
-use crate::StorageError;
 use crate::buffer::Buffer;
-use crate::error::{Subject, classify};
+use crate::error::{Subject, classify, has_code};
+use crate::{StorageError, open};
 
 /// Size of a part: at least 5 MiB, as S3 requires, and small enough to retry.
 const PART_BYTES: usize = 8 << 20;
@@ -48,14 +50,40 @@ impl Storage {
             Ok(parts) => {
                 let parts: BTreeMap<usize, PartId> = parts;
                 let parts: Vec<PartId> = parts.into_values().collect();
-                let complete = || store.complete_multipart(location, &id, parts.clone());
-                self.retry(path, complete).await.map(|_| ())
+                self.complete_parts(store, path, location, &id, parts, len as u64).await
             }
             Err(error) => Err(error),
         };
         let Err(error) = done else { return Ok(()) };
         // Abandoned parts cost money on some stores. Ignore the error: there is no other remedy.
         let _ = store.abort_multipart(location, &id).await;
+        Err(error)
+    }
+
+    /// Completes an upload of `len` bytes.
+    async fn complete_parts(
+        &self,
+        store: &dyn MultipartStore,
+        path: &str,
+        location: &Path,
+        id: &MultipartId,
+        parts: Vec<PartId>,
+        len: u64,
+    ) -> Result<(), StorageError> {
+        let (num_requests, start) = (AtomicU32::new(0), Instant::now());
+        let complete = || {
+            num_requests.fetch_add(1, Ordering::Relaxed);
+            store.complete_multipart(location, id, parts.clone())
+        };
+        let Err(error) = self.retry(path, complete).await else { return Ok(()) };
+        // The store retries within a request, but not earlier.
+        let is_repeated =
+            num_requests.into_inner() > 1 || start.elapsed() >= open::RETRY_WAIT_FIRST;
+        // The response to the first request may have been lost. Most stores then forget the upload
+        // or its parts. Readers verify the object's hash.
+        if is_repeated && is_unknown_upload(&error) && self.size(path).await == Ok(Some(len)) {
+            return Ok(());
+        }
         Err(error)
     }
 
@@ -91,6 +119,15 @@ impl Storage {
         }
         // Parts are short if the object shrank meanwhile.
         Ok(buffer.freeze().slice(..filled))
+    }
+}
+
+/// Returns `true` if a store does not know an upload, or its parts on Azure.
+fn is_unknown_upload(error: &StorageError) -> bool {
+    match error {
+        StorageError::NotFound { .. } => true,
+        StorageError::Unavailable { reason, .. } => has_code(reason, "InvalidBlockList"),
+        _ => false,
     }
 }
 

@@ -1,174 +1,14 @@
 //! Tests with stores that fail sporadically, are slow, full or missing.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod flaky;
+
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream::{self, BoxStream};
 use object_store::memory::InMemory;
-use object_store::multipart::PartId;
-use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload,
-    ObjectMeta, PutMultipartOptions, PutOptions, PutResult, Result,
-};
 
+use self::flaky::{Completions, Flaky};
 use super::*;
-
-/// Store that fails every n-th operation before it has an effect.
-#[derive(Debug)]
-struct Flaky {
-    inner: InMemory,
-    every: u64,
-    count: AtomicU64,
-    kind: std::io::ErrorKind,
-    link: Option<Link>,
-}
-
-/// Link that all requests share. A request that takes 180 seconds times out.
-#[derive(Debug)]
-struct Link {
-    bytes_per_second: u64,
-    in_flight: AtomicU64,
-    timeouts: AtomicU64,
-}
-
-impl Link {
-    async fn transfer(&self, bytes: u64) -> Result<()> {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let (mut rest, mut seconds) = (bytes, 0);
-        while rest > 0 && seconds < 180 {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            seconds += 1;
-            let share = self.bytes_per_second / self.in_flight.load(Ordering::Relaxed);
-            rest = rest.saturating_sub(share);
-        }
-        self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if rest == 0 {
-            return Ok(());
-        }
-        self.timeouts.fetch_add(1, Ordering::Relaxed);
-        Err(Error::Generic { store: "Link", source: "operation timed out".into() })
-    }
-}
-
-impl fmt::Display for Flaky {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Flaky")
-    }
-}
-
-impl Flaky {
-    fn new(every: u64, kind: std::io::ErrorKind) -> Arc<Self> {
-        let count = AtomicU64::new(0);
-        Arc::new(Self { inner: InMemory::new(), every, count, kind, link: None })
-    }
-
-    fn behind(bytes_per_second: u64) -> Arc<Self> {
-        let [in_flight, timeouts, count] = [(); 3].map(|()| AtomicU64::new(0));
-        let link = Some(Link { bytes_per_second, in_flight, timeouts });
-        let kind = std::io::ErrorKind::Other;
-        Arc::new(Self { inner: InMemory::new(), every: u64::MAX, count, kind, link })
-    }
-
-    fn tick(&self) -> Result<()> {
-        match (self.count.fetch_add(1, Ordering::Relaxed) + 1) % self.every {
-            0 => Err(self.error()),
-            _ => Ok(()),
-        }
-    }
-
-    fn error(&self) -> Error {
-        Error::Generic { store: "Flaky", source: Box::new(std::io::Error::from(self.kind)) }
-    }
-}
-
-#[async_trait::async_trait]
-impl ObjectStore for Flaky {
-    async fn put_opts(&self, at: &Path, bytes: PutPayload, how: PutOptions) -> Result<PutResult> {
-        self.tick()?;
-        self.inner.put_opts(at, bytes, how).await
-    }
-
-    async fn put_multipart_opts(
-        &self,
-        at: &Path,
-        how: PutMultipartOptions,
-    ) -> Result<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(at, how).await
-    }
-
-    async fn get_opts(&self, at: &Path, how: GetOptions) -> Result<GetResult> {
-        self.tick()?;
-        let is_head = how.head;
-        let got = self.inner.get_opts(at, how).await?;
-        if let Some(link) = self.link.as_ref().filter(|_| !is_head) {
-            link.transfer(got.range.end - got.range.start).await?;
-        }
-        Ok(got)
-    }
-
-    fn delete_stream(
-        &self,
-        paths: BoxStream<'static, Result<Path>>,
-    ) -> BoxStream<'static, Result<Path>> {
-        match self.tick() {
-            Ok(()) => self.inner.delete_stream(paths),
-            Err(error) => stream::iter([Err(error)]).boxed(),
-        }
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        match self.tick() {
-            Ok(()) => self.inner.list(prefix),
-            Err(error) => stream::iter([Err(error)]).boxed(),
-        }
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.tick()?;
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, how: CopyOptions) -> Result<()> {
-        self.inner.copy_opts(from, to, how).await
-    }
-}
-
-#[async_trait::async_trait]
-impl MultipartStore for Flaky {
-    async fn create_multipart(&self, at: &Path) -> Result<MultipartId> {
-        self.tick()?;
-        self.inner.create_multipart(at).await
-    }
-
-    async fn put_part(
-        &self,
-        at: &Path,
-        id: &MultipartId,
-        idx: usize,
-        bytes: PutPayload,
-    ) -> Result<PartId> {
-        self.tick()?;
-        if let Some(link) = &self.link {
-            link.transfer(bytes.content_length() as u64).await?;
-        }
-        self.inner.put_part(at, id, idx, bytes).await
-    }
-
-    async fn complete_multipart(
-        &self,
-        at: &Path,
-        id: &MultipartId,
-        parts: Vec<PartId>,
-    ) -> Result<PutResult> {
-        self.tick()?;
-        self.inner.complete_multipart(at, id, parts).await
-    }
-
-    async fn abort_multipart(&self, at: &Path, id: &MultipartId) -> Result<()> {
-        self.inner.abort_multipart(at, id).await
-    }
-}
 
 /// Runs all operations on a root.
 async fn check(storage: Storage) {
@@ -263,6 +103,27 @@ async fn failed_parts_of_large_objects_are_retried() {
         assert!(storage.get("large").await.unwrap() == bytes, "the object differs");
         let range = storage.get_range("large", 1_000_001..19_999_999).await.unwrap();
         assert!(range == bytes.slice(1_000_001..19_999_999), "the range differs");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn completed_upload_is_accepted_if_its_response_is_lost() {
+    // Each with the size of an earlier object.
+    let cases = [
+        (Completions::LostAfter, 3, true),
+        (Completions::LostBefore, 3, false),
+        (Completions::Unknown, LARGE_BYTES, false),
+    ];
+    for (completions, earlier, is_stored) in cases {
+        let store = Flaky::completing(completions);
+        let bytes = vec![1u8; earlier].into();
+        store.inner.put(&Path::from("large"), bytes).await.unwrap();
+        let storage = Storage::from_store(store.clone(), "flaky://root").with_parts(store);
+        let put = storage.put("large", vec![7; LARGE_BYTES].into()).await;
+        match is_stored {
+            true => assert_eq!(put, Ok(()), "{completions:?}"),
+            false => assert!(matches!(put, Err(StorageError::NotFound { .. })), "{put:?}"),
+        }
     }
 }
 

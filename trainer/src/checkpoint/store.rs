@@ -90,7 +90,8 @@ impl CheckpointStore {
         Ok(SavedCheckpoint { name: name.to_owned(), batches, manifest_sha256, bytes, metric })
     }
 
-    /// Hashes and stores all files concurrently.
+    /// Hashes and stores all files concurrently. If one fails, waits for the others before it
+    /// returns.
     pub(crate) async fn upload(
         &self,
         name: &str,
@@ -109,13 +110,25 @@ impl CheckpointStore {
             });
         }
         let shut_down = || CheckpointError::ShutDown { name: name.to_owned() };
-        let mut files = BTreeMap::new();
+        let failed = |source| CheckpointError::Storage { name: name.to_owned(), source };
+        let (mut files, mut first_error) = (BTreeMap::new(), None);
+        // A cancelled upload would leave parts in the bucket, and its last request could write a
+        // file after the clean-up.
         while let Some(upload) = uploads.join_next().await {
-            let (file, entry, stored) = upload.map_err(|_| shut_down())?;
-            stored.map_err(|source| CheckpointError::Storage { name: name.to_owned(), source })?;
-            files.insert(file, entry.map_err(|_| shut_down())?);
+            let stored = upload.map_err(|_| shut_down()).and_then(|(file, entry, stored)| {
+                stored.map_err(failed)?;
+                Ok((file, entry.map_err(|_| shut_down())?))
+            });
+            match stored {
+                Ok((file, entry)) => {
+                    files.insert(file, entry);
+                }
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                }
+            }
         }
-        Ok(files)
+        first_error.map_or(Ok(files), Err)
     }
 
     pub(super) async fn load(

@@ -124,6 +124,20 @@ fn damaged_checkpoint_falls_back_to_the_previous() {
 }
 
 #[test]
+fn failed_upload_waits_for_the_other_files() {
+    let fixture = Fixture::new();
+    let large = Bytes::from(vec![7; 64 << 20]);
+    let invalid = ("../x".to_owned(), Bytes::from("x").into());
+    let contents = NewContents::from([invalid, ("model".to_owned(), large.clone().into())]);
+    let checkpoints = fixture.checkpoints();
+    let uploaded = fixture.rt.block_on(checkpoints.store().upload("000000000100-2", contents));
+    let error = uploaded.unwrap_err().to_string();
+    assert!(error.contains("../x"), "{error}");
+    let stored = std::fs::metadata(fixture.path("000000000100-2/model")).unwrap();
+    assert_eq!(stored.len(), large.len() as u64);
+}
+
+#[test]
 fn another_trials_checkpoint_is_refused() {
     let mut fixture = Fixture::new();
     let one = fixture.save(100);

@@ -4,6 +4,7 @@
 //! ```text
 //! ROOT/ID/VERSION/training/{manifest.json, 00000.seg, 00001.seg, ...}    complete, or absent
 //!                 training.build     locked by the process that builds or downloads the set
+//!                 training.upload    locked by the process that uploads the set
 //!                 training.use       shared lock of readers; mtime: when the set was last opened
 //!                 .training.half     staging directory during the build
 //! ```
@@ -38,6 +39,7 @@ mod dataset_dir;
 mod lock;
 mod manifest;
 mod mapped_file;
+mod pending;
 mod quota;
 mod segment;
 
@@ -157,6 +159,9 @@ impl DataCache {
             match Dataset::open(&dir)? {
                 CacheState::Complete(set) => {
                     dir.touch(&reader)?;
+                    if let (Some(bucket), None) = (&self.bucket, &new_set_lock) {
+                        bucket.resume_upload(&dir);
+                    }
                     let samples = set.len();
                     let inner = Inner { set, dir, _reader: reader };
                     return Ok(Cached { inner: Arc::new(inner), samples, items: PhantomData });
@@ -230,15 +235,12 @@ impl DataCache {
             dir.prepare_staging()?;
             return Err(error);
         }
+        let upload = |bucket: &DatasetBucket| bucket.prepare_upload(dir, is_corrupt);
+        let upload = self.bucket.as_ref().map(upload).transpose()?;
         let reader = publish(dir)?;
         drop(builder);
-        if let Some(bucket) = &self.bucket
-            && let Err(error) = bucket.upload(dir, is_corrupt)
-        {
-            eprintln!(
-                "stoker: cannot upload {dir} to the bucket, so other machines must build it: \
-                 {error}"
-            );
+        if let (Some(bucket), Some(lock)) = (&self.bucket, upload) {
+            bucket.upload(dir, lock);
         }
         Ok(Some(reader))
     }

@@ -14,7 +14,8 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::dataset_dir::{DatasetDir, io_error};
-use super::manifest::{MANIFEST_FILE, Manifest, SegmentEntry};
+use super::manifest::{MANIFEST_FILE, Manifest, SegmentEntry, has_other_format};
+use super::pending::PendingUpload;
 use super::quota::CacheQuota;
 use crate::{Error, Result};
 
@@ -47,7 +48,10 @@ impl DatasetBucket {
             Err(StorageError::NotFound { .. }) => return Ok(false),
             Err(error) => return Err(error.into()),
         };
-        let manifest = Manifest::parse(dir, &text)?;
+        let manifest = Manifest::parse(dir, &text).map_err(|why| -> Error {
+            // Another version can read a manifest of another format, so it is not damaged.
+            if has_other_format(&text) { why.into() } else { Corrupt(why).into() }
+        })?;
         quota.check_size(manifest.bytes())?;
         quota.evict_for(manifest.bytes())?;
         let downloaded = self.rt.block_on(self.download_segments(dir, &manifest));
@@ -93,35 +97,82 @@ impl DatasetBucket {
         }
     }
 
-    /// Uploads a complete set, unless the bucket has it. With `replace`, always uploads it, to
-    /// replace a damaged one.
-    pub(super) fn upload(&self, dir: &DatasetDir, replace: bool) -> Result<()> {
+    /// Marks the staged set, so that its upload is resumed if this process is killed. Returns the
+    /// lock of uploads; `None` if another process holds it, which uploads an earlier copy. With
+    /// `replace`, the upload replaces a damaged copy in the bucket.
+    pub(super) fn prepare_upload(&self, dir: &DatasetDir, replace: bool) -> Result<Option<File>> {
+        PendingUpload { bucket: self.location(), replace }.write(&dir.staging_dir())?;
+        DatasetDir::try_lock_exclusive(&dir.lock_file("upload"))
+    }
+
+    /// Uploads a marked set. Logs a failure; the mark stays then.
+    pub(super) fn upload(&self, dir: &DatasetDir, lock: Option<File>) {
+        if let Some(lock) = lock {
+            self.rt.block_on(self.upload_pending(dir, lock));
+        }
+    }
+
+    /// Uploads a set in the background if it is marked and no other process uploads it.
+    pub(super) fn resume_upload(&self, dir: &DatasetDir) {
+        if !PendingUpload::path(&dir.folder()).exists() {
+            return;
+        }
+        let Ok(Some(lock)) = DatasetDir::try_lock_exclusive(&dir.lock_file("upload")) else {
+            return;
+        };
+        let (this, dir) = (self.clone(), dir.clone());
+        self.rt.spawn(async move { this.upload_pending(&dir, lock).await });
+    }
+
+    async fn upload_pending(&self, dir: &DatasetDir, lock: File) {
+        let folder = dir.folder();
+        let pending = PendingUpload::read(&folder);
+        let Some(pending) = pending.filter(|pending| pending.bucket == self.location()) else {
+            return;
+        };
+        match self.upload_files(dir, pending.replace).await {
+            // Ignore the error: the next open finds the set in the bucket.
+            Ok(()) => drop(fs::remove_file(PendingUpload::path(&folder))),
+            Err(error) => eprintln!(
+                "stoker: cannot upload {dir} to the bucket, so other machines must build it: \
+                 {error}; the next open tries again"
+            ),
+        }
+        drop(lock);
+    }
+
+    /// Returns the location of data sets, which is unique among buckets.
+    fn location(&self) -> String {
+        format!("{}/{}", self.storage.url(), self.prefix)
+    }
+
+    /// Uploads a complete set, unless the bucket has it. With `replace`, always uploads it.
+    async fn upload_files(&self, dir: &DatasetDir, replace: bool) -> Result<()> {
         let _reader = dir.lock_for_reading()?;
         let folder = dir.folder();
         let path = folder.join(MANIFEST_FILE);
         let text = fs::read(&path).map_err(|error| io_error("read", &path, &error))?;
         let manifest = Manifest::parse(dir, &text)?;
         let target = self.path(dir, MANIFEST_FILE);
-        self.rt.block_on(async {
-            if !replace && self.storage.exists(&target).await? {
-                return Ok(());
-            }
-            for entry in &manifest.segments {
-                let path = folder.join(&entry.file);
-                let bytes = fs::read(&path).map_err(|error| io_error("read", &path, &error))?;
-                self.storage.put(&self.path(dir, &object_name(entry)), bytes.into()).await?;
-            }
-            Ok(self.storage.put(&target, text.into()).await?)
-        })
+        if !replace && self.storage.exists(&target).await? {
+            return Ok(());
+        }
+        for entry in &manifest.segments {
+            let path = folder.join(&entry.file);
+            let bytes = tokio::fs::read(&path).await;
+            let bytes = bytes.map_err(|error| io_error("read", &path, &error))?;
+            self.storage.put(&self.path(dir, &object_name(entry)), bytes.into()).await?;
+        }
+        Ok(self.storage.put(&target, text.into()).await?)
     }
 }
 
-/// Damaged segment in the bucket: its name, and its actual SHA-256.
+/// Damaged object in the bucket.
 #[derive(Debug, thiserror::Error)]
-#[error("segment {0} is damaged: its SHA-256 is {1}; building the set again to replace it")]
-struct Corrupt(String, String);
+#[error("{0}; building the set again to replace it")]
+struct Corrupt(String);
 
-/// Returns `true` if a download failed because segments in the bucket are damaged or missing.
+/// Returns `true` if a download failed because objects in the bucket are damaged or missing.
 pub(super) fn is_corruption(error: &Error) -> bool {
     let is_missing = |error: &StorageError| matches!(error, StorageError::NotFound { .. });
     error.is::<Corrupt>() || error.downcast_ref::<StorageError>().is_some_and(is_missing)
@@ -136,7 +187,8 @@ fn object_name(entry: &SegmentEntry) -> String {
 fn store_segment(folder: &Path, entry: &SegmentEntry, bytes: &Bytes) -> Result<()> {
     let actual = hash::sha256_hex(bytes);
     if actual != entry.sha256 {
-        return Err(Corrupt(object_name(entry), actual).into());
+        let name = object_name(entry);
+        return Err(Corrupt(format!("segment {name} is damaged: its SHA-256 is {actual}")).into());
     }
     let path = folder.join(&entry.file);
     let written = File::create_new(&path)

@@ -146,6 +146,15 @@ impl SegmentEntry {
     }
 }
 
+/// Returns `true` if a manifest has the format of another version.
+pub(super) fn has_other_format(text: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Versioned {
+        format: u32,
+    }
+    serde_json::from_slice::<Versioned>(text).is_ok_and(|found| found.format != FORMAT)
+}
+
 /// Returns size and SHA-256 of a file.
 fn hash(path: &Path) -> std::io::Result<(u64, String)> {
     let mut file = File::open(path)?;

@@ -216,6 +216,12 @@ impl CheckpointSource {
         }
         match (best, &self.selector) {
             (Some((_, name, manifest, sha256)), _) => Ok((name, manifest, sha256)),
+            (None, Selector::Named(name)) if self.sha256.is_some() => Err(format!(
+                "checkpoint {name} of {trial} was deleted after the job selected it, for example \
+                 because the trial saved newer ones; create the job again, or run it with \
+                 --fresh, when the trial's experiment has ended"
+            )
+            .into()),
             (None, Selector::Named(name)) => {
                 Err(format!("complete checkpoint {name} not found in {trial}").into())
             }
@@ -325,6 +331,8 @@ mod tests {
         check(trial().named("000000000100-0"), Ok("000000000100-0"));
         let missing = "complete checkpoint 000000000400-1 not found in ml/mnist-0b3f9c1e/trials/3";
         check(trial().named("000000000400-1"), Err(missing));
+        let pinned = trial().named("000000000400-1").with_manifest("0");
+        check(pinned, Err("was deleted after the job selected it, for example because the trial"));
         check(CheckpointSource::stored(&url, mnist), Ok("000000000300-1"));
         let folder = root.path().join(mnist).join("checkpoints/000000000200-0");
         check(CheckpointSource::folder(folder), Ok("000000000200-0"));

@@ -13,12 +13,16 @@ use crate::inference::InferenceTask;
 
 mod cleanup;
 mod manifest;
+mod metrics;
 mod records;
 
 pub use cleanup::{Cleanup, CleanupStorage, CleanupTrial};
 pub use manifest::{
     FileEntry, FileHash, HashAlgorithm, MANIFEST_FORMAT, MANIFEST_FORMAT_BLAKE3,
     MANIFEST_FORMAT_CHUNKS, Manifest, ManifestError,
+};
+pub use metrics::{
+    METRIC_NAME_BYTES_MAX, METRICS_MAX, is_metric, metrics_in_order, reported_metrics,
 };
 pub use records::{ReportResponse, StartRecords, StoredRecord};
 
@@ -251,7 +255,8 @@ pub enum ReportEvent {
     },
     /// A validation has finished.
     Validated {
-        /// Means over the validation data by metric name, as decimal strings.
+        /// Means over the validation data by metric name, as decimal strings; at most
+        /// [`METRICS_MAX`].
         metrics: BTreeMap<String, String>,
         /// Granted length, if this validation is at its end. The searched metric is then a result.
         #[serde(default)]

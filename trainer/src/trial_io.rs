@@ -61,6 +61,8 @@ pub(crate) struct TrialIo {
     pub(crate) is_started: bool,
     pub(crate) reported: ReportedMetrics,
     pub(crate) length: GrantedLength,
+    /// Names of the validation metrics on which the runner's decisions depend.
+    pub(crate) decisive_metrics: Vec<String>,
     pub(crate) activity: Activity,
     pub(crate) terminal: Terminal,
     /// Deletes checkpoints when there is no runner to do so.
@@ -142,6 +144,7 @@ impl TrialIo {
             is_started: false,
             reported: ReportedMetrics::default(),
             length: GrantedLength::new(config.units),
+            decisive_metrics: config.decisive_metrics(),
             activity: Activity::default(),
             terminal: if is_lead {
                 Terminal::new(standalone_limits.is_some())

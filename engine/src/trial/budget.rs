@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 
 use stoker_api::condition;
+use stoker_api::contract::{METRIC_NAME_BYTES_MAX, METRICS_MAX, metrics_in_order};
 use stoker_api::number;
 use stoker_api::text::{self, MESSAGE_BYTES_MAX};
 use stoker_api::trial::{CheckpointRecord, Fact, TrialStatus};
@@ -22,9 +23,7 @@ use super::SearchedMetric;
 
 /// Maximum size of a trial's status, in bytes of compact JSON.
 pub const STATUS_BYTES_MAX: usize = 256 << 10;
-/// Maximum number of metrics in a status.
-pub const METRICS_MAX: usize = 64;
-/// Maximum size of a metric's name, of a reason and of a checkpoint's name, in bytes of JSON.
+/// Maximum size of a reason and of a checkpoint's name, in bytes of JSON.
 const NAME_BYTES_MAX: usize = 63;
 /// Maximum size of a hash, in bytes: SHA-256 in hexadecimal.
 const HASH_BYTES_MAX: usize = 64;
@@ -69,15 +68,15 @@ pub(super) fn bound_checkpoint(checkpoint: &mut CheckpointRecord) {
     checkpoint.metric.as_mut().into_iter().for_each(number::bound);
 }
 
-/// Returns the metrics of a validation that a status keeps: the searched metric, then others in
-/// name order.
+/// Returns the metrics of a validation that a status keeps: the searched metric, other objectives,
+/// then others in name order.
 pub(super) fn bounded_metrics(
     metrics: &BTreeMap<String, String>,
     searched: &SearchedMetric<'_>,
 ) -> BTreeMap<String, String> {
-    let (first, others): (Vec<_>, Vec<_>) =
-        metrics.iter().partition(|(name, _)| searched.is_named(name));
-    bounded(first.into_iter().chain(others))
+    let mut first = vec![searched.name];
+    first.extend(searched.others.iter().map(|objective| objective.metric.as_str()));
+    bounded(metrics_in_order(metrics, &first).into_iter())
 }
 
 fn bounded<'a>(
@@ -89,7 +88,7 @@ fn bounded<'a>(
             break;
         }
         let (mut name, mut value) = (name.clone(), value.clone());
-        text::bound(&mut name, NAME_BYTES_MAX);
+        text::bound(&mut name, METRIC_NAME_BYTES_MAX);
         number::bound(&mut value);
         kept.entry(name).or_insert(value);
     }

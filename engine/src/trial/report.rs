@@ -25,12 +25,6 @@ pub struct SearchedMetric<'a> {
 }
 
 impl SearchedMetric<'_> {
-    /// Returns whether `name` names the searched metric, with either prefix.
-    pub(super) fn is_named(&self, name: &str) -> bool {
-        let long = |suffix| name.strip_prefix("validation_") == Some(suffix);
-        name == self.name || self.name.strip_prefix("val_").is_some_and(long)
-    }
-
     /// Returns the searched metric of a validation. The prefix `val_` stands for `validation_`.
     pub fn of<'m>(&self, metrics: &'m BTreeMap<String, String>) -> Option<&'m String> {
         let long = || metrics.get(&format!("validation_{}", self.name.strip_prefix("val_")?));

@@ -1,9 +1,10 @@
 //! Reports of a custom loop to the runner: progress, metrics, granted length and activity.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use stoker_api::contract::{ACTIVITY_CHARS_MAX, Directive, ReportEvent, TrialConfig};
+use stoker_api::contract::{
+    ACTIVITY_CHARS_MAX, Directive, ReportEvent, TrialConfig, reported_metrics,
+};
 use stoker_api::experiment::Unit;
 
 use super::find_searched_metric;
@@ -181,15 +182,19 @@ impl TrialIo {
     }
 
     fn report_validation(&mut self, batches: u64, metrics: &Logs) {
-        let event =
-            ReportEvent::Validated { metrics: format_metrics(metrics), granted_units: None };
+        let event = self.validation_event(metrics, None);
         self.post(batches, event);
     }
 
     /// Returns the event that reports the validation at the end of a granted length.
     pub(super) fn result_event(&mut self, metrics: &Logs, units: u64) -> ReportEvent {
         let _ = self.reported.take_unreported_validation();
-        ReportEvent::Validated { metrics: format_metrics(metrics), granted_units: Some(units) }
+        self.validation_event(metrics, Some(units))
+    }
+
+    fn validation_event(&self, metrics: &Logs, granted_units: Option<u64>) -> ReportEvent {
+        let metrics = reported_metrics(metrics, &self.decisive_metrics);
+        ReportEvent::Validated { metrics, granted_units }
     }
 }
 
@@ -213,12 +218,6 @@ fn find_time_metric(name: &str, metrics: &Logs) -> Result<f64> {
 /// Returns whether a count has reached a length; NaN has not.
 fn is_trained(count: f64, units: u64) -> bool {
     count >= units as f64
-}
-
-fn format_metrics(metrics: &Logs) -> BTreeMap<String, String> {
-    let format =
-        |(name, value): (&String, &f64)| (name.clone(), stoker_api::number::format(*value));
-    metrics.iter().map(format).collect()
 }
 
 /// The granted length, as far as the program has queried it.

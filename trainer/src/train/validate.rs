@@ -1,7 +1,7 @@
 //! Validations and the searched metric.
 
 use burn::module::Module;
-use stoker_api::contract::ReportEvent;
+use stoker_api::contract::{ReportEvent, reported_metrics};
 
 use super::call_hook;
 use super::run::Run;
@@ -137,7 +137,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     pub(super) fn validation_event(&self, granted_units: Option<u64>) -> ReportEvent {
         let metrics = self.state.validated.as_ref().map(Validated::metrics).unwrap_or_default();
-        let format = |(name, value)| (name, stoker_api::number::format(value));
-        ReportEvent::Validated { metrics: metrics.into_iter().map(format).collect(), granted_units }
+        let metrics = reported_metrics(&metrics, &self.context.config.decisive_metrics());
+        ReportEvent::Validated { metrics, granted_units }
     }
 }

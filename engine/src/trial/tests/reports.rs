@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use stoker_api::contract::is_metric;
 use stoker_api::experiment::Objective;
 
 use super::*;
@@ -62,7 +63,7 @@ fn the_searched_metric_may_have_the_short_prefix() {
         let metrics = names.map(|name| (name.to_owned(), name.to_owned())).into();
         let searched = SearchedMetric { name, ..LOSS };
         assert_eq!(searched.of(&metrics).map(String::as_str), expected, "{name}");
-        let named = names.into_iter().find(|metric| searched.is_named(metric));
+        let named = names.into_iter().find(|metric| is_metric(metric, name));
         assert_eq!(named, expected, "{name}");
     };
     check("loss", Some("loss"));

@@ -7,6 +7,7 @@
 //! Only the directive `fenced` in a 200 response ends an attempt. A proxy or a failed token review
 //! can return 401, 403 or 410 to many trials at once, so every other response means "unavailable".
 
+mod delivery;
 mod post;
 mod search_metric;
 
@@ -15,15 +16,15 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use reqwest::{Client, StatusCode};
 use stoker_api::contract::{
-    CONTRACT_VERSION, Directive, ExitCode, Report, ReportEndpoint, ReportEvent, TrialConfig,
+    CONTRACT_VERSION, Directive, ExitCode, Report, ReportEvent, TrialConfig,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 
-use self::post::{Outage, PostOutcome, client, send};
+use self::delivery::send_reports;
+use self::post::client;
 use self::search_metric::SearchMetric;
 use crate::Result;
 use crate::trial_io::RecordMessage;
@@ -72,6 +73,16 @@ struct State {
     /// Whether the last attempt to send failed.
     is_outage: bool,
     directive: Option<Directive>,
+    /// Rejection of a report whose response a caller waits for, until the caller gets it.
+    rejected: Option<Rejected>,
+}
+
+/// The report server will never accept a report.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the report of batch {batches} was rejected: {reason}")]
+pub struct Rejected {
+    batches: u64,
+    reason: String,
 }
 
 impl State {
@@ -123,6 +134,8 @@ struct QueuedReport {
     id: u64,
     report: Report,
     reply_to: Option<SyncSender<Directive>>,
+    /// Whether a caller depends on the response, even if its wait has timed out.
+    is_awaited: bool,
 }
 
 impl QueuedReport {
@@ -205,32 +218,50 @@ impl Reporter {
     }
 
     /// Queues a report and waits for its response, which generally follows the responses to all
-    /// earlier reports. Returns `None` after one minute, or if the server rejects the report. After
-    /// a timeout, the report stays queued, unless it is [`ReportEvent::Progress`].
-    pub fn post_and_wait(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
+    /// earlier reports. Returns `None` after one minute. After a timeout, the report stays queued,
+    /// unless it is [`ReportEvent::Progress`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the server rejects this report, or an earlier one whose wait has timed out.
+    pub fn post_and_wait(
+        &self,
+        batches: u64,
+        event: ReportEvent,
+    ) -> Result<Option<Directive>, Rejected> {
         self.post_and_wait_within(batches, event, RESPONSE_TIMEOUT)
     }
 
     /// Same as [`post_and_wait`](Self::post_and_wait), with a custom timeout, so that the caller
     /// can check for signals. To continue waiting, post [`ReportEvent::Progress`]: a queued report
     /// is sent only once.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`post_and_wait`](Self::post_and_wait).
     pub fn post_and_wait_within(
         &self,
         batches: u64,
         event: ReportEvent,
         wait: Duration,
-    ) -> Option<Directive> {
+    ) -> Result<Option<Directive>, Rejected> {
         let (reply_to, response) = sync_channel(1);
-        let Some(id) = self.queue(batches, event, Some(reply_to)) else { return self.directive() };
+        let Some(id) = self.queue(batches, event, Some(reply_to)) else {
+            return Ok(self.directive());
+        };
         let response = response.recv_timeout(wait).ok();
+        let mut state = self.shared.lock();
         if response.is_none() {
-            let mut state = self.shared.lock();
             state.queue.retain(|queued| queued.id != id || !queued.is_progress());
             let own = state.queue.iter_mut().filter(|queued| queued.id == id);
             own.for_each(|queued| queued.reply_to = None);
         }
         // The fence may arrive after this call timed out, so check the stored directive too.
-        response.or_else(|| self.directive().filter(|directive| *directive == Directive::Fenced))
+        let fenced = state.directive.filter(|directive| *directive == Directive::Fenced);
+        match state.rejected.take() {
+            Some(rejected) if fenced.is_none() => Err(rejected),
+            _ => Ok(response.or(fenced)),
+        }
     }
 
     /// Returns the unanswered reports that still matter after a restore: validations and
@@ -261,7 +292,7 @@ impl Reporter {
     pub fn close(&self, batches: u64, code: ExitCode, message: Option<String>) -> bool {
         let event = ReportEvent::Exiting { code: code as u8, message };
         let response = self.post_and_wait_within(batches, event, CLOSE_TIMEOUT);
-        response.is_some_and(|directive| directive != Directive::Fenced)
+        matches!(response, Ok(Some(directive)) if directive != Directive::Fenced)
     }
 
     /// Queues a report and returns its ID; `None` once fenced.
@@ -278,7 +309,8 @@ impl Reporter {
         }
         let id = state.next_id;
         state.next_id += 1;
-        let mut queued = QueuedReport { id, report, reply_to };
+        let is_awaited = reply_to.is_some();
+        let mut queued = QueuedReport { id, report, reply_to, is_awaited };
         if queued.is_progress() {
             // Keep the activity of the queued report that this one replaces.
             let is_replaced =
@@ -306,81 +338,6 @@ impl Drop for Reporter {
         self.shared.lock().is_closed = true;
         self.shared.queued.notify_one();
     }
-}
-
-async fn send_reports(shared: Arc<Shared>, client: Client, endpoint: ReportEndpoint) {
-    let mut outage = Outage::default();
-    loop {
-        let next = shared
-            .lock()
-            .next()
-            .map(|queued| (queued.id, queued.report.clone(), queued.is_urgent()));
-        let Some((id, report, is_urgent)) = next else {
-            if shared.lock().is_closed {
-                return;
-            }
-            shared.queued.notified().await;
-            continue;
-        };
-        match send(&client, &endpoint, &report).await {
-            PostOutcome::Response(directive, prunable, record) => {
-                if let (Some(sink), Some(record)) = (shared.record_sink.get(), record) {
-                    // Ignore the error: the next record contains this one.
-                    let _ = sink.send(RecordMessage::Record(record));
-                }
-                if let Some(deleter) = shared.deleter.get() {
-                    // Ignore the error: without the deleter, the final clean-up deletes the rest.
-                    prunable.into_iter().for_each(|name| drop(deleter.send(name)));
-                }
-                if outage.num_failed > 0 {
-                    eprintln!("stoker: {} is available again", endpoint.url);
-                }
-                outage = Outage::default();
-                shared.lock().is_outage = false;
-                if record_response(&shared, id, directive) {
-                    return;
-                }
-            }
-            PostOutcome::Rejected(reason) => {
-                eprintln!("stoker: the report of batch {} was rejected: {reason}", report.batches);
-                shared.lock().queue.retain(|queued| queued.id != id);
-            }
-            PostOutcome::Unavailable(failure) => {
-                let wait = outage.record_failure(&failure);
-                let has_urgent = {
-                    let mut state = shared.lock();
-                    if state.is_closed {
-                        return;
-                    }
-                    state.is_outage = true;
-                    state.queue.iter().any(QueuedReport::is_urgent)
-                };
-                // A server that throttles reports without a result may still accept the others.
-                let is_throttled =
-                    failure.status == Some(StatusCode::TOO_MANY_REQUESTS) && !is_urgent;
-                let wait = if is_throttled && has_urgent { BACKOFF_FIRST } else { wait };
-                tokio::select! {
-                    () = tokio::time::sleep(wait) => {}
-                    () = shared.urgent.notified(), if is_throttled && !has_urgent => {}
-                }
-            }
-        }
-    }
-}
-
-/// Records a response; returns `true` if it was the last (fenced).
-fn record_response(shared: &Shared, id: u64, directive: Directive) -> bool {
-    let is_last = directive == Directive::Fenced;
-    let mut state = shared.lock();
-    state.directive = Some(directive);
-    for queued in state.queue.iter_mut().filter(|queued| is_last || queued.id == id) {
-        if let Some(reply_to) = queued.reply_to.take() {
-            // Ignore the error: the caller may have timed out. The channel has capacity for one.
-            let _ = reply_to.try_send(directive);
-        }
-    }
-    state.queue.retain(|queued| queued.id != id);
-    is_last
 }
 
 #[cfg(test)]

@@ -274,7 +274,8 @@ impl Session<'_> {
     /// # Errors
     ///
     /// Fails if the searched metric was not reported at this batch, if the storage fails, or if the
-    /// runner does not respond for ten minutes. Returns [`Interrupted`] if the program should stop.
+    /// runner rejects the result or does not respond for ten minutes. Returns [`Interrupted`] if
+    /// the program should stop.
     pub fn complete_length(&self, batches: u64) -> Result<Option<u64>> {
         let context = self.context;
         let ranks = context.distributed();
@@ -308,7 +309,7 @@ impl Session<'_> {
         let mut num_unanswered = 0;
         loop {
             let (stop, local) =
-                (context.stop.is_set(), context.io().request_directive(batches, event));
+                (context.stop.is_set(), context.io().request_directive(batches, event)?);
             let all = all_gather_json(
                 context.distributed().collective(),
                 "complete_length",

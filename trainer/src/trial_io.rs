@@ -251,12 +251,19 @@ impl TrialIo {
 
     /// Reports and waits for the response. Returns `None` after
     /// [`RESPONSE_TIMEOUT`](crate::train::RESPONSE_TIMEOUT).
-    pub(crate) fn request_directive(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
-        self.reporter.as_ref()?.post_and_wait_within(
-            self.base + batches,
-            event,
-            crate::train::RESPONSE_TIMEOUT,
-        )
+    ///
+    /// # Errors
+    ///
+    /// Fails if the runner rejects this report, or an earlier one that was sent in this way: a
+    /// later request would wait for a decision on it forever.
+    pub(crate) fn request_directive(
+        &self,
+        batches: u64,
+        event: ReportEvent,
+    ) -> Result<Option<Directive>> {
+        let Some(reporter) = &self.reporter else { return Ok(None) };
+        let batches = self.base + batches;
+        Ok(reporter.post_and_wait_within(batches, event, crate::train::RESPONSE_TIMEOUT)?)
     }
 
     /// Returns the latest directive.

@@ -154,10 +154,11 @@ pub(super) async fn send(
     let colon = if text.is_empty() { "" } else { ": " };
     let reason = format!("{} returned {status}{colon}{text}", endpoint.url);
     match status {
-        // The server parsed the report and would reject it each time.
-        StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY => {
-            PostOutcome::Rejected(reason)
-        }
+        // The server would reject the report each time.
+        StatusCode::PAYLOAD_TOO_LARGE => PostOutcome::Rejected(format!(
+            "{reason}; use shorter names of metrics, or raise the limit of a proxy"
+        )),
+        StatusCode::UNPROCESSABLE_ENTITY => PostOutcome::Rejected(reason),
         _ => PostOutcome::Unavailable(PostFailure { status: Some(status), reason, retry_after }),
     }
 }

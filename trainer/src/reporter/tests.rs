@@ -8,7 +8,7 @@ use std::time::Instant;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use tokio::runtime::Runtime;
 
-use super::post::{PostFailure, retry_after};
+use super::post::{Outage, PostFailure, retry_after};
 use super::*;
 
 mod encrypted;
@@ -28,10 +28,15 @@ impl TestReportServer {
     pub(crate) fn with_directives(
         directive: impl Fn(&Report) -> Directive + Send + 'static,
     ) -> Self {
+        Self::with_responses(move |report| response(200, directive(report)))
+    }
+
+    /// Creates a server whose status and text depend on the report.
+    pub(crate) fn with_responses(
+        response: impl Fn(&Report) -> (u16, String) + Send + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        Self::serve_with(listener, move |_, _, report| {
-            (200, serde_json::to_string(&directive(report)).unwrap())
-        })
+        Self::serve_with(listener, move |_, _, report| response(report))
     }
 
     fn serve(listener: TcpListener, script: Vec<(u16, String)>) -> Self {
@@ -123,11 +128,12 @@ fn plain(status: u16) -> (u16, String) {
     (status, "no".to_owned())
 }
 
-fn check(script: Vec<(u16, String)>, expected: Option<Directive>, requests: usize) {
+fn check(script: Vec<(u16, String)>, expected: Directive, requests: usize) {
     let fixture = Fixture::new();
     let server = TestReportServer::scripted(script.clone());
     let reporter = fixture.reporter(server.address);
     let actual = reporter.post_and_wait_within(7, validated(), Duration::from_secs(3));
+    let expected = Ok(Some(expected));
     assert_eq!(actual, expected, "{script:?}");
     assert_eq!(server.batches().len(), requests, "{script:?}");
     assert!(reporter.unsent().is_empty(), "{script:?}");
@@ -136,20 +142,47 @@ fn check(script: Vec<(u16, String)>, expected: Option<Directive>, requests: usiz
 #[test]
 fn responses_are_interpreted_by_status() {
     let go = Directive::Continue { units: 5 };
-    check(vec![response(200, go)], Some(go), 1);
-    check(vec![response(200, Directive::Preempt)], Some(Directive::Preempt), 1);
-    check(vec![response(200, Directive::Fenced)], Some(Directive::Fenced), 1);
+    check(vec![response(200, go)], go, 1);
+    check(vec![response(200, Directive::Preempt)], Directive::Preempt, 1);
+    check(vec![response(200, Directive::Fenced)], Directive::Fenced, 1);
     // Any cause is retried.
     for status in [204, 302, 400, 401, 403, 404, 408, 410, 415, 429, 500, 502, 503] {
-        check(vec![plain(status), plain(status), response(200, go)], Some(go), 3);
+        check(vec![plain(status), plain(status), response(200, go)], go, 3);
     }
     // Only a 200 response fences.
     for status in [401, 403, 410, 500] {
-        check(vec![response(status, Directive::Fenced), response(200, go)], Some(go), 2);
+        check(vec![response(status, Directive::Fenced), response(200, go)], go, 2);
     }
-    check(vec![(200, "<html>".to_owned()), response(200, go)], Some(go), 2);
-    // Not retried.
-    check(vec![plain(422)], None, 1);
+    check(vec![(200, "<html>".to_owned()), response(200, go)], go, 2);
+}
+
+/// A rejected report is not sent again. Its reason reaches the caller also after a timeout.
+#[test]
+fn rejection_of_an_awaited_report_fails() {
+    for (status, within) in [(413, 3_000), (422, 3_000), (422, 0)] {
+        let fixture = Fixture::new();
+        let go = Directive::Continue { units: 5 };
+        let server = TestReportServer::scripted(vec![plain(status), response(200, go)]);
+        let reporter = fixture.reporter(server.address);
+        let within = Duration::from_millis(within);
+        let mut response = reporter.post_and_wait_within(7, validated(), within);
+        if response == Ok(None) {
+            response = reporter.post_and_wait(7, progress());
+        }
+        let error = response.unwrap_err().to_string();
+        assert!(error.starts_with("the report of batch 7 was rejected: http://"), "{error}");
+        assert!(error.contains(&format!("returned {status}")) && error.contains(": no"), "{error}");
+        assert!(reporter.unsent().is_empty());
+        // The reason is returned once. A report that no caller waits for fails nothing.
+        assert_eq!(reporter.post_and_wait(8, progress()), Ok(Some(go)), "{status}");
+    }
+    let fixture = Fixture::new();
+    let directive = response(200, Directive::Wait);
+    let server = TestReportServer::scripted(vec![plain(413), directive]);
+    let reporter = fixture.reporter(server.address);
+    reporter.post(1, intermediate("0.5"));
+    assert_eq!(reporter.post_and_wait(2, progress()), Ok(Some(Directive::Wait)));
+    assert_eq!(server.batches(), [1, 2]);
 }
 
 #[test]
@@ -160,7 +193,7 @@ fn reports_arrive_in_order_with_current_token() {
     assert_eq!(reporter.directive(), None);
     reporter.post(1, validated());
     reporter.post(2, validated());
-    assert_eq!(reporter.post_and_wait(3, progress()), Some(Directive::Wait));
+    assert_eq!(reporter.post_and_wait(3, progress()), Ok(Some(Directive::Wait)));
     assert_eq!(reporter.directive(), Some(Directive::Wait));
     std::fs::write(fixture.folder.path().join("token"), "two").unwrap();
     assert!(reporter.close(4, ExitCode::Completed, None));
@@ -187,8 +220,8 @@ fn outage_delays_reports_only() {
     reporter.post(2, progress());
     // A post that waited for its delivery would not return: nothing serves the address yet.
     assert!(start.elapsed() < Duration::from_secs(5));
-    assert_eq!(reporter.post_and_wait_within(3, validated(), Duration::from_millis(300)), None);
-    assert_eq!(reporter.post_and_wait_within(4, progress(), Duration::from_millis(100)), None);
+    assert_eq!(reporter.post_and_wait_within(3, validated(), Duration::from_millis(300)), Ok(None));
+    assert_eq!(reporter.post_and_wait_within(4, progress(), Duration::from_millis(100)), Ok(None));
     let unsent = reporter.unsent();
     assert_eq!(unsent.iter().map(|report| report.batches).collect::<Vec<_>>(), [1, 3]);
 
@@ -197,7 +230,7 @@ fn outage_delays_reports_only() {
         TcpListener::bind(address).unwrap(),
         vec![response(200, Directive::Wait)],
     );
-    assert_eq!(reporter.post_and_wait(5, progress()), Some(Directive::Wait));
+    assert_eq!(reporter.post_and_wait(5, progress()), Ok(Some(Directive::Wait)));
     assert_eq!(server.batches(), [1, 3, 5]);
     assert!(reporter.unsent().is_empty());
     let later = fixture.reporter(address);
@@ -223,7 +256,7 @@ fn renewed_token_is_used_after_a_refusal() {
     assert_eq!(reporter.directive(), None);
     assert_eq!(reporter.unsent().len(), 1);
     std::fs::write(fixture.folder.path().join("token"), "two\n").unwrap();
-    assert_eq!(reporter.post_and_wait(2, validated()), Some(Directive::Continue { units: 5 }));
+    assert_eq!(reporter.post_and_wait(2, validated()), Ok(Some(Directive::Continue { units: 5 })));
     assert!(reporter.unsent().is_empty());
     assert_eq!(server.received.lock().unwrap().last().unwrap().0, "Bearer two");
 }
@@ -252,9 +285,9 @@ fn fenced_reporter_sends_nothing() {
         response(200, Directive::Wait),
     ]);
     let reporter = fixture.reporter(server.address);
-    assert_eq!(reporter.post_and_wait(1, validated()), Some(Directive::Fenced));
+    assert_eq!(reporter.post_and_wait(1, validated()), Ok(Some(Directive::Fenced)));
     reporter.post(2, validated());
-    assert_eq!(reporter.post_and_wait(3, progress()), Some(Directive::Fenced));
+    assert_eq!(reporter.post_and_wait(3, progress()), Ok(Some(Directive::Fenced)));
     assert!(!reporter.close(4, ExitCode::Preempted, None));
     assert_eq!(server.batches(), [1]);
     assert_eq!(reporter.directive(), Some(Directive::Fenced));
@@ -321,7 +354,12 @@ fn queued_validations_are_bounded() {
     for batches in 0..100 {
         let event = intermediate(if batches == 7 { "0.9" } else { "0.5" });
         let report = Report { version: CONTRACT_VERSION, attempt: 2, batches, event };
-        state.queue.push_back(QueuedReport { id: batches, report, reply_to: None });
+        state.queue.push_back(QueuedReport {
+            id: batches,
+            report,
+            reply_to: None,
+            is_awaited: false,
+        });
         state.coalesce(&search_metric);
     }
     let ids: Vec<u64> = state.queue.iter().map(|queued| queued.id).collect();
@@ -359,8 +397,8 @@ fn results_overtake_throttled_validations() {
     }
     // Neither the requested wait nor the refused report delays these.
     let within = Duration::from_secs(20);
-    assert_eq!(reporter.post_and_wait_within(2, validated(), within), Some(go));
+    assert_eq!(reporter.post_and_wait_within(2, validated(), within), Ok(Some(go)));
     reporter.post(3, intermediate("0.4"));
-    assert_eq!(reporter.post_and_wait_within(4, checkpointed(4, "0.4"), within), Some(go));
+    assert_eq!(reporter.post_and_wait_within(4, checkpointed(4, "0.4"), within), Ok(Some(go)));
     assert_eq!(unsent_batches(&reporter), [1, 3]);
 }

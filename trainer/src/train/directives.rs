@@ -159,7 +159,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let mut event = self.validation_event(reported);
         let mut num_unanswered = 0;
         loop {
-            let answer = self.wait_for(|run| run.io().request_directive(batches, event));
+            let answer = self.wait_for(|run| run.io().request_directive(batches, event))?;
             let answer = self.all_gather_with_stop("end", answer)?[0];
             match answer {
                 Some(Directive::Stop) => return Ok(true),

@@ -157,6 +157,25 @@ fn early_stop_reports_a_result_only_at_length() {
     check(20, (20, Some(20)));
 }
 
+/// The runner would never decide on a rejected result.
+#[test]
+fn rejected_result_fails_with_the_reason() {
+    let _stream = lock_random_stream();
+    let door = TestReportServer::with_responses(|report| match report.event {
+        ReportEvent::Validated { .. } => (422, "unusable".into()),
+        _ => continue_to_20(),
+    });
+    let validation = Some(Data::arrays(samples()).unwrap());
+    let (fitted, reports) = train_with_server(&door, "val_loss", Stops(u64::MAX), validation);
+    let error = fitted.unwrap_err();
+    assert_eq!(exit_code(&*error), ExitCode::UserError);
+    let text = error.to_string();
+    assert!(text.starts_with("the report of batch 20 was rejected: "), "{text}");
+    assert!(text.ends_with("unusable"), "{text}");
+    let is_validated = |report: &&Report| matches!(report.event, ReportEvent::Validated { .. });
+    assert_eq!(reports.iter().filter(is_validated).count(), 1, "{reports:?}");
+}
+
 #[test]
 fn missing_searched_metric_fails_before_the_first_batch() {
     let _stream = lock_random_stream();

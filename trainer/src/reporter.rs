@@ -14,7 +14,7 @@ mod search_metric;
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stoker_api::contract::{
     CONTRACT_VERSION, Directive, ExitCode, Report, ReportEvent, TrialConfig,
@@ -73,6 +73,8 @@ struct State {
     /// Whether the last attempt to send failed.
     is_outage: bool,
     directive: Option<Directive>,
+    /// When the last directive arrived.
+    responded_at: Option<Instant>,
     /// Rejection of a report whose response a caller waits for, until the caller gets it.
     rejected: Option<Rejected>,
 }
@@ -215,6 +217,12 @@ impl Reporter {
     /// Returns the latest directive, or `None` before the first response. `Fenced` is final.
     pub fn directive(&self) -> Option<Directive> {
         self.shared.lock().directive
+    }
+
+    /// Returns when the last directive arrived. It may belong to a report whose wait has timed out:
+    /// the server holds back responses while the search is undecided.
+    pub fn responded_at(&self) -> Option<Instant> {
+        self.shared.lock().responded_at
     }
 
     /// Queues a report and waits for its response, which generally follows the responses to all

@@ -1,6 +1,8 @@
 //! Sessions: metrics, progress, checkpoints and stop requests for custom training loops and any
 //! model.
 
+use std::time::Instant;
+
 use serde::{Deserialize, Serialize};
 use stoker_api::contract::{Directive, ExitCode, ReportEvent, TrialConfig};
 use stoker_api::experiment::Unit;
@@ -8,9 +10,9 @@ use stoker_api::experiment::Unit;
 use crate::callback::Logs;
 use crate::collective::{RankActivity, all_gather_json};
 use crate::context::Context;
-use crate::error::{Infrastructure, Interrupted};
+use crate::error::Interrupted;
 use crate::tensorboard::{Display, Image};
-use crate::train::{SEARCH_POLL_INTERVAL, Timetable, UNANSWERED_REQUESTS_MAX};
+use crate::train::{SEARCH_POLL_INTERVAL, Timetable, silent_runner_error};
 use crate::{Error, Result};
 
 mod download;
@@ -306,14 +308,15 @@ impl Session<'_> {
             (io.result_event(&metrics, units), units)
         };
         let mut units = units;
-        let mut num_unanswered = 0;
+        let start = Instant::now();
         loop {
-            let (stop, local) =
-                (context.stop.is_set(), context.io().request_directive(batches, event)?);
+            let stop = context.stop.is_set();
+            let local = context.io().request_directive(batches, event)?;
+            let is_silent = context.io().is_runner_silent(start);
             let all = all_gather_json(
                 context.distributed().collective(),
                 "complete_length",
-                (stop, local),
+                (stop, local, is_silent),
             )?;
             match all[0].1 {
                 Some(Directive::Stop) => return Ok(None),
@@ -335,13 +338,11 @@ impl Session<'_> {
                 Some(Directive::Fenced) => return Err(Interrupted::from(StopReason::Fenced).into()),
                 Some(Directive::Continue { .. } | Directive::Wait) | None => {}
             }
-            if all.iter().any(|(stop, _)| *stop) {
+            if all.iter().any(|(stop, ..)| *stop) {
                 return Err(Interrupted::from(StopReason::Signal).into());
             }
-            num_unanswered = if all[0].1.is_some() { 0 } else { num_unanswered + 1 };
-            if num_unanswered == UNANSWERED_REQUESTS_MAX {
-                let text = "the runner has not responded for ten minutes";
-                return Err(Infrastructure(text.into()).into());
+            if all[0].2 {
+                return Err(silent_runner_error());
             }
             std::thread::sleep(SEARCH_POLL_INTERVAL);
             event = ReportEvent::Progress { batches_total: batches, activity: None };

@@ -34,7 +34,7 @@ mod trial;
 mod validate;
 
 pub use custom_loop::{NextAction, Training};
-pub(crate) use directives::{SEARCH_POLL_INTERVAL, UNANSWERED_REQUESTS_MAX};
+pub(crate) use directives::{SEARCH_POLL_INTERVAL, silent_runner_error};
 use fit::FnStep;
 pub use fit::{Fit, Fitted, Step};
 pub use program::{Standalone, init, main, main_with, run, run_in, run_with};

@@ -2,6 +2,7 @@
 //! machine.
 
 use std::fs::File;
+use std::time::{Duration, Instant};
 
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
 use stoker_api::names::parse_checkpoint_name;
@@ -29,6 +30,10 @@ use background::Background;
 pub(crate) use record_writer::RecordMessage;
 use record_writer::RecordWriter;
 use resume::resume_latest;
+
+/// Time without a response of the runner at the end of the granted length, after which the process
+/// exits.
+const SILENCE_MAX: Duration = Duration::from_secs(600);
 
 /// Reports, metrics, checkpoints and terminal output of this process.
 #[derive(Debug)]
@@ -266,6 +271,14 @@ impl TrialIo {
         Ok(reporter.post_and_wait_within(batches, event, crate::train::RESPONSE_TIMEOUT)?)
     }
 
+    /// Returns whether the runner has not responded for ten minutes, in a wait that began at
+    /// `start`. Responses that arrived after the timeout of
+    /// [`request_directive`](Self::request_directive) count too.
+    pub(crate) fn is_runner_silent(&self, start: Instant) -> bool {
+        let responded_at = self.reporter.as_ref().and_then(Reporter::responded_at);
+        is_silent(responded_at, start, Instant::now())
+    }
+
     /// Returns the latest directive.
     pub(crate) fn directive(&self) -> Option<Directive> {
         self.reporter.as_ref()?.directive()
@@ -306,6 +319,12 @@ impl TrialIo {
         self.terminal.row(group, batches, epoch, metrics);
         Ok(())
     }
+}
+
+/// Returns whether the last response and the start of the wait are [`SILENCE_MAX`] ago.
+fn is_silent(responded_at: Option<Instant>, start: Instant, now: Instant) -> bool {
+    let since = responded_at.map_or(start, |responded_at| responded_at.max(start));
+    now.saturating_duration_since(since) >= SILENCE_MAX
 }
 
 /// Starts the tasks that delete the checkpoints and store the record in responses to reports.

@@ -1,6 +1,7 @@
 //! Background task that sends the queued reports and records the responses.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use reqwest::{Client, StatusCode};
 use stoker_api::contract::{Directive, ReportEndpoint};
@@ -74,6 +75,7 @@ fn record_response(shared: &Shared, id: u64, directive: Directive) -> bool {
     let is_last = directive == Directive::Fenced;
     let mut state = shared.lock();
     state.directive = Some(directive);
+    state.responded_at = Some(Instant::now());
     for queued in state.queue.iter_mut().filter(|queued| is_last || queued.id == id) {
         if let Some(reply_to) = queued.reply_to.take() {
             // Ignore the error: the caller may have timed out. The channel has capacity for one.

@@ -185,6 +185,24 @@ fn rejection_of_an_awaited_report_fails() {
     assert_eq!(server.batches(), [1, 2]);
 }
 
+/// The operator holds back a response for up to 20 s while the search is undecided.
+#[test]
+fn response_after_a_timeout_is_recorded() {
+    let fixture = Fixture::new();
+    let server = TestReportServer::with_responses(|_| {
+        std::thread::sleep(Duration::from_millis(300));
+        response(200, Directive::Wait)
+    });
+    let reporter = fixture.reporter(server.address);
+    assert_eq!(reporter.post_and_wait_within(1, progress(), Duration::ZERO), Ok(None));
+    // The report is removed if its request has not begun, so post another one.
+    reporter.post(1, progress());
+    while reporter.responded_at().is_none() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(reporter.directive(), Some(Directive::Wait));
+}
+
 #[test]
 fn reports_arrive_in_order_with_current_token() {
     let fixture = Fixture::new();

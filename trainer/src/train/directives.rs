@@ -1,6 +1,6 @@
 //! Directives of the runner and stop requests: how long to train, and when to exit.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use serde::de::DeserializeOwned;
@@ -15,11 +15,6 @@ use crate::{Error, Result};
 
 /// Pause before the runner is asked again while the search is undecided.
 pub(crate) const SEARCH_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Maximum number of unanswered requests at the end of the granted length, after which the process
-/// exits. Each takes [`RESPONSE_TIMEOUT`] and a pause, so this is about ten minutes.
-///
-/// [`RESPONSE_TIMEOUT`]: super::RESPONSE_TIMEOUT
-pub(crate) const UNANSWERED_REQUESTS_MAX: u32 = 500;
 
 /// Length of a [`StopState`] as numbers.
 pub(super) const STOP_NUMBERS: usize = 5;
@@ -157,10 +152,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         let mut reported = self.completed_units();
         let mut event = self.validation_event(reported);
-        let mut num_unanswered = 0;
+        let start = Instant::now();
         loop {
             let answer = self.wait_for(|run| run.io().request_directive(batches, event))?;
-            let answer = self.all_gather_with_stop("end", answer)?[0];
+            let is_silent = self.io().is_runner_silent(start);
+            let (answer, is_silent) = self.all_gather_with_stop("end", (answer, is_silent))?[0];
             match answer {
                 Some(Directive::Stop) => return Ok(true),
                 Some(Directive::Continue { units }) if self.state.stopped.is_none() => {
@@ -175,10 +171,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 Some(Directive::Wait) => {}
             }
             self.check_signal()?;
-            num_unanswered = if answer.is_some() { 0 } else { num_unanswered + 1 };
-            if num_unanswered == UNANSWERED_REQUESTS_MAX {
-                let text = "the runner has not responded for ten minutes";
-                return Err(Infrastructure(text.into()).into());
+            if is_silent {
+                return Err(silent_runner_error());
             }
             std::thread::sleep(SEARCH_POLL_INTERVAL);
             // A longer length may end at the same batch.
@@ -232,6 +226,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             Err(error) => error,
         }
     }
+}
+
+/// The runner has not responded for too long.
+pub(crate) fn silent_runner_error() -> Error {
+    Infrastructure("the runner has not responded for ten minutes".into()).into()
 }
 
 /// The runner has given up this attempt.

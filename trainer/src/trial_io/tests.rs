@@ -110,6 +110,27 @@ fn the_directory_keeps_latest_and_best_checkpoints() {
     expect(&[(9, 1)]);
 }
 
+/// Minutes of the last response and of the start of the wait, and whether the runner is silent at
+/// minute 60.
+#[test]
+fn silence_begins_with_the_last_response() {
+    let first = Instant::now();
+    let at = |minutes: u64| first + Duration::from_secs(60 * minutes);
+    let cases = [
+        (None, 50, true),
+        (None, 51, false),
+        (Some(0), 50, true),
+        // The runner responded before the wait, or last during it.
+        (Some(0), 51, false),
+        (Some(50), 0, true),
+        (Some(51), 0, false),
+    ];
+    for (responded_at, start, expected) in cases {
+        let actual = is_silent(responded_at.map(at), at(start), at(60));
+        assert_eq!(actual, expected, "{responded_at:?} {start}");
+    }
+}
+
 #[test]
 fn training_alone_ends_with_latest_and_best() {
     // A program that ends has seeded the random stream at its start.

@@ -5,7 +5,8 @@
 //! files without a manifest, which are ignored.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -152,11 +153,23 @@ impl Checkpointer {
     ///
     /// Returns the error of a failed save, once.
     pub fn poll(&mut self) -> Result<Option<SavedCheckpoint>, CheckpointError> {
+        self.poll_within(Duration::ZERO)
+    }
+
+    /// Same as [`poll`](Self::poll), but waits up to `wait` for the save in flight.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of a failed save, once.
+    pub fn poll_within(
+        &mut self,
+        wait: Duration,
+    ) -> Result<Option<SavedCheckpoint>, CheckpointError> {
         if let Some((name, receiver)) = &self.in_flight {
-            let outcome = match receiver.try_recv() {
+            let outcome = match receiver.recv_timeout(wait) {
                 Ok(outcome) => Some(outcome),
-                Err(TryRecvError::Empty) => None,
-                Err(TryRecvError::Disconnected) => {
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => {
                     Some(Err(CheckpointError::ShutDown { name: name.clone() }))
                 }
             };
@@ -166,6 +179,11 @@ impl Checkpointer {
             }
         }
         Ok(self.done.pop_front())
+    }
+
+    /// Returns the name of the checkpoint whose save is in flight.
+    pub fn in_flight(&self) -> Option<&str> {
+        self.in_flight.as_ref().map(|(name, _)| name.as_str())
     }
 
     /// Waits for the save in flight, then returns the same as [`poll`](Self::poll). Call until it

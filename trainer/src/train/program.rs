@@ -15,7 +15,7 @@ use stoker_api::names::ENV_TRIAL_CONFIG;
 
 use super::{Trial, run_trial};
 use crate::checkpoint::RetentionLimits;
-use crate::collective::{Distributed, LaunchConfig};
+use crate::collective::{Distributed, LaunchConfig, RankActivity};
 use crate::context::Context;
 use crate::device::{self, RankDevice};
 use crate::error::{Infrastructure, Interrupted, error_from_unwind, exit_code};
@@ -30,6 +30,10 @@ pub(crate) mod arguments;
 /// How long an exiting process waits for its last rows of metrics. A working storage takes less,
 /// and a failing one must not delay the exit.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
+
+/// How long a failed process waits for a checkpoint in progress. The launcher kills it 30 s after
+/// another rank has failed, so this leaves time for rows and reports.
+const SAVE_MAX: Duration = Duration::from_secs(20);
 
 /// Configuration of a program without a runner.
 #[derive(Clone, Debug, PartialEq)]
@@ -328,8 +332,22 @@ pub(crate) fn finish(
         process::exit(code as i32);
     }
     io.report_last_validation();
+    let log = |saved: Result<()>| {
+        if let Err(error) = saved {
+            eprintln!("stoker: cannot store the last checkpoint: {error}");
+        }
+    };
+    log(io.report_saved(false));
     // Record the exit before the waits below: the process may be killed during them.
     termination::record_exit(code, message.as_deref(), io.unsent());
+    if let Some(name) = io.checkpoint_in_progress() {
+        eprintln!("stoker: storing checkpoint {name} before the exit");
+        // The watchdog must not force the exit meanwhile, but must do so if a later part hangs.
+        context.distributed().record_activity(RankActivity::Wait);
+        log(io.report_saved_within(SAVE_MAX));
+        context.distributed().record_activity(RankActivity::Train);
+        termination::record_exit(code, message.as_deref(), io.unsent());
+    }
     if code == ExitCode::Completed {
         io.end_training();
     }

@@ -1,7 +1,7 @@
 //! Saves checkpoints, stores rows of metrics, and deletes checkpoints that are no longer retained.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stoker_api::contract::{CheckpointRef, ExitCode, ReportEvent};
 use stoker_storage::segments::PendingFlush;
@@ -103,6 +103,28 @@ impl TrialIo {
             self.record_saved(saved);
         }
         Ok(())
+    }
+
+    /// Returns the name of the checkpoint whose save is in progress.
+    pub(crate) fn checkpoint_in_progress(&self) -> Option<&str> {
+        self.files.as_ref()?.checkpointer.in_flight()
+    }
+
+    /// Reports new checkpoints. Waits for a save in progress, but at most `wait`.
+    pub(crate) fn report_saved_within(&mut self, wait: Duration) -> Result<()> {
+        let deadline = Instant::now() + wait;
+        while let Some(files) = self.writable_files() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(saved) = files.checkpointer.poll_within(left)? else { break };
+            self.record_saved(saved);
+        }
+        match self.checkpoint_in_progress() {
+            Some(name) => {
+                let seconds = wait.as_secs();
+                Err(format!("checkpoint {name}: the storage took longer than {seconds} s").into())
+            }
+            None => Ok(()),
+        }
     }
 
     /// Waits until all rows of metrics are stored, but at most `wait`.

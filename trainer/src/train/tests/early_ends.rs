@@ -106,22 +106,54 @@ fn train_with_server(
     validation: Option<Data<Pair>>,
 ) -> (Result<Fitted<Net>>, Vec<Report>) {
     let folder = tempfile::tempdir().unwrap();
-    let token = folder.path().join("token");
-    std::fs::write(&token, "one").unwrap();
-    let config = json!({
-        "version": 1, "experiment": "x", "experimentId": "x", "trial": 0, "attempt": 0, "seed": 7,
-        "experimentSeed": 7, "hyperparameters": {}, "unit": "batches", "units": 20,
-        "metric": metric, "smallerIsBetter": true, "schedulingUnit": 100,
-        "aggregationFrequency": 1, "storage": {"url": folder.path(), "trialPath": "trial"},
-        "door": {"url": format!("http://{}/", door.address), "tokenFile": token},
-    });
-    let context = program::context(serde_json::from_value(config).unwrap(), None).unwrap();
+    let context = under_runner(door, metric, folder.path());
     let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(10);
     let fit = Fit { validation, ..fit }.callbacks(vec![callback.boxed()]);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
     let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit);
     let reports = door.received.lock().unwrap().iter().map(|(_, report)| report.clone()).collect();
     (fitted, reports)
+}
+
+/// Returns the context of a trial of 20 batches with this report server and searched metric.
+fn under_runner(door: &TestReportServer, metric: &str, folder: &Path) -> Context {
+    let token = folder.join("token");
+    std::fs::write(&token, "one").unwrap();
+    let config = json!({
+        "version": 1, "experiment": "x", "experimentId": "x", "trial": 0, "attempt": 0, "seed": 7,
+        "experimentSeed": 7, "hyperparameters": {}, "unit": "batches", "units": 20,
+        "metric": metric, "smallerIsBetter": true, "schedulingUnit": 100,
+        "aggregationFrequency": 1, "storage": {"url": folder, "trialPath": "trial"},
+        "door": {"url": format!("http://{}/", door.address), "tokenFile": token},
+    });
+    program::context(serde_json::from_value(config).unwrap(), None).unwrap()
+}
+
+/// The program fails while a checkpoint is being stored.
+#[test]
+fn checkpoint_in_progress_is_reported_before_the_exit() {
+    let _stream = lock_random_stream();
+    let folder = tempfile::tempdir().unwrap();
+    let door = TestReportServer::scripted(vec![continue_to_20()]);
+    let context = under_runner(&door, "val_loss", folder.path());
+    program::finish(Ok(context), |context| {
+        let delay = std::time::Duration::from_millis(300);
+        let make = Box::new(move || {
+            std::thread::sleep(delay);
+            Ok(crate::checkpoint::NewContents::new())
+        });
+        context.io().save(7, None, make)?;
+        Err("no".into())
+    });
+    let manifest = folder.path().join("trial/checkpoints/000000000007-0/manifest.json");
+    assert!(manifest.exists());
+    let received = door.received.lock().unwrap();
+    let events: Vec<_> = received.iter().map(|(_, report)| &report.event).collect();
+    let is_expected = matches!(
+        &events[..],
+        [.., ReportEvent::Checkpointed { .. }, ReportEvent::Exiting { code: 1, .. }]
+    );
+    assert!(is_expected, "{events:?}");
 }
 
 #[test]

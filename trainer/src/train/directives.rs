@@ -109,10 +109,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Applies requests between two batches. Returns an error if the process must exit.
     pub(super) fn apply_directive(&mut self) -> Result<()> {
+        self.record_end();
         let stop_state = self.agreed_stop_state();
-        if stop_state.ended {
-            self.state.stopped.get_or_insert_with(|| "the program ended training".into());
-        }
         if stop_state.signal {
             return Err(self.checkpoint_and_exit(ExitCode::Preempted, "stopped by a signal"));
         }
@@ -132,6 +130,20 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             Some(Directive::Wait) | None => {}
         }
         Ok(())
+    }
+
+    /// Agrees on whether the program has ended training at this batch. Called before a checkpoint:
+    /// it must contain the end, because it cannot be replaced.
+    pub(super) fn agree_on_end(&mut self) -> Result<()> {
+        self.all_gather_with_stop("checkpoint", ())?;
+        self.record_end();
+        Ok(())
+    }
+
+    fn record_end(&mut self) {
+        if self.agreed_stop_state().ended {
+            self.state.stopped.get_or_insert_with(|| "the program ended training".into());
+        }
     }
 
     /// Called at the end of the granted length, or when a callback stops training, after a

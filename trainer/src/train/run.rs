@@ -279,12 +279,16 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         if due.epoch_end {
             self.end_epoch()?;
         }
+        let by_policy = due.validation && self.timetable.saves_after_validation(is_best);
+        let saves = due.checkpoint || by_policy;
+        if saves {
+            self.agree_on_end()?;
+        }
         let will_continue = !self.is_at_length();
         if due.validation && will_continue {
             self.report_validation(None);
         }
-        let by_policy = due.validation && self.timetable.saves_after_validation(is_best);
-        if (due.checkpoint || by_policy) && will_continue {
+        if saves && will_continue {
             self.save()?;
         }
         let mut io = self.io();

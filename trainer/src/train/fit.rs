@@ -54,8 +54,8 @@ impl<B> Fit<B> {
         Self { batch_size, ..self }
     }
 
-    /// Sets the length in epochs for programs without a runner (default: 1). Ignored if the
-    /// experiment or [`Standalone::length`](crate::Standalone::length) sets the length.
+    /// Sets the length in epochs for programs without a runner, at least 1 (default: 1). Ignored if
+    /// the experiment or [`Standalone::length`](crate::Standalone::length) sets the length.
     #[must_use]
     pub fn epochs(self, epochs: u64) -> Self {
         Self { epochs: Some(epochs), ..self }

@@ -53,7 +53,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         Ok(run)
     }
 
-    /// Creates the state before the first batch. Fails if ranks have different data.
+    /// Creates the state before the first batch. Fails if ranks have different data, or if the
+    /// program's own length is 0.
     fn new(
         context: &'a Context,
         model: M,
@@ -68,6 +69,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let timetable = Timetable::new(config, train.steps(plan), plan.global_batch as u64);
         let has_runner = context.io().has_runner();
         let own_epochs = epochs.filter(|_| !has_runner && config.units == 0);
+        if own_epochs == Some(0) {
+            return Err("epochs is 0, but must be at least 1; change `Fit::epochs`".into());
+        }
         let granted_units = own_epochs.unwrap_or(config.units.max(1));
         let granted = timetable.batches(config.unit, granted_units);
         let aggregation = match config.aggregation_frequency {

@@ -35,6 +35,22 @@ fn invalid_settings_fail_before_the_first_batch() {
     );
 }
 
+/// The number of epochs is ignored if the length is set elsewhere.
+#[test]
+fn zero_epochs_are_refused() {
+    let _stream = lock_random_stream();
+    let train = |length| {
+        let context = Standalone { length, ..alone(None, 1) }.context().unwrap();
+        let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(50).epochs(0);
+        let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+        let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit);
+        fitted.map(|_| context.io().batches()).map_err(|error| error.to_string())
+    };
+    let error = "epochs is 0, but must be at least 1; change `Fit::epochs`".to_owned();
+    assert_eq!(train(None), Err(error));
+    assert_eq!(train(Some(Length::new(Unit::Batches, 1))), Ok(1));
+}
+
 #[test]
 fn hyperparameter_errors_name_the_field() {
     // Creating a context seeds the stream.

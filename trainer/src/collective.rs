@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{DType, Element, Tensor, TensorData, bf16, f16};
 use bytes::Bytes;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::{Result, record};
 
@@ -311,7 +311,7 @@ fn sum_on_host(ranks: &(impl Collective + ?Sized), values: Tensor<1>) -> Result<
 ///
 /// Fails if another rank exited, or is at a different position: ranks must execute the same
 /// program.
-pub(crate) fn all_gather_json<T: Serialize + DeserializeOwned>(
+pub(crate) fn all_gather_cbor<T: Serialize + DeserializeOwned>(
     ranks: &dyn Collective,
     position: &str,
     local: T,
@@ -319,12 +319,12 @@ pub(crate) fn all_gather_json<T: Serialize + DeserializeOwned>(
     if ranks.size() == 1 {
         return Ok(vec![local]);
     }
-    let gathered = ranks.all_gather(serde_json::to_vec(&(position, local))?.into())?;
+    let gathered = ranks.all_gather(to_cbor(&(position, local))?)?;
     let read = |(rank, bytes): (usize, &Bytes)| -> Result<T> {
-        let (other, value): (String, T) = match serde_json::from_slice(bytes) {
+        let (other, value): (String, T) = match from_cbor(bytes) {
             Ok(message) => message,
             // The type may differ because the other rank is elsewhere, so read only its position.
-            Err(error) => match serde_json::from_slice::<(String, serde_json::Value)>(bytes) {
+            Err(error) => match from_cbor::<(String, IgnoredAny)>(bytes) {
                 Ok((other, _)) if other != position => {
                     return Err(position_mismatch(rank, &other, position));
                 }
@@ -336,6 +336,19 @@ pub(crate) fn all_gather_json<T: Serialize + DeserializeOwned>(
         if other == position { Ok(value) } else { Err(position_mismatch(rank, &other, position)) }
     };
     gathered.iter().enumerate().map(read).collect()
+}
+
+/// Encodes a value for other ranks. Unlike JSON, CBOR has NaN and infinities. Unlike more compact
+/// formats, it describes its types, which serde's `untagged` and `flatten` require.
+fn to_cbor(value: &impl Serialize) -> Result<Bytes> {
+    let mut bytes = vec![];
+    ciborium::into_writer(value, &mut bytes)?;
+    Ok(bytes.into())
+}
+
+/// Decodes a value of another rank.
+fn from_cbor<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    Ok(ciborium::from_reader(bytes)?)
 }
 
 fn position_mismatch(rank: usize, other: &str, position: &str) -> crate::Error {

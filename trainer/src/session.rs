@@ -8,7 +8,7 @@ use stoker_api::contract::{Directive, ExitCode, ReportEvent, TrialConfig};
 use stoker_api::experiment::Unit;
 
 use crate::callback::Logs;
-use crate::collective::{RankActivity, all_gather_json};
+use crate::collective::{RankActivity, all_gather_cbor};
 use crate::context::Context;
 use crate::error::Interrupted;
 use crate::tensorboard::{Display, Image};
@@ -224,7 +224,7 @@ impl Session<'_> {
         let reason = match self.preempt_mode {
             PreemptMode::WorkersAskChief => {
                 let local = (self.stop_reason(), self.context.io().granted_units_from_directive());
-                let all = all_gather_json(ranks.collective(), "should_preempt", local)?;
+                let all = all_gather_cbor(ranks.collective(), "should_preempt", local)?;
                 // All ranks adopt the length granted to rank 0 at the same call.
                 self.context.io().grant(all[0].1);
                 all.into_iter().find_map(|(reason, _)| reason)
@@ -313,7 +313,7 @@ impl Session<'_> {
             let stop = context.stop.is_set();
             let local = context.io().request_directive(batches, event)?;
             let is_silent = context.io().is_runner_silent(start);
-            let all = all_gather_json(
+            let all = all_gather_cbor(
                 context.distributed().collective(),
                 "complete_length",
                 (stop, local, is_silent),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use stoker_kernels::cross_entropy_of_samples;
 
 use crate::Result;
-use crate::collective::{Collective, all_gather_json};
+use crate::collective::{Collective, all_gather_cbor};
 use crate::precision::to_single;
 
 mod unread;
@@ -291,7 +291,7 @@ impl Metrics {
 
     /// All-reduces the sums, in rank order. A rank without samples contributes no names.
     pub(crate) fn all_reduce(self, ranks: &dyn Collective) -> Result<Self> {
-        let mut of_ranks = all_gather_json(ranks, "metrics", self)?.into_iter();
+        let mut of_ranks = all_gather_cbor(ranks, "metrics", self)?.into_iter();
         let mut sum_of_ranks = of_ranks.next().unwrap_or_default();
         of_ranks.for_each(|metrics| sum_of_ranks.add(&metrics));
         Ok(sum_of_ranks)

@@ -12,7 +12,10 @@ use super::group::Group;
 use super::handshake::Fingerprint;
 use super::launch_config::LaunchConfig;
 use super::progress::{ProgressState, RankActivity, StallLimits};
-use super::{Collective, SingleRank, Topology, all_gather_json, group, program, rendezvous};
+use super::{
+    Collective, SingleRank, Topology, all_gather_cbor, from_cbor, group, program, rendezvous,
+    to_cbor,
+};
 use crate::Result;
 use crate::device::RankDevice;
 use crate::error::{InvalidHyperparameters, PeerFailed};
@@ -22,7 +25,7 @@ use crate::stop::StopSignal;
 ///
 /// The methods that send or receive values are collective: every rank must call them in the same
 /// order. For the `local` methods, this applies to the ranks of one pod. Values are serialized as
-/// JSON; an `f64` keeps its exact bits.
+/// CBOR; an `f64` keeps its exact bits, also if it is NaN or infinite.
 #[derive(Debug)]
 pub struct Distributed {
     topology: Topology,
@@ -190,7 +193,7 @@ impl Distributed {
     ///
     /// Same as [`gather`](Self::gather).
     pub fn allgather<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<Vec<T>> {
-        all_gather_json(&*self.ranks, "allgather", value)
+        all_gather_cbor(&*self.ranks, "allgather", value)
     }
 
     /// Gathers the values of the pod's ranks on each of them.
@@ -199,7 +202,7 @@ impl Distributed {
     ///
     /// Same as [`gather`](Self::gather).
     pub fn allgather_local<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<Vec<T>> {
-        all_gather_json(self.local(), "allgather_local", value)
+        all_gather_cbor(self.local(), "allgather_local", value)
     }
 
     /// Returns the value of rank 0 on every rank.
@@ -226,7 +229,7 @@ impl Distributed {
     ///
     /// Same as [`gather`](Self::gather).
     pub fn barrier(&self) -> Result<()> {
-        all_gather_json(&*self.ranks, "barrier", ()).map(drop)
+        all_gather_cbor(&*self.ranks, "barrier", ()).map(drop)
     }
 
     /// Returns this rank's share of a global batch size, rounded down.
@@ -254,7 +257,7 @@ impl Distributed {
         local: Result<T>,
     ) -> Result<Vec<T>> {
         let shared = local.as_ref().map_err(ToString::to_string).cloned();
-        let all = all_gather_json(&*self.ranks, position, shared)?;
+        let all = all_gather_cbor(&*self.ranks, position, shared)?;
         // The caller may access the storage next, which has its own timeouts.
         self.record_activity(RankActivity::Wait);
         local?;
@@ -289,10 +292,10 @@ fn broadcast<T: Serialize + DeserializeOwned>(ranks: &dyn Collective, value: T) 
         return Ok(value);
     }
     let bytes = match ranks.rank() {
-        0 => serde_json::to_vec(&value)?.into(),
+        0 => to_cbor(&value)?,
         _ => Bytes::new(),
     };
-    Ok(serde_json::from_slice(&ranks.broadcast(bytes)?)?)
+    from_cbor(&ranks.broadcast(bytes)?)
 }
 
 /// Returns what must be the same on all ranks: the program and its configuration.

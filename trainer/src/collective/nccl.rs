@@ -25,7 +25,7 @@ use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 use super::group::{DeviceAllReduce, Group};
 use super::handshake::check_interrupt;
 use super::nccl_check::{check_versions, nccl_failed, nccl_unavailable};
-use super::{Collective as _, all_gather_json};
+use super::{Collective as _, all_gather_cbor};
 use crate::Result;
 use crate::device::gpu_tensor::GpuTensor;
 use crate::error::{Infrastructure, PeerFailed};
@@ -49,7 +49,7 @@ type GpuMemory = <CudaStorage as ComputeStorage>::Resource;
 /// Fails if another rank exited, `stop` is set, only some ranks train on GPUs, or NCCL cannot
 /// connect the ranks.
 pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -> Result<()> {
-    let gpus = all_gather_json(ranks, "GPUs", gpu.is_some())?;
+    let gpus = all_gather_cbor(ranks, "GPUs", gpu.is_some())?;
     if let Some(other) = gpus.iter().position(|is_gpu| *is_gpu != gpus[0]) {
         let (yes, no) = if gpus[0] { (0, other) } else { (other, 0) };
         let text = format!(
@@ -62,14 +62,14 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
     let ready = Library::open()
         .and_then(|library| Ok((library, GpuStream::new(gpu).map_err(|failure| failure.why)?)));
     let versions = ready.as_ref().map(|(library, _)| library.version()).map_err(Clone::clone);
-    let versions = all_gather_json(ranks, "NCCL", versions)?;
+    let versions = all_gather_cbor(ranks, "NCCL", versions)?;
     check_versions(&versions)?;
     let (library, stream) = ready.map_err(|why| nccl_unavailable(&why))?;
     let id = match ranks.rank() {
         0 => library.new_id().map(|id| id.to_vec()).map_err(|failure| failure.why),
         _ => Ok(vec![]),
     };
-    let id = all_gather_json(ranks, "NCCL id", id)?.swap_remove(0);
+    let id = all_gather_cbor(ranks, "NCCL id", id)?.swap_remove(0);
     let id = id.and_then(|id| id.try_into().map_err(|_| "rank 0 sent an invalid NCCL ID".into()));
     let joined = id.and_then(|id| {
         let (rank, size, start) = (ranks.rank(), ranks.size(), Instant::now());
@@ -88,7 +88,7 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
             .map_err(|failure| failure.why)
     });
     let outcome = joined.as_ref().map(drop).map_err(Clone::clone);
-    let all = all_gather_json(ranks, "NCCL joined", outcome)?;
+    let all = all_gather_cbor(ranks, "NCCL joined", outcome)?;
     let failed =
         all.iter().enumerate().find_map(|(rank, outcome)| Some((rank, outcome.as_ref().err()?)));
     match (failed, joined) {

@@ -4,6 +4,7 @@ mod conformance;
 mod rendezvous;
 mod segments;
 mod stalls;
+mod values;
 
 pub(crate) use rendezvous::gang_of;
 

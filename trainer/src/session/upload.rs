@@ -14,7 +14,7 @@ use super::shards::{Shard, merge};
 use super::transfer::{CheckpointUpload, TemporaryFolder, file_entry, list_files, run_blocking};
 use crate::Result;
 use crate::checkpoint::{CheckpointError, SaveRequest, delete};
-use crate::collective::{RankActivity, all_gather_json};
+use crate::collective::{RankActivity, all_gather_cbor};
 
 impl Session<'_> {
     /// Stores the files in `folder` and its subdirectories as a checkpoint, and returns its name,
@@ -56,7 +56,7 @@ impl Session<'_> {
         // On a stop right after a checkpoint, the program stores again; there is nothing to add.
         let stored = context.io().last_saved().filter(|saved| saved.name == name);
         let stored = match upload.is_sharded {
-            true => all_gather_json(ranks.collective(), "upload", stored)?.swap_remove(0),
+            true => all_gather_cbor(ranks.collective(), "upload", stored)?.swap_remove(0),
             false => stored,
         };
         if stored.is_some() {

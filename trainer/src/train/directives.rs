@@ -9,7 +9,7 @@ use stoker_api::contract::{Directive, ExitCode, ReportEvent};
 
 use super::TestStage;
 use super::run::Run;
-use crate::collective::{RankActivity, all_gather_json};
+use crate::collective::{RankActivity, all_gather_cbor};
 use crate::error::{Infrastructure, Interrupted};
 use crate::{Error, Result};
 
@@ -75,7 +75,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             return Ok(vec![local]);
         }
         let local = (self.local_stop_state(), local);
-        let all = all_gather_json(ranks.collective(), position, local)?;
+        let all = all_gather_cbor(ranks.collective(), position, local)?;
         let (stop_states, values): (Vec<StopState>, Vec<T>) = all.into_iter().unzip();
         self.stop_state = StopState {
             signal: stop_states.iter().any(|stop_state| stop_state.signal),

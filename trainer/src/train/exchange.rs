@@ -16,7 +16,7 @@ use burn::module::Module;
 use super::directives::{STOP_NUMBERS, StopState};
 use super::run::Run;
 use crate::Result;
-use crate::collective::{Collective, all_gather_json};
+use crate::collective::{Collective, all_gather_cbor};
 use crate::optim::GradientSum;
 use crate::step::{Metrics, UnreadMetrics};
 
@@ -59,7 +59,7 @@ impl MetricNames {
     /// Adds the names of all ranks.
     fn agree(&mut self, ranks: &dyn Collective, local: &Metrics) -> Result<()> {
         let local: Vec<String> = local.names().cloned().collect();
-        let mut names = all_gather_json(ranks, "names of metrics", local)?.concat();
+        let mut names = all_gather_cbor(ranks, "names of metrics", local)?.concat();
         if self.0.len() <= NAMES_MAX {
             names.append(&mut self.0);
         }
@@ -140,6 +140,6 @@ fn check_position(ranks: &dyn Collective, position: &str, sum: f64) -> Result<()
         return Ok(());
     }
     // Names the rank that is elsewhere.
-    all_gather_json(ranks, position, ())?;
+    all_gather_cbor(ranks, position, ())?;
     Err(format!("another rank is not at `{position}`; make the same calls on all ranks").into())
 }

@@ -10,7 +10,7 @@ use burn::module::Module;
 use super::run::Run;
 use crate::Result;
 use crate::callback::{Callback, Logs};
-use crate::collective::{Collective, all_gather_json};
+use crate::collective::{Collective, all_gather_cbor};
 use crate::step::{Metrics, UnreadMetrics};
 
 /// This rank's metrics of the last batch, until they are read.
@@ -29,7 +29,7 @@ impl LateMetrics {
     pub(super) fn agree(callbacks: &[Box<dyn Callback>], ranks: &dyn Collective) -> Result<Self> {
         let mut wants_logs = callbacks.iter().any(|callback| callback.wants_batch_logs());
         if ranks.size() > 1 {
-            wants_logs = all_gather_json(ranks, "batch logs", wants_logs)?.contains(&true);
+            wants_logs = all_gather_cbor(ranks, "batch logs", wants_logs)?.contains(&true);
         }
         Ok(Self { wants_logs, ..Self::default() })
     }

@@ -13,7 +13,7 @@ use super::run::Run;
 use super::state::RunState;
 use super::timetable::Timetable;
 use crate::callback::Control;
-use crate::collective::{Distributed, all_gather_json};
+use crate::collective::{Distributed, all_gather_cbor};
 use crate::context::Context;
 use crate::data::{Data, LoaderPlan};
 use crate::optim::{AllReduceState, GradientSum, Optimizers};
@@ -154,7 +154,7 @@ pub(super) fn check_same_data(
     if ranks.size() == 1 {
         return Ok(());
     }
-    let all = all_gather_json(ranks.collective(), "data", local)?;
+    let all = all_gather_cbor(ranks.collective(), "data", local)?;
     let Some(rank) = all.iter().position(|sizes| *sizes != all[0]) else { return Ok(()) };
     let describe = |(samples, global, validated): (usize, usize, Option<usize>)| {
         let validated = validated.map_or("no".to_owned(), |samples| samples.to_string());

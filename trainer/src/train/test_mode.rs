@@ -9,7 +9,7 @@ use burn::module::Module;
 use super::program::panic_text;
 use super::run::Run;
 use super::save::RestoreError;
-use crate::collective::all_gather_json;
+use crate::collective::all_gather_cbor;
 use crate::context::Context;
 use crate::error::error_from_unwind;
 use crate::{Error, Result, record};
@@ -81,7 +81,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         // Rank 0 has saved the checkpoint; all ranks restore it.
         let all =
-            all_gather_json(context.distributed().collective(), "try", self.io().last_saved())?;
+            all_gather_cbor(context.distributed().collective(), "try", self.io().last_saved())?;
         let Some(last) = all.into_iter().next().flatten() else { return Ok(()) };
         context.run_stage(TestStage::Restore, || {
             let restored = self.io().restore_from(&[last])?;

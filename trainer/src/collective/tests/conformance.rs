@@ -255,7 +255,7 @@ fn gathered_values_come_in_rank_order() {
         for size in [1, 2, 3, 4] {
             let results = on_ranks(run, size, |ranks| {
                 let values =
-                    all_gather_json(ranks, "step", format!("rank {}", ranks.rank())).unwrap();
+                    all_gather_cbor(ranks, "step", format!("rank {}", ranks.rank())).unwrap();
                 let local = Bytes::from(vec![ranks.rank() as u8 + 5; 300_000 * (ranks.rank() + 1)]);
                 (values, ranks.all_gather(local.clone()).unwrap(), ranks.broadcast(local).unwrap())
             });
@@ -298,7 +298,7 @@ fn mismatched_calls_are_reported() {
     for (name, run) in ALL {
         let errors = on_ranks(run, 2, |ranks| {
             let position = ["step", "validation"][ranks.rank()];
-            all_gather_json(ranks, position, 1).unwrap_err().to_string()
+            all_gather_cbor(ranks, position, 1).unwrap_err().to_string()
         });
         let expected = "rank 1 is at `validation`, but this rank is at `step`";
         assert!(errors[0].contains(expected), "{name}: {errors:?}");
@@ -350,9 +350,9 @@ fn local_groups_are_independent() {
                 // The pods make their local calls at different times, and some never do.
                 let mut values = vec![rank];
                 if rank < 2 {
-                    values = all_gather_json(local, "local", rank).unwrap();
+                    values = all_gather_cbor(local, "local", rank).unwrap();
                 }
-                let all = all_gather_json(&all, "all", rank).unwrap();
+                let all = all_gather_cbor(&all, "all", rank).unwrap();
                 let first = local.broadcast(Bytes::from(vec![rank as u8])).unwrap()[0];
                 (values, all, first)
             })

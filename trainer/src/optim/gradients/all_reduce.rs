@@ -10,7 +10,7 @@ use super::GradientSum;
 use super::flat_buffer::FlatBuffers;
 use super::parameters::{for_each_parameter, try_for_each_parameter};
 use crate::Result;
-use crate::collective::{Collective, all_gather_json};
+use crate::collective::{Collective, all_gather_cbor};
 use crate::record::tensor_read_error;
 
 /// State that all-reduces of gradients keep for the next one.
@@ -42,7 +42,7 @@ impl AllReduceState {
         if self.lengths == Some(lengths) {
             return Ok(());
         }
-        let all = all_gather_json(ranks, "gradients", lengths)?;
+        let all = all_gather_cbor(ranks, "gradients", lengths)?;
         if let Some(rank) = all.iter().position(|lengths| *lengths != all[0]) {
             let (other, first) = (all[rank], all[0]);
             let text = format!(

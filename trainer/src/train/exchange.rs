@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Each rank adds its numbers, and all ranks read the same sums. The sums of integers are exact to
-//! 2^53. Other sums are added in rank order.
+//! 2^53. Other sums are added in rank order, also without gradients: `sum_f64` adds many numbers in
+//! another order.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -97,7 +98,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 Some(sum.all_reduce(model, ranks, &mut head, compression, state)?)
             }
             None => {
-                ranks.sum_f64(&mut head)?;
+                ranks.sum_segments(&mut head, &mut [])?;
                 None
             }
         };
@@ -105,7 +106,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if head[NEW_NAMES] > 0.0 {
             self.metric_names.agree(ranks, &local)?;
             head = self.head(position, &local);
-            ranks.sum_f64(&mut head)?;
+            ranks.sum_segments(&mut head, &mut [])?;
         }
         let mut stop_state = [0.0; STOP_NUMBERS];
         stop_state.copy_from_slice(&head[1..NEW_NAMES]);

@@ -79,7 +79,7 @@ impl GradientSum {
         head.extend(self.counts(model));
         let sum = match ranks.sums_on_device() {
             true => {
-                ranks.sum_f64(head)?;
+                ranks.sum_segments(head, &mut [])?;
                 let counts = Self::total_counts(&head[start..]);
                 self.reduce_on_device(model, ranks, counts, compression, &mut state.buffers)
             }
@@ -179,7 +179,7 @@ impl GradientSum {
         match compression {
             GradientCompression::None => ranks.sum_segments(head, &mut single)?,
             // The factor must be known before: see `sum_compressed`.
-            _ => ranks.sum_f64(head)?,
+            _ => ranks.sum_segments(head, &mut [])?,
         }
         let (mut sum, factor) = Self::total_counts(&head[start..]);
         let (single_factor, half) = (factor as f32, &mut state.half);

@@ -110,9 +110,10 @@ fn on_ranks_of<T: Send>(
     })
 }
 
-/// Outcome of eight batches: the weights as bits, and metrics and calls by batch.
+/// Outcome of eight batches: the weights as bits, the history, and metrics and calls by batch.
 struct Trained {
     bits: Vec<u32>,
+    history: Vec<Logs>,
     metrics: Vec<Metrics>,
     calls: Vec<Vec<&'static str>>,
 }
@@ -151,7 +152,8 @@ fn train(
             of_batches.push(std::mem::take(&mut *calls.lock().unwrap()));
         }
     }
-    Ok(Trained { bits: training.finish()?.model.bits(), metrics, calls: of_batches })
+    let Fitted { model, history, .. } = training.finish()?;
+    Ok(Trained { bits: model.bits(), history, metrics, calls: of_batches })
 }
 
 /// The first step also compares the sizes of gradients, and agrees on the names of metrics. The
@@ -166,15 +168,15 @@ fn step_is_one_exchange() {
         })
     };
     for calls in calls_of(1) {
-        assert_eq!(calls[0], ["all_gather", "sum_segments", "all_gather", "sum_f64"]);
+        assert_eq!(calls[0], ["all_gather", "sum_segments", "all_gather", "sum_segments"]);
         assert_eq!(calls[1..], [["sum_segments"]; 7]);
     }
     // Only each second batch has a step.
     for calls in calls_of(2) {
-        assert_eq!(calls[0], ["sum_f64", "all_gather", "sum_f64"]);
+        assert_eq!(calls[0], ["sum_segments", "all_gather", "sum_segments"]);
         assert_eq!(calls[1], ["all_gather", "sum_segments"]);
         for batches in calls[2..].chunks(2) {
-            assert_eq!(*batches, [vec!["sum_f64"], vec!["sum_segments", "sum_f64"]]);
+            assert_eq!(*batches, [vec!["sum_segments"], vec!["sum_segments"; 2]]);
         }
     }
 }
@@ -248,6 +250,26 @@ fn metrics_of_steps_are_exact() {
             }
         }
     }
+}
+
+/// The sums exceed 16 KiB, and every second exchange has no gradients.
+#[test]
+fn many_metrics_are_added_in_rank_order() {
+    let _stream = lock_random_stream();
+    let histories = |has_connections| {
+        on_ranks(has_connections, 3, |context, calls| {
+            let rank = context.distributed().rank();
+            let trained = train(context, calls, (5, 2), |_, output| {
+                let value = |i: usize| 1.0 / (1 + rank * 31 + i) as f64;
+                let names = (0..700).map(|i| (i, format!("metric-{i}")));
+                Some(names.fold(output, |output, (i, name)| output.metric(&name, value(i), 1)))
+            });
+            trained.unwrap().history
+        })
+    };
+    let (connected, threads) = (histories(true), histories(false));
+    assert_eq!(threads[0].len(), 1, "an epoch has six batches");
+    assert!(connected == threads);
 }
 
 /// A layer of 5 outputs is summed by rank 0, one of 300 by the ring. With two ranks, both add in

@@ -129,14 +129,14 @@ pub enum Method {
 /// All violated rules, grouped by part of the spec.
 pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
     let valid = rules::check(name, spec)?;
-    match rules::check_trial_bytes(spec, &valid.space) {
-        Some(error) => Err(vec![error]),
-        None => Ok(valid),
-    }
+    let (data, space) = (&spec.data, Some(&spec.hyperparameters));
+    let too_large = rules::check_trial_bytes(spec, &valid.space)
+        .or_else(|| rules::check_program_bytes(data, space, &spec.for_programs()));
+    too_large.map_or(Ok(valid), |error| Err(vec![error]))
 }
 
 /// Same as [`validate`], for an experiment that has already started. An earlier version may have
-/// accepted it with keys of `podOverrides` that it dropped, or with larger hyperparameters.
+/// accepted it with keys of `podOverrides` that it dropped, or with larger fields.
 ///
 /// # Errors
 ///

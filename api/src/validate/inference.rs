@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::rules::{check_entrypoint, check_env, check_name, is_storage_url, union_error};
+use super::rules::{
+    check_entrypoint, check_env, check_name, check_program_bytes, is_storage_url, union_error,
+};
 use super::{FieldError, ValidInferenceJob, item, member, pods};
 use crate::experiment::Resources;
 use crate::inference::{CheckpointChoice, InferenceJobSpec};
@@ -38,6 +40,9 @@ pub(super) fn check(
     check_env(&spec.env, &mut errors);
     check_storage(spec, &mut errors);
     check_pods(spec, &mut errors);
+    if errors.is_empty() {
+        errors.extend(check_program_bytes(&spec.data, hyperparameters, &spec.for_programs()));
+    }
     match errors.is_empty() {
         true => Ok(ValidInferenceJob { name: name.to_owned(), spec: spec.clone() }),
         false => Err(errors),
@@ -213,6 +218,7 @@ mod tests {
         check_fields(json!({}), &[]);
         check_fields(json!({"entrypoint": {"command": []}}), &["spec.entrypoint.command"]);
         check_fields(json!({"data": 1}), &["spec.data"]);
+        check_fields(json!({"data": {"list": "x".repeat(170_000)}}), &["spec.data"]);
         check_fields(json!({"hyperparameters": []}), &["spec.hyperparameters"]);
         check_fields(
             json!({"shardRows": 0, "batchRows": 0}),

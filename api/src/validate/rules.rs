@@ -64,6 +64,36 @@ pub(super) fn check_trial_bytes(spec: &ExperimentSpec, space: &Space) -> Option<
     (bytes > TRIAL_BYTES_MAX).then(|| FieldError::new(path, &spec.hyperparameters, &rule))
 }
 
+/// Limit of what each program receives of an experiment or a job, in bytes of JSON. On a cluster,
+/// it is an annotation of the pod, beside at most 64 KiB of other content. Kubernetes permits
+/// 256 KiB.
+const PROGRAM_BYTES_MAX: usize = 160 << 10;
+
+/// Refuses fields that would not fit into the pods. `spec` are the fields besides `data` and
+/// `hyperparameters`.
+pub(super) fn check_program_bytes(
+    data: &Value,
+    hyperparameters: Option<&Value>,
+    spec: &Value,
+) -> Option<FieldError> {
+    let none = Value::Null;
+    let hyperparameters = hyperparameters.unwrap_or(&none);
+    let fields = [
+        ("spec.data", data),
+        (crate::hyperparameters::ROOT, hyperparameters),
+        ("spec", spec),
+    ];
+    let sizes = fields.map(|(path, value)| (value.to_string().len(), path, value));
+    let total: usize = sizes.iter().map(|(bytes, ..)| bytes).sum();
+    let (bytes, path, value) = sizes.into_iter().max_by_key(|(bytes, ..)| *bytes)?;
+    let rule = format!(
+        "takes {bytes} of {total} bytes of JSON that programs receive, which must be at most \
+         {PROGRAM_BYTES_MAX}: put large values into a file in the image or the bucket, and name \
+         the file here"
+    );
+    (total > PROGRAM_BYTES_MAX).then(|| FieldError::new(path, value, &rule))
+}
+
 pub(super) fn check_name(name: &str, errors: &mut Vec<FieldError>) {
     let bytes = name.as_bytes();
     let is_label = bytes.first().is_some_and(u8::is_ascii_lowercase)

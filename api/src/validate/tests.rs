@@ -371,6 +371,23 @@ fn long_values_are_shortened() {
     assert_eq!(FieldError::absent("a", "b").to_string(), "a: b");
 }
 
+/// Programs get these fields in an annotation of their pod.
+#[test]
+fn large_fields_are_refused_before_the_start() {
+    let text = |bytes: usize| "x".repeat(bytes);
+    let data = json!({ "list": text(170_000) });
+    check("data", data, "spec.data", "takes 170011 of");
+    let values: Vec<String> = (0..170).map(|value| format!("{value}{}", text(1000))).collect();
+    let net = json!({ "categorical": values });
+    check("hyperparameters/net", net, "spec.hyperparameters", "at most 163840: put");
+    check("description", json!(text(170_000)), "spec", "at most 163840");
+    let mut spec = good();
+    spec["data"] = json!({ "list": text(150_000) });
+    run("x", spec.clone()).unwrap();
+    spec["data"] = json!({ "list": text(170_000) });
+    validate_started("x", &serde_json::from_value(spec).unwrap()).unwrap();
+}
+
 #[test]
 fn large_hyperparameters_are_refused_before_the_start() {
     let text = |len: usize| json!("x".repeat(len));

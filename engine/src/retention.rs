@@ -7,15 +7,19 @@
 //! - it is among its trial's `saveTrialLatest` latest, with or without a metric.
 //!
 //! Then all copies of trials have ended too, so no pin is left.
+//!
+//! An attempt may have refused a checkpoint, because it was corrupt or written by a newer version.
+//! Such a checkpoint takes no place of others, so its replacement is kept too. The refusal alone
+//! does not delete it.
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
 
 use stoker_api::experiment::{CheckpointStorage, SAVE_MAX};
 use stoker_api::number;
 use stoker_api::trial::{CheckpointRecord, Fact};
 
-use crate::trial::{TrialRecord, compare_losses};
+use crate::trial::{RESUME_FROM_MAX, TrialRecord, compare_losses};
 
 /// A checkpoint with its trial and its position in the trial's list.
 #[derive(Clone, Copy)]
@@ -25,33 +29,46 @@ struct Candidate<'a> {
     checkpoint: &'a CheckpointRecord,
 }
 
+/// Refused checkpoints that each count keeps besides its own: as many as one attempt refuses. The
+/// API server limits the length of a trial's list.
+const REFUSED_MAX: usize = RESUME_FROM_MAX;
+
 /// Returns the checkpoints to delete after the experiment's end as (trial, name), sorted by trial
 /// and age. `trials` has each trial's checkpoints, oldest first.
 ///
 /// A NaN metric ranks last. **Ties go to fewer batches**, then to the lower trial index, then to
-/// the older checkpoint. So among checkpoints with equal metrics, the first is the best and the
-/// last is the latest.
+/// the newer attempt, which trained these batches again because it could not use the older
+/// checkpoint. A newer attempt's checkpoints are also later than all of an older attempt.
+///
+/// Each count keeps as many checkpoints that no attempt refused. Refused ones are kept besides, if
+/// the count would keep them without their refusal. Of these, the latest have the most batches: an
+/// attempt that refused all checkpoints starts from scratch, and must not replace a long training.
 pub fn deletable(
     policy: &CheckpointStorage,
     smaller_is_better: bool,
     trials: &[(u32, &[CheckpointRecord])],
 ) -> Vec<(u32, String)> {
     let mut kept = BTreeSet::new();
-    let mut keep = |best: &[Candidate<'_>], num: u32| {
-        let best = best.iter().take(num as usize);
-        kept.extend(best.map(|candidate| (candidate.trial, candidate.position)));
+    let mut keep = |usable: &[Candidate<'_>], all: &[Candidate<'_>], num: u32| {
+        let num = num as usize;
+        let is_refused = |candidate: &&Candidate<'_>| candidate.checkpoint.refused;
+        let usable = usable.iter().filter(|candidate| !is_refused(candidate)).take(num);
+        let refused = all.iter().take(num).filter(is_refused).take(REFUSED_MAX);
+        kept.extend(usable.chain(refused).map(|candidate| (candidate.trial, candidate.position)));
     };
     let mut all = Vec::new();
     for &(trial, checkpoints) in trials {
         let candidate = |(position, checkpoint)| Candidate { trial, position, checkpoint };
-        let mut of_trial: Vec<_> = checkpoints.iter().enumerate().map(candidate).collect();
-        all.extend_from_slice(&of_trial);
-        of_trial.sort_by_key(|candidate| (candidate.checkpoint.batches, candidate.position));
-        of_trial.reverse();
-        keep(&of_trial, policy.save_trial_latest);
-        keep(&best_first(of_trial, smaller_is_better), policy.save_trial_best);
+        let newest: Vec<_> = checkpoints.iter().enumerate().map(candidate).rev().collect();
+        all.extend_from_slice(&newest);
+        let mut longest = newest.clone();
+        longest.sort_by_key(|candidate| Reverse(candidate.checkpoint.batches));
+        keep(&newest, &longest, policy.save_trial_latest);
+        let best = best_first(newest, smaller_is_better);
+        keep(&best, &best, policy.save_trial_best);
     }
-    keep(&best_first(all.clone(), smaller_is_better), policy.save_experiment_best);
+    let best = best_first(all.clone(), smaller_is_better);
+    keep(&best, &best, policy.save_experiment_best);
     all.retain(|candidate| !kept.contains(&(candidate.trial, candidate.position)));
     all.sort_by_key(|candidate| (candidate.trial, candidate.position));
     let names =
@@ -78,9 +95,9 @@ const FALLBACKS: usize = 3;
 /// `checkpoints` is sorted oldest first. Those in `pins` stay; see [`pinned`].
 ///
 /// [`deletable`] would delete them at the end, regardless of later checkpoints, and they are not
-/// among the trial's latest three. A checkpoint that others of its trial outrank, by metric or by
-/// age, stays outranked. So a trial that saves for weeks keeps only the policy's counts and a few
-/// more.
+/// among the trial's latest three, of all or of those that no attempt refused. A checkpoint that
+/// others of its trial outrank, by metric or by age, stays outranked. So a trial that saves for
+/// weeks keeps only the policy's counts and a few more.
 pub fn prunable(
     policy: &CheckpointStorage,
     smaller_is_better: bool,
@@ -94,8 +111,10 @@ pub fn prunable(
         save_trial_latest: policy.save_trial_latest.min(SAVE_MAX),
         ..policy.clone()
     };
-    let old = &checkpoints[..checkpoints.len().saturating_sub(FALLBACKS)];
-    let is_old = |name: &String| old.iter().any(|checkpoint| checkpoint.name == *name);
+    let newest = checkpoints.iter().rev();
+    let usable = newest.clone().filter(|checkpoint| !checkpoint.refused).take(FALLBACKS);
+    let fallbacks: Vec<&CheckpointRecord> = newest.take(FALLBACKS).chain(usable).collect();
+    let is_old = |name: &String| fallbacks.iter().all(|checkpoint| checkpoint.name != *name);
     let deleted = deletable(&widest, smaller_is_better, &[(0, checkpoints)]);
     let names = deleted.into_iter().map(|(_, name)| name);
     names.filter(|name| is_old(name) && !pins.contains(name)).collect()
@@ -109,7 +128,7 @@ fn best_first(mut candidates: Vec<Candidate<'_>>, smaller_is_better: bool) -> Ve
         if smaller_is_better { metric } else { -metric }
     };
     let tie = |candidate: &Candidate<'_>| {
-        (candidate.checkpoint.batches, candidate.trial, candidate.position)
+        (candidate.checkpoint.batches, candidate.trial, Reverse(candidate.position))
     };
     candidates.sort_by(|a, b| match compare_losses(loss(a), loss(b)) {
         Ordering::Equal => tie(a).cmp(&tie(b)),
@@ -121,6 +140,7 @@ fn best_first(mut candidates: Vec<Candidate<'_>>, smaller_is_better: bool) -> Ve
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;
+    use proptest::prelude::any;
     use proptest::{array, option, prop_assert, prop_assert_eq, proptest};
 
     use super::*;
@@ -135,6 +155,7 @@ mod tests {
             metric: metric.map(number::format),
             manifest_sha256: String::new(),
             bytes: 1,
+            refused: false,
         };
         (1..).zip(checkpoints).map(record).collect()
     }
@@ -211,6 +232,19 @@ mod tests {
         }
     }
 
+    /// The API server accepts at most 256 checkpoints of a trial.
+    #[test]
+    fn refused_checkpoints_leave_the_list_short() {
+        // The oldest are the best, and every other one was refused.
+        let names: Vec<String> = (0..600).map(|number| number.to_string()).collect();
+        let metric = |name: &String| name.parse().ok();
+        let checkpoints: Vec<_> = names.iter().map(|name| (name.as_str(), metric(name))).collect();
+        let mut records = records(&checkpoints);
+        records.iter_mut().step_by(2).for_each(|record| record.refused = true);
+        let deleted = prunable(&policy([0, SAVE_MAX, SAVE_MAX]), true, &records, &[]);
+        assert_eq!(records.len() - deleted.len(), 2 * (SAVE_MAX as usize + REFUSED_MAX));
+    }
+
     #[test]
     fn pinned_checkpoints_stay_while_copies_need_them() {
         let names = ["1", "2", "3", "4", "5", "6"];
@@ -237,6 +271,63 @@ mod tests {
         check(&trials, true, [5, 0, 0], "a b c d e");
         check(&trials, false, [0, 2, 0], "b c d e");
         check(&trials, false, [0, 3, 0], "a b c d e f");
+    }
+
+    /// Reads checkpoints, oldest first: `300-1:0.5` is of attempt 1 with metric 0.5, and `!` marks
+    /// a refused one.
+    fn parse(text: &str) -> Vec<CheckpointRecord> {
+        let record = |word: &str| {
+            let (word, refused) = match word.strip_suffix('!') {
+                Some(word) => (word, true),
+                None => (word, false),
+            };
+            let (name, metric) = word
+                .split_once(':')
+                .map_or((word, None), |(name, metric)| (name, Some(metric.to_owned())));
+            let batches = name.split_once('-').unwrap().0.parse().unwrap();
+            let (name, manifest_sha256) = (name.to_owned(), String::new());
+            CheckpointRecord { name, batches, metric, manifest_sha256, bytes: 1, refused }
+        };
+        text.split_whitespace().map(record).collect()
+    }
+
+    #[test]
+    fn refused_checkpoints_replace_no_others() {
+        // What is kept while the experiment runs, and after its end.
+        let check = |counts: [u32; 3], text: &str, running: &str, ended: &str| {
+            let (policy, mut left) = (policy(counts), parse(text));
+            let mut kept_without = |deleted: Vec<String>| {
+                left.retain(|checkpoint| !deleted.contains(&checkpoint.name));
+                let names: Vec<&str> = left.iter().map(|left| left.name.as_str()).collect();
+                (names.join(" "), left.clone())
+            };
+            let deleted = prunable(&policy, true, &parse(text), &[]);
+            let (names, rest) = kept_without(deleted);
+            assert_eq!(names, running, "{counts:?} {text}");
+            let deleted = deletable(&policy, true, &[(0, &rest)]).into_iter();
+            let (names, _) = kept_without(deleted.map(|(_, name)| name).collect());
+            assert_eq!(names, ended, "{counts:?} {text}");
+        };
+        let default = [0, 1, 1];
+        // Attempt 1 trained batch 300 again, with the same metric or with a slightly worse one.
+        let rest = "400-1:0.5 500-1:0.6 600-1:0.7";
+        let (running, ended) = ("300-1 400-1 500-1 600-1", "300-1 600-1");
+        check(default, &format!("100-0:0.9 300-0:0.1 300-1:0.1 {rest}"), running, ended);
+        let (running, ended) = ("300-0 300-1 400-1 500-1 600-1", "300-0 300-1 600-1");
+        check(default, &format!("100-0:0.9 300-0:0.1! 300-1:0.11 {rest}"), running, ended);
+        check([1, 0, 1], &format!("100-0:0.9 300-0:0.1! 300-1:0.11 {rest}"), running, ended);
+        // The new one is better.
+        let (running, ended) = ("300-1 400-1 500-1 600-1", "300-1 600-1");
+        check(default, &format!("100-0:0.9 300-0:0.1! 300-1:0.05 {rest}"), running, ended);
+        // Attempt 1 stopped before the batch of the refused checkpoint.
+        check(default, "100-0:0.2 300-0:0.9! 250-1:0.8", "100-0 300-0 250-1", "100-0 300-0 250-1");
+        check(default, "100-0:0.2 300-0:0.9 250-1:0.8", "100-0 300-0 250-1", "100-0 250-1");
+        // Two checkpoints to fall back to, besides refused ones.
+        let (running, ended) = ("100-0 200-0 300-0 110-1", "300-0 110-1");
+        check([0, 0, 1], "100-0 200-0! 300-0! 110-1", running, ended);
+        // No checkpoint could be used, so attempt 1 started from scratch.
+        let text = "100-0! 200-0! 300-0! 10-1 20-1 30-1 40-1";
+        check([0, 0, 1], text, "300-0 20-1 30-1 40-1", "300-0 40-1");
     }
 
     #[test]
@@ -280,6 +371,39 @@ mod tests {
             }
             prop_assert_eq!(kept_of(&left), kept_of(&all));
             prop_assert!(left.ends_with(&all[all.len().saturating_sub(FALLBACKS)..]));
+        }
+
+        /// A refusal deletes no checkpoint, and does not change what happens to others.
+        #[test]
+        fn refusals_change_no_other_retention(
+            checkpoints in vec((option::of(0..5u8), any::<bool>()), 0..REFUSED_MAX),
+            counts in array::uniform3(0..4u32),
+        ) {
+            let policy = policy(counts);
+            let scored: Vec<_> = checkpoints
+                .iter()
+                .map(|(metric, _)| ("", metric.map(f64::from)))
+                .collect();
+            let mut all = records(&scored);
+            for (checkpoint, (_, refused)) in all.iter_mut().zip(&checkpoints) {
+                checkpoint.name = checkpoint.batches.to_string();
+                checkpoint.refused = *refused;
+            }
+            let deleted = |list: &[CheckpointRecord]| {
+                let ended = deletable(&policy, true, &[(0, list)]).into_iter();
+                let ended: Vec<String> = ended.map(|(_, name)| name).collect();
+                [ended, prunable(&policy, true, list, &[])]
+            };
+            let usable: Vec<_> = all.iter().filter(|one| !one.refused).cloned().collect();
+            let unmarked: Vec<_> =
+                all.iter().map(|one| CheckpointRecord { refused: false, ..one.clone() }).collect();
+            let (with, without, before) = (deleted(&all), deleted(&usable), deleted(&unmarked));
+            for (with, (without, before)) in with.iter().zip(without.iter().zip(&before)) {
+                for CheckpointRecord { name, refused, .. } in &all {
+                    let expected = if *refused { before } else { without };
+                    prop_assert_eq!(with.contains(name), expected.contains(name), "{}", name);
+                }
+            }
         }
 
         /// Each trial deletes its own checkpoints early, without knowing the other trials.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::is_false;
+
 /// An existing checkpoint: its manifest is written.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
@@ -21,6 +23,11 @@ pub struct CheckpointRecord {
     pub manifest_sha256: String,
     /// Total size of the files in bytes.
     pub bytes: u64,
+    /// Whether the latest attempt that tried to start from this checkpoint refused it: a file was
+    /// missing or corrupt, or the attempt could not read its format. Other checkpoints are then
+    /// preferred, but this one is not deleted for that reason.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub refused: bool,
 }
 
 /// A trial that another one copies: where the weights of the copy come from.

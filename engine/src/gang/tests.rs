@@ -279,6 +279,7 @@ fn back_off_grows_until_a_new_checkpoint() {
         metric: None,
         manifest_sha256: String::new(),
         bytes: 0,
+        refused: false,
     });
     let case = Case { record, pods: "", now: 7, is_admitted: true };
     assert_eq!(case.render(), "begin=2 create=[0, 1]");

@@ -111,6 +111,7 @@ mod tests {
                     metric: None,
                     manifest_sha256: String::new(),
                     bytes: 0,
+                    refused: false,
                 });
                 continue;
             }

@@ -6,7 +6,7 @@
 //! | attempts | 128; messages of the latest 16 |
 //! | messages, `activity` | 1,000 bytes of JSON each |
 //! | metrics of the latest validation | 64, with names of 63 bytes |
-//! | checkpoints | the counts of `checkpointStorage`, 100 each, and three to fall back to |
+//! | checkpoints | the counts of `checkpointStorage`, 100 each and 16 refused; three fallbacks |
 //!
 //! With all parts at their bounds, and with the fields that are planned for facts, a status takes
 //! less than [`STATUS_BYTES_MAX`].

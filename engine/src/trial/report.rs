@@ -74,6 +74,7 @@ pub fn record_report(
             record.status.batches = report.batches;
             record.status.batches_total = *batches_total;
             record.status.activity = None;
+            record_refusals(record, resumed_from.as_deref(), refused);
             if let Some(attempt) = record.status.attempts.last_mut() {
                 attempt.resumed_from.clone_from(resumed_from);
                 budget::bound_name(&mut attempt.resumed_from);
@@ -109,6 +110,7 @@ pub fn record_report(
                 metric: metric.clone(),
                 manifest_sha256: manifest_sha256.clone(),
                 bytes: *bytes,
+                refused: false,
             };
             budget::bound_checkpoint(&mut checkpoint);
             record_best(record, metric.as_ref(), searched);
@@ -155,7 +157,8 @@ fn record_result(
     };
     let metric = value(searched.of(metrics));
     let values = searched.others.iter().map(|objective| value(other(objective))).collect();
-    let newest = record.status.checkpoints.last().filter(|_| searched.is_copied);
+    let mut newest_first = record.status.checkpoints.iter().rev();
+    let newest = newest_first.find(|checkpoint| searched.is_copied && !checkpoint.refused);
     let checkpoint = newest.map(|checkpoint| ResultCheckpoint {
         name: checkpoint.name.clone(),
         manifest_sha256: checkpoint.manifest_sha256.clone(),
@@ -218,6 +221,23 @@ fn check_is_copied(record: &TrialRecord, report: &Report) -> Result<(), String> 
             source.trial
         )),
         _ => Ok(()),
+    }
+}
+
+/// Marks the checkpoints that an attempt refused. A refusal may be temporary, for example if the
+/// attempt ran an older version of the trainer, so a checkpoint that was restored is usable again.
+fn record_refusals(
+    record: &mut TrialRecord,
+    resumed_from: Option<&str>,
+    refused: &BTreeMap<String, String>,
+) {
+    for checkpoint in &mut record.status.checkpoints {
+        // A copy may restore its source's checkpoint of the same name, so check refusals first.
+        if refused.contains_key(&checkpoint.name) {
+            checkpoint.refused = true;
+        } else if resumed_from == Some(&checkpoint.name) {
+            checkpoint.refused = false;
+        }
     }
 }
 

@@ -254,6 +254,7 @@ mod tests {
             metric: None,
             manifest_sha256: String::new(),
             bytes: 1,
+            refused: false,
         });
         assert_eq!(ledger.unpinned(trials.values()), [(0, vec![]), (1, vec![])]);
         // Nothing is remembered of a deleted trial.

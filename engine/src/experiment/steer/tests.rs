@@ -161,6 +161,7 @@ fn trained_trials_start_before_new_ones() {
         metric: None,
         manifest_sha256: String::new(),
         bytes: 1,
+        refused: false,
     });
     let ledger = ledger(&trials, 4);
     let mut order = [3, 2, 1, 0];

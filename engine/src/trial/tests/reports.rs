@@ -190,6 +190,58 @@ fn a_start_resets_batches_and_names_skipped_checkpoints() {
 }
 
 #[test]
+fn checkpoints_stay_refused_until_restored() {
+    let (first, second) = ("000000000010-0", "000000000020-0");
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    for (batches, name) in [(10, first), (20, second)] {
+        record_report(&mut record, &report(0, batches, checkpointed(name, Some("0.5"))), &LOSS);
+    }
+    let mut restart = |resumed_from: Option<&str>, refused: &[&str], expected: [bool; 2]| {
+        end_attempt(&mut record, Preempted, None, &LIMITS);
+        let attempt = record.status.attempts.len() as u32;
+        begin_attempt(&mut record, attempt);
+        let before = record.status.checkpoints.len();
+        let started = ReportEvent::Started {
+            resumed_from: resumed_from.map(str::to_owned),
+            batches_total: 100,
+            refused: refused.iter().map(|name| ((*name).to_owned(), "x".to_owned())).collect(),
+        };
+        record_report(&mut record, &report(attempt, 10, started), &LOSS);
+        let marks = record.status.checkpoints.iter().map(|checkpoint| checkpoint.refused);
+        assert_eq!(marks.collect::<Vec<_>>(), expected, "{resumed_from:?} {refused:?}");
+        assert_eq!(record.status.checkpoints.len(), before, "the entries stay");
+        // The next attempt tries all of them again.
+        assert_eq!(resume_from(&record).len(), before);
+        assert_eq!(record.status.best_metric.as_deref(), Some("0.5"));
+    };
+    restart(Some(first), &[second], [false, true]);
+    restart(Some(first), &[second], [false, true]);
+    restart(None, &[first, second], [true, true]);
+    restart(Some(first), &[second], [false, true]);
+    // For example, the last attempts ran an older trainer.
+    restart(Some(second), &[], [false, false]);
+    // A copy restored the checkpoint of its source, whose name is the same.
+    restart(Some(first), &[first, second], [true, true]);
+    restart(None, &["000000000030-0"], [true, true]);
+}
+
+#[test]
+fn copies_do_not_start_from_refused_checkpoints() {
+    let searched = SearchedMetric { is_copied: true, ..LOSS };
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    for batches in [4, 9] {
+        let name = format!("{batches:012}-0");
+        record_report(&mut record, &report(0, batches, checkpointed(&name, None)), &searched);
+    }
+    record.status.checkpoints[1].refused = true;
+    record_report(&mut record, &report(0, 9, validated("0.5", Some(9))), &searched);
+    let checkpoint = result_at(&record, 9).and_then(|result| result.checkpoint.clone());
+    assert_eq!(checkpoint.unwrap().name, "000000000004-0");
+}
+
+#[test]
 fn results_contain_the_values_of_all_objectives() {
     let objective = |name: &str| Objective { metric: name.to_owned(), smaller_is_better: true };
     let others = ["val_error", "seconds", "size"].map(objective);

@@ -138,6 +138,7 @@ impl Case {
             metric: None,
             manifest_sha256: String::new(),
             bytes: 1,
+            refused: false,
         };
         self.trials.get_mut(&trial).unwrap().status.checkpoints = vec![checkpoint];
     }

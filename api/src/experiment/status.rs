@@ -132,7 +132,7 @@ pub struct BestTrial {
     pub index: u32,
     /// Value of the searched metric, as a decimal string.
     pub metric: String,
-    /// Name of the newest checkpoint with this metric, if one exists.
+    /// Name of the newest checkpoint with this metric that no attempt refused, if one exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
 }

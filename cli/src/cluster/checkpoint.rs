@@ -65,8 +65,14 @@ impl Choice {
                 ))
             });
         }
+        // An attempt may have refused a checkpoint that is in fact intact, so such a checkpoint is
+        // still a last resort.
+        let is_usable = |checkpoint: &&CheckpointRecord| !checkpoint.refused;
+        let has_usable = checkpoints.iter().any(|checkpoint| is_usable(&checkpoint));
+        let newest_first =
+            checkpoints.iter().rev().filter(|checkpoint| !has_usable || is_usable(checkpoint));
         let none = || Failure::Input(format!("trial {trial} has no checkpoints"));
-        let latest = checkpoints.last().ok_or_else(none)?;
+        let latest = newest_first.clone().next().ok_or_else(none)?;
         if self.latest {
             return Ok(latest);
         }
@@ -75,13 +81,14 @@ impl Choice {
             let metric = metric.filter(|metric| !metric.is_nan())?;
             Some(if smaller_is_better { metric } else { -metric })
         };
-        let ranked =
-            checkpoints.iter().filter_map(|checkpoint| Some((rank(checkpoint)?, checkpoint)));
-        // On a tie, `min_by` returns the earliest checkpoint.
-        match ranked.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
+        let ranked = newest_first.filter_map(|checkpoint| Some((rank(checkpoint)?, checkpoint)));
+        // Ties go to fewer batches, then to the newest: `min_by` returns the first.
+        let best = ranked
+            .min_by(|(a, of_a), (b, of_b)| a.total_cmp(b).then(of_a.batches.cmp(&of_b.batches)));
+        match best {
             Some((_, best)) => Ok(best),
             None if self.best => Err(Failure::Input(format!(
-                "no checkpoint of trial {trial} has a metric; use --latest"
+                "no usable checkpoint of trial {trial} has a metric; use --latest"
             ))),
             None => Ok(latest),
         }
@@ -321,9 +328,14 @@ mod tests {
         .unwrap()
     }
 
+    fn numbered(number: usize, metric: Option<&str>) -> CheckpointRecord {
+        let batches = number as u64;
+        CheckpointRecord { batches, ..record(&number.to_string(), metric) }
+    }
+
     fn check_choice(choice: &Choice, metrics: &[Option<&str>], smaller: bool, expected: &str) {
         let records: Vec<CheckpointRecord> =
-            metrics.iter().enumerate().map(|(i, metric)| record(&i.to_string(), *metric)).collect();
+            metrics.iter().enumerate().map(|(i, metric)| numbered(i, *metric)).collect();
         let text = match choice.of("t-0", &records, smaller) {
             Ok(record) => record.name.clone(),
             Err(error) => error.to_string(),
@@ -361,6 +373,30 @@ mod tests {
         check_choice(&default, &[], true, "t-0 has no checkpoint");
         check_choice(&named("2"), &metrics, true, "2");
         check_choice(&named("7"), &metrics, true, "available: 0, 1, 2, 3");
+    }
+
+    #[test]
+    fn refused_checkpoints_are_a_last_resort() {
+        // Attempt 1 refused checkpoint 0, and trained its batches again.
+        let old = CheckpointRecord { refused: true, ..numbered(0, Some("0.25")) };
+        let new = CheckpointRecord { name: "new".to_owned(), ..numbered(0, Some("0.5")) };
+        let check = |choice: Choice, records: &[&CheckpointRecord], expected: &str| {
+            let records: Vec<CheckpointRecord> = records.iter().copied().cloned().collect();
+            assert_eq!(choice.of("t-0", &records, true).unwrap().name, expected, "{choice:?}");
+        };
+        let best = || Choice { best: true, ..Choice::default() };
+        let latest = || Choice { latest: true, ..Choice::default() };
+        for choice in [Choice::default, best, latest] {
+            check(choice(), &[&old, &new], "new");
+            check(choice(), &[&new, &old], "new");
+            check(choice(), &[&old], "0");
+        }
+        let named = Choice { checkpoint: Some("0".to_owned()), ..Choice::default() };
+        check(named, &[&old, &new], "0");
+        // Without a recorded refusal, the newer one of the same batch is the best.
+        let same = CheckpointRecord { metric: old.metric.clone(), ..new.clone() };
+        let unmarked = CheckpointRecord { refused: false, ..old.clone() };
+        check(best(), &[&unmarked, &same], "new");
     }
 
     /// Returns a storage with one checkpoint, and its record.

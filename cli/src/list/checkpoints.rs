@@ -29,6 +29,7 @@ pub(crate) fn add(
     let value = json!({
         "trial": trial, "name": record.name, "batches": record.batches, "metric": metric,
         "bytes": record.bytes, "manifestSha256": record.manifest_sha256, "checkpoint": address,
+        "refused": record.refused,
     });
     list.rows.push(Row {
         name: format!("{name}/{}", record.name),

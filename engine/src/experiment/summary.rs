@@ -347,11 +347,11 @@ pub(super) fn best_metric(record: &TrialRecord, smaller_is_better: bool) -> Opti
     results.min_by(|a, b| compare(a, b, smaller_is_better)).or_else(of_validations)
 }
 
-/// Returns the newest checkpoint with this metric.
+/// Returns the newest checkpoint with this metric that no attempt refused.
 fn checkpoint_with(record: &TrialRecord, metric: &str) -> Option<String> {
     let has_metric = |checkpoint: &&CheckpointRecord| {
         let of = checkpoint.metric.as_deref();
-        of.is_some_and(|of| compare(of, metric, true) == Ordering::Equal)
+        !checkpoint.refused && of.is_some_and(|of| compare(of, metric, true) == Ordering::Equal)
     };
     let checkpoints = record.status.checkpoints.iter().rev();
     checkpoints.into_iter().find(has_metric).map(|checkpoint| checkpoint.name.clone())

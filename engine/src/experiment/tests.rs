@@ -219,6 +219,15 @@ fn best_trial_names_the_newest_checkpoint_with_its_metric() {
         let best = summary.best(|_| Some(&record));
         assert_eq!(best.unwrap().checkpoint.as_deref(), expected, "{metric}");
     }
+    record.status.facts = vec![result(9, "0.5")];
+    for expected in [Some("000000000001-0"), None] {
+        // Checkpoint 2 is refused, then also checkpoint 1.
+        let newest = record.status.checkpoints.iter_mut().rev().skip(2);
+        newest.filter(|checkpoint| !checkpoint.refused).take(1).for_each(|one| one.refused = true);
+        let summary = Summary::new(&config(RANDOM), std::slice::from_ref(&record));
+        let best = summary.best(|_| Some(&record));
+        assert_eq!(best.unwrap().checkpoint.as_deref(), expected);
+    }
 }
 
 #[test]

@@ -215,20 +215,24 @@ pub(crate) fn checkpoint_rows(run: &Run, trial: &TrialRecord) -> Vec<CheckpointR
     let checkpoints = &trial.status.checkpoints;
     let value = |text: Option<&String>| text.and_then(|text| number::parse(text));
     let finite = |value: &f64| value.is_finite();
-    let values = checkpoints.iter().filter_map(|one| value(one.metric.as_ref())).filter(finite);
+    let usable = checkpoints.iter().filter(|one| !one.refused);
+    let latest = usable.clone().next_back().map(|one| &one.name);
+    let values = usable.filter_map(|one| value(one.metric.as_ref())).filter(finite);
     let best = values.reduce(if smaller { f64::min } else { f64::max });
     let index = trial.spec.index;
-    let latest = checkpoints.last().map(|one| &one.name);
     let row = |one: &stoker_api::trial::CheckpointRecord| {
         let mut kept = Vec::new();
         if latest == Some(&one.name) {
             kept.push("latest");
         }
-        if best.is_some() && value(one.metric.as_ref()) == best {
+        if best.is_some() && !one.refused && value(one.metric.as_ref()) == best {
             kept.push("best");
         }
         if trial.spec.pins.contains(&one.name) {
             kept.push("copied");
+        }
+        if one.refused {
+            kept.push("refused");
         }
         CheckpointRow {
             trial: index,

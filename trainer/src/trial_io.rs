@@ -249,6 +249,9 @@ impl TrialIo {
         {
             self.batches_total = batches_total;
         }
+        if let (Some(retention), ReportEvent::Started { refused, .. }) = (&self.retention, &event) {
+            retention.record_refused(refused.keys().cloned().collect());
+        }
         if let Some(reporter) = &self.reporter {
             reporter.post(batches, event);
         }

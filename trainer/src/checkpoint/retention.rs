@@ -1,5 +1,7 @@
 //! Checkpoint retention for programs without a runner.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use stoker_storage::{Storage, StorageError, layout};
@@ -42,35 +44,46 @@ struct CompleteCheckpoint {
 
 /// Returns the checkpoints to delete, in the order of `known`. A checkpoint of a later attempt
 /// counts as newer than all of an earlier attempt, which had corrupt newer checkpoints. Among equal
-/// metrics, the oldest checkpoint is the best.
+/// metrics, the checkpoint with the fewest batches is the best, then that of the newest attempt.
+///
+/// Each limit also retains as many checkpoints that are not in `refused`, because a refused one may
+/// be corrupt.
 fn prunable(
     limits: RetentionLimits,
     smaller_is_better: bool,
     known: &[CompleteCheckpoint],
+    refused: &BTreeSet<String>,
 ) -> Vec<String> {
     let age = |known: &CompleteCheckpoint| {
         layout::parse_checkpoint_name(&known.name).map(|(batches, attempt)| (attempt, batches))
     };
     let mut by_age: Vec<&CompleteCheckpoint> = known.iter().collect();
-    by_age.sort_by_key(|known| age(known));
+    by_age.sort_by_key(|known| Reverse(age(known)));
     let sign = if smaller_is_better { 1.0 } else { -1.0 };
     let loss = |known: &CompleteCheckpoint| {
         known.metric.filter(|metric| !metric.is_nan()).map(|metric| sign * metric)
     };
     let mut best: Vec<(f64, &CompleteCheckpoint)> =
         by_age.iter().filter_map(|known| Some((loss(known)?, *known))).collect();
-    best.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let latest = by_age.iter().rev().take(limits.latest.max(1) as usize).copied();
-    let best = best.iter().take(limits.best as usize).map(|(_, known)| *known);
-    let kept: Vec<&CompleteCheckpoint> = latest.chain(best).collect();
-    let is_prunable =
-        |known: &&CompleteCheckpoint| !kept.iter().any(|kept| kept.name == known.name);
+    let batches = |known: &CompleteCheckpoint| age(known).map(|(_, batches)| batches);
+    // Stable: the newest attempt stays first.
+    best.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| batches(a.1).cmp(&batches(b.1))));
+    let best = best.into_iter().map(|(_, known)| known).collect();
+    let mut kept = BTreeSet::new();
+    for (ranked, num) in [(by_age, limits.latest.max(1)), (best, limits.best)] {
+        let usable = ranked.iter().filter(|known| !refused.contains(&known.name));
+        let all = ranked.iter().take(num as usize).chain(usable.take(num as usize));
+        kept.extend(all.map(|known| known.name.as_str()));
+    }
+    let is_prunable = |known: &&CompleteCheckpoint| !kept.contains(known.name.as_str());
     known.iter().filter(is_prunable).map(|known| known.name.clone()).collect()
 }
 
 /// Message to the retention task.
 enum Message {
     Saved(CompleteCheckpoint),
+    /// Names of checkpoints that could not be restored.
+    Refused(Vec<String>),
     /// Reply after all earlier messages are handled. With `is_over`, first prune to the final
     /// number of checkpoints.
     Finish {
@@ -97,6 +110,12 @@ impl Retention {
         let _ = self.0.send(Message::Saved(known));
     }
 
+    /// Reports checkpoints that could not be restored. Never blocks.
+    pub(crate) fn record_refused(&self, names: Vec<String>) {
+        // Ignore the error: the task only ends with the process.
+        let _ = self.0.send(Message::Refused(names));
+    }
+
     /// Waits until all pending deletions are done. With `is_over`, training no longer needs
     /// fallback checkpoints, and they are deleted too.
     pub(crate) fn finish(&self, is_over: bool) {
@@ -119,13 +138,17 @@ pub(crate) struct RetentionTask {
 
 impl RetentionTask {
     async fn run(self, mut messages: UnboundedReceiver<Message>) {
-        let (mut known, mut has_earlier) = (vec![], false);
+        let (mut known, mut refused, mut has_earlier) = (vec![], BTreeSet::new(), false);
         while let Some(message) = messages.recv().await {
             match message {
                 Message::Saved(saved) => known.push(saved),
+                Message::Refused(names) => {
+                    refused.extend(names);
+                    continue;
+                }
                 Message::Finish { is_over, done } => {
                     if is_over && has_earlier {
-                        self.prune(self.limits, &mut known).await;
+                        self.prune(self.limits, &mut known, &refused).await;
                     }
                     let _ = done.send(());
                     continue;
@@ -144,7 +167,7 @@ impl RetentionTask {
                 }
                 has_earlier = true;
             }
-            self.prune(self.limits.during_training(), &mut known).await;
+            self.prune(self.limits.during_training(), &mut known, &refused).await;
         }
     }
 
@@ -173,8 +196,13 @@ impl RetentionTask {
         Ok(known)
     }
 
-    async fn prune(&self, limits: RetentionLimits, known: &mut Vec<CompleteCheckpoint>) {
-        for name in prunable(limits, self.smaller_is_better, known) {
+    async fn prune(
+        &self,
+        limits: RetentionLimits,
+        known: &mut Vec<CompleteCheckpoint>,
+        refused: &BTreeSet<String>,
+    ) {
+        for name in prunable(limits, self.smaller_is_better, known, refused) {
             match delete(&self.storage, &self.trial_path, &name).await {
                 Ok(()) => known.retain(|known| known.name != name),
                 Err(error) => {
@@ -194,8 +222,11 @@ mod tests {
 
     #[test]
     fn latest_and_best_are_kept() {
-        let check = |limits: (u32, u32), known: &[(&str, Option<f64>)], expected: &[&str]| {
-            let limits = RetentionLimits { latest: limits.0, best: limits.1 };
+        type Known<'a> = &'a [(&'a str, Option<f64>)];
+        let check_refused = |refused: &[&str], limits, known: Known<'_>, expected: &[&str]| {
+            let refused = refused.iter().map(|name| (*name).to_owned()).collect();
+            let (latest, best): (u32, u32) = limits;
+            let limits = RetentionLimits { latest, best };
             let known: Vec<CompleteCheckpoint> = known
                 .iter()
                 .map(|(name, metric)| CompleteCheckpoint {
@@ -203,7 +234,14 @@ mod tests {
                     metric: *metric,
                 })
                 .collect();
-            assert_eq!(prunable(limits, true, &known), expected, "{limits:?} of {known:?}");
+            assert_eq!(
+                prunable(limits, true, &known, &refused),
+                expected,
+                "{limits:?} of {known:?}"
+            );
+        };
+        let check = |limits, known: Known<'_>, expected: &[&str]| {
+            check_refused(&[], limits, known, expected);
         };
         let [a, b, c, d] = ["000000000100-0", "000000000200-0", "000000000300-0", "000000000400-0"];
         let all = [(a, Some(0.5)), (b, Some(0.25)), (c, Some(0.75)), (d, None)];
@@ -213,13 +251,22 @@ mod tests {
         check((0, 0), &all, &[a, b, c]);
         check((2, 2), &all, &[]);
         check((u32::MAX, 1), &all, &[]);
-        // Among equal metrics the oldest is best; NaN is never best.
+        // Among equal metrics the one with the fewest batches is best; NaN is never best.
         check((1, 1), &[(a, Some(0.5)), (b, Some(0.5)), (c, Some(f64::NAN)), (d, None)], &[b, c]);
         // The second attempt resumed from batch 100, because batch 400 was corrupt.
         check((1, 0), &[(a, None), (d, None), ("000000000150-1", None)], &[a, d]);
+        // It trained batch 200 again, with the same metric or with a worse one.
+        let (again, next) = ("000000000200-1", "000000000300-1");
+        let same = [(a, None), (b, Some(0.5)), (again, Some(0.5)), (next, None)];
+        check((1, 1), &same, &[a, b]);
+        let worse = [(a, None), (b, Some(0.5)), (again, Some(0.75)), (next, None)];
+        check((1, 1), &worse, &[a, again]);
+        check_refused(&[b], (1, 1), &worse, &[a]);
+        check_refused(&[b, c], (2, 0), &[(a, None), (b, None), (c, None), (again, None)], &[b]);
         let larger = [(a, Some(0.5)), (b, Some(0.25)), (c, None)];
         let larger =
             larger.map(|(name, metric)| CompleteCheckpoint { name: name.to_owned(), metric });
-        assert_eq!(prunable(RetentionLimits::default(), false, &larger), [b]);
+        let limits = RetentionLimits::default();
+        assert_eq!(prunable(limits, false, &larger, &BTreeSet::new()), [b]);
     }
 }

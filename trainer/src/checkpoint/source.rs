@@ -1,10 +1,13 @@
 //! Selects checkpoints of other trials by trial name, directory or storage path.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use stoker_api::contract::{Manifest, StorageConfig};
 use stoker_api::names::MANIFEST;
-use stoker_storage::{Storage, hash, layout};
+use stoker_storage::{Storage, StorageError, hash, layout};
 
 use super::{CheckpointContents, CheckpointStore, load_folder, parse};
 use crate::Result;
@@ -179,12 +182,18 @@ impl CheckpointSource {
         let trial = &store.trial_path;
         let mut names = store.storage.folders(&layout::checkpoints_path(trial)).await?;
         names.retain(|name| layout::parse_checkpoint_name(name).is_some());
-        names.sort_by_key(|name| std::cmp::Reverse(layout::parse_checkpoint_name(name)));
-        if let Selector::Named(wanted) = &self.selector {
-            names.retain(|name| name == wanted);
+        let mut refused = BTreeSet::new();
+        match &self.selector {
+            Selector::Named(wanted) => names.retain(|name| name == wanted),
+            _ => refused = refused_checkpoints(store).await?,
         }
+        let age = |name: &String| layout::parse_checkpoint_name(name);
+        names.sort_by_key(|name| (refused.contains(name), Reverse(age(name))));
         let mut best: Option<(f64, String, Manifest, String)> = None;
         for name in names {
+            if best.is_some() && refused.contains(&name) {
+                break;
+            }
             let path = layout::manifest_path(trial, &name);
             // Without a manifest, the files are from an interrupted save.
             if !store.storage.exists(&path).await? {
@@ -207,7 +216,7 @@ impl CheckpointSource {
             };
             let metric = manifest.metric.as_ref().and_then(|text| text.parse::<f64>().ok());
             let metric = metric.filter(|metric| !metric.is_nan()).map(|metric| sign * metric);
-            // Names are sorted newest first, so the latest wins among equal metrics.
+            // Usable names are sorted newest first, so the latest wins among equal metrics.
             if let Some(metric) = metric
                 && best.as_ref().is_none_or(|(best, ..)| metric < *best)
             {
@@ -233,6 +242,21 @@ impl CheckpointSource {
             }
         }
     }
+}
+
+/// Returns the names of checkpoints that an attempt of the trial refused, as its stored record
+/// lists them. The record may be missing or older, if the trial runs.
+async fn refused_checkpoints(store: &CheckpointStore) -> Result<BTreeSet<String>> {
+    let text = match store.storage.get(&layout::record_path(&store.trial_path)).await {
+        Ok(text) => text,
+        Err(StorageError::NotFound { .. }) => return Ok(BTreeSet::new()),
+        Err(error) => return Err(error.into()),
+    };
+    // Ignore an unreadable record: every file is verified anyway.
+    let record: Value = serde_json::from_slice(&text).unwrap_or_default();
+    let checkpoints = record["status"]["checkpoints"].as_array().into_iter().flatten();
+    let refused = checkpoints.filter(|checkpoint| checkpoint["refused"] == true);
+    Ok(refused.filter_map(|checkpoint| Some(checkpoint["name"].as_str()?.to_owned())).collect())
 }
 
 /// Returns the directory of the trial with this name, for example `mnist-3`, in the namespace of
@@ -266,6 +290,8 @@ async fn find_trial(storage: &Storage, own: &str, name: &str) -> Result<String> 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use serde_json::json;
 
     use super::*;
 
@@ -339,6 +365,20 @@ mod tests {
         check(CheckpointSource::trial("mnist-4"), Err("trial mnist-4 not found in ml/"));
         check(CheckpointSource::trial("mnist"), Err("is not a trial name"));
         check(CheckpointSource::trial("twice-0"), Err("ml/twice-00000001/trials/0, ml/twice-0000"));
+        // An attempt refused two checkpoints.
+        let refuse = |names: &[&str]| {
+            let checkpoints: Vec<Value> =
+                names.iter().map(|name| json!({ "name": name, "refused": true })).collect();
+            let record = json!({ "status": { "checkpoints": checkpoints } });
+            std::fs::write(root.path().join(mnist).join("record.json"), record.to_string())
+        };
+        refuse(&["000000000200-0", "000000000300-1"]).unwrap();
+        check(trial(), Ok("000000000100-0"));
+        check(trial().smallest_metric(), Ok("000000000100-0"));
+        check(trial().named("000000000300-1"), Ok("000000000300-1"));
+        refuse(&["000000000100-0", "000000000200-0"]).unwrap();
+        check(trial().smallest_metric(), Ok("000000000200-0"));
+        check(trial(), Ok("000000000300-1"));
         let large = root.path().join(mnist).join("checkpoints/000000000300-1/x");
         std::fs::write(large, "changed").unwrap();
         check(trial(), Err("x has 7 bytes"));

@@ -27,8 +27,8 @@ use crate::context::{Context, now};
 use crate::error::Error;
 use crate::experiment::new_condition;
 use crate::storage;
-use crate::trial::apply::{delete_pod, find_node};
-use crate::trial::observe::unknown_node;
+use crate::trial::apply::{delete_pod, find_nodes};
+use crate::trial::observe::unknown_nodes;
 use crate::user_resources::CachedJob;
 
 /// Debounce time of changes in conditions only: pods start in several steps.
@@ -66,9 +66,7 @@ async fn run(
     valid: &ValidInferenceJob,
 ) -> Result<Option<Duration>, Error> {
     let mut pods = observe::pods(context, key, cached.uid());
-    if let Some(node) = unknown_node(context, &key.namespace, &pods)
-        && find_node(context, &node).await?
-    {
+    if find_nodes(context, &unknown_nodes(context, &key.namespace, &pods)).await? {
         pods = observe::pods(context, key, cached.uid());
     }
     let mut status = cached.status();

@@ -1,5 +1,6 @@
 //! Applies the plan of a trial. Every write fails if another client has changed the object.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
@@ -57,12 +58,18 @@ fn forget_if_gone(context: &Context, key: &Key, error: Error) -> Error {
     error
 }
 
-/// Looks up a node that the cache lacks. Stores it in the cache and returns whether it exists.
-pub(crate) async fn find_node(context: &Context, name: &str) -> Result<bool, Error> {
+/// Looks up nodes that the cache lacks. Stores them in the cache and returns whether any exists.
+pub(crate) async fn find_nodes(
+    context: &Context,
+    names: &BTreeSet<Arc<str>>,
+) -> Result<bool, Error> {
     let api: Api<Node> = Api::all(context.client.clone());
-    let node = request(format!("read node {name}"), api.get_opt(name)).await?;
-    let exists = node.is_some();
-    node.map(CachedNode::new).into_iter().for_each(|node| context.nodes.put(node));
+    let mut exists = false;
+    for name in names {
+        let node = request(format!("read node {name}"), api.get_opt(name)).await?;
+        exists |= node.is_some();
+        node.map(CachedNode::new).into_iter().for_each(|node| context.nodes.put(node));
+    }
     Ok(exists)
 }
 

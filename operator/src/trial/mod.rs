@@ -57,12 +57,13 @@ pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>,
     Ok(soonest)
 }
 
-/// Observes a trial. A pod's node that no cache contains is looked up first.
+/// Observes a trial. Nodes of its pods that no cache contains are looked up first.
 async fn observe_with_nodes(context: &Context, key: &Key) -> Result<Option<ObservedTrial>, Error> {
     let Some(observed) = observe::observe(context, key) else { return Ok(None) };
-    match observe::unknown_node(context, &key.namespace, &observed.pods) {
-        Some(node) if apply::find_node(context, &node).await? => Ok(observe::observe(context, key)),
-        _ => Ok(Some(observed)),
+    let unknown = observe::unknown_nodes(context, &key.namespace, &observed.pods);
+    match apply::find_nodes(context, &unknown).await? {
+        true => Ok(observe::observe(context, key)),
+        false => Ok(Some(observed)),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Observes a trial: reads it, its experiment and its pods from the caches.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stoker_api::experiment::{DesiredState, StorageRecord};
@@ -155,14 +156,47 @@ fn trial_key(key: &Key) -> TrialKey {
     (key.namespace.clone(), key.name.clone())
 }
 
-/// Name of a node that one of these pods is bound to and that the cache lacks, since it may be new.
-pub(crate) fn unknown_node(
+/// Names of the nodes that these pods are bound to and that the cache lacks, since they may be new.
+pub(crate) fn unknown_nodes(
     context: &Context,
     namespace: &str,
     pods: &[ObservedPod],
-) -> Option<String> {
+) -> BTreeSet<Arc<str>> {
+    nodes_to_look_up(pods, |pod| context.pods.get(&Key::new(namespace, pod))?.node.clone())
+}
+
+fn nodes_to_look_up(
+    pods: &[ObservedPod],
+    node_of: impl Fn(&str) -> Option<Arc<str>>,
+) -> BTreeSet<Arc<str>> {
     let is_gone = |pod: &&ObservedPod| pod.node == NodeState::Deleted && !pod.is_terminal();
-    let pod = pods.iter().find(is_gone)?;
-    let pod = context.pods.get(&Key::new(namespace, &pod.name))?;
-    pod.node.as_ref().map(ToString::to_string)
+    pods.iter().filter(is_gone).filter_map(|pod| node_of(&pod.name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use stoker_engine::gang::PodPhase;
+
+    use super::*;
+
+    #[test]
+    fn every_unknown_node_is_looked_up() {
+        let pod = |name: &str, node: NodeState, phase: PodPhase| ObservedPod {
+            name: name.to_owned(),
+            node,
+            phase,
+            ..ObservedPod::default()
+        };
+        let pods = [
+            pod("n1-a", NodeState::Deleted, PodPhase::Pending),
+            pod("n2-a", NodeState::Deleted, PodPhase::Running),
+            pod("n2-b", NodeState::Deleted, PodPhase::Running),
+            pod("n3-a", NodeState::Deleted, PodPhase::Failed),
+            pod("n4-a", NodeState::Ready, PodPhase::Running),
+            pod("unbound", NodeState::Deleted, PodPhase::Pending),
+        ];
+        let node_of = |name: &str| name.split_once('-').map(|(node, _)| Arc::from(node));
+        let found = nodes_to_look_up(&pods, node_of);
+        assert_eq!(found.iter().map(|node| &**node).collect::<Vec<_>>(), ["n1", "n2"]);
+    }
 }

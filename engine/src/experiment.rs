@@ -24,7 +24,10 @@ pub use ledger::{
     is_requested, refused_edit,
 };
 pub use prior::{PriorExperiment, prior_trials};
-pub use refusal::{POD_INVALID, Refusal, TRIAL_INVALID, failed, refusal, set_refusal};
+pub use refusal::{
+    ADMISSION_REFUSED, POD_INVALID, Refusal, TRIAL_INVALID, failed, malformed_pod, refusal,
+    set_refusal,
+};
 pub use steer::{
     DesiredStates, Request, conditions, desired_states, kills, requested, set_phase,
     start_position, without_search,

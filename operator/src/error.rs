@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kube::core::Status;
 use stoker_api::trial::AttemptEnd;
-use stoker_engine::experiment::POD_INVALID;
+use stoker_engine::experiment::{ADMISSION_REFUSED, POD_INVALID, TrialRecord, malformed_pod};
 
 /// Request timeout: a leader whose lease (15 s by default) ends must not still be waiting.
 const REQUEST_MAX: Duration = Duration::from_secs(8);
@@ -88,20 +88,37 @@ pub fn refusal(error: Error) -> Result<(AttemptEnd, &'static str, String), Error
         }
         Error::Refused { operation, code: 403, message } => {
             let is_quota = message.contains("exceeded quota");
-            let reason = if is_quota { "QuotaExceeded" } else { "AdmissionRefused" };
+            let reason = if is_quota { "QuotaExceeded" } else { ADMISSION_REFUSED };
             (AttemptEnd::NotStarted, reason, format!("cannot {operation}: {message}"))
         }
         // Webhooks and policies reject with any code, but their messages contain these words.
         Error::Refused { operation, message, .. }
             if message.contains("denied the request") || message.contains("denied request") =>
         {
-            (AttemptEnd::NotStarted, "AdmissionRefused", format!("cannot {operation}: {message}"))
+            (AttemptEnd::NotStarted, ADMISSION_REFUSED, format!("cannot {operation}: {message}"))
         }
         Error::Refused { operation, message, .. } => {
             (AttemptEnd::UserError, POD_INVALID, format!("cannot {operation}: {message}"))
         }
         other => return Err(other),
     })
+}
+
+/// Same as [`refusal`], for a pod or Service of an experiment with these trials.
+///
+/// # Errors
+///
+/// Returns `error` itself if it is not a rejection and may pass.
+pub fn pod_refusal<'a>(
+    error: Error,
+    trials: impl Iterator<Item = &'a TrialRecord>,
+) -> Result<(AttemptEnd, &'static str, String), Error> {
+    let (end, reason, message) = refusal(error)?;
+    let (end, reason) = match reason {
+        POD_INVALID => malformed_pod(trials),
+        _ => (end, reason),
+    };
+    Ok((end, reason, message))
 }
 
 /// Awaits a request to the API server, with a timeout of 8 s.
@@ -125,6 +142,8 @@ pub async fn request<T>(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     #[test]
@@ -148,5 +167,30 @@ mod tests {
         check(422, "Invalid", "cannot do it: why");
         check(500, "InternalError", "cannot do it: 500: why");
         check(429, "TooManyRequests", "cannot do it: 429: why");
+    }
+
+    #[test]
+    fn malformed_pod_waits_once_a_pod_was_accepted() {
+        let spec = json!({
+            "experiment": "mnist", "index": 0, "requestId": "r", "seed": 0, "hyperparameters": {},
+            "unit": "batches", "units": 100,
+        });
+        let check = |code: u16, attempts: Value, expected: (AttemptEnd, &str)| {
+            let trial = json!({ "spec": spec, "status": { "attempts": attempts } });
+            let record: TrialRecord = serde_json::from_value(trial).unwrap();
+            let (operation, message) = ("create pod p".to_owned(), "why".to_owned());
+            let error = Error::Refused { operation, code, message };
+            let (end, reason, text) = pod_refusal(error, [&record].into_iter()).unwrap();
+            assert_eq!((end, reason), expected, "{code} {attempts}");
+            assert_eq!(text, "cannot create pod p: why");
+        };
+        let refused = (AttemptEnd::NotStarted, "AdmissionRefused");
+        let first = || json!([{ "number": 0 }]);
+        let accepted = json!({ "number": 0, "end": "Infrastructure", "hasPods": true });
+        let second = || json!([accepted, { "number": 1 }]);
+        check(422, first(), (AttemptEnd::UserError, "PodInvalid"));
+        check(422, second(), refused);
+        check(400, second(), refused);
+        check(403, first(), refused);
     }
 }

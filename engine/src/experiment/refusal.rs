@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{ExperimentStatus, Phase};
 use stoker_api::time::Timestamp;
-use stoker_api::trial::Attempt;
+use stoker_api::trial::{Attempt, AttemptEnd};
 
 use super::TrialRecord;
 use crate::trial::{closed, first_counted_attempt};
@@ -13,11 +13,13 @@ use crate::trial::{closed, first_counted_attempt};
 /// Reason of an attempt whose pods the API server refuses as malformed. They follow from the
 /// experiment's spec, which cannot change.
 pub const POD_INVALID: &str = "PodInvalid";
+/// Reason of an attempt whose pods a policy, a webhook or a default of the cluster rejects.
+pub const ADMISSION_REFUSED: &str = "AdmissionRefused";
 /// Reason for a trial that the API server refuses as malformed.
 pub const TRIAL_INVALID: &str = "TrialInvalid";
 /// Reasons of attempts that the API server refused, or that lack a storage.
 const REFUSALS: [&str; 5] =
-    [POD_INVALID, "QuotaExceeded", "AdmissionRefused", "NameTaken", "NoStorage"];
+    [POD_INVALID, "QuotaExceeded", ADMISSION_REFUSED, "NameTaken", "NoStorage"];
 
 /// A write that the API server refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +52,29 @@ pub fn refusal<R: Borrow<TrialRecord>>(trials: &[R]) -> Option<Refusal> {
         ))
     });
     refusals.min_by_key(|(can_pass, index, _)| (*can_pass, *index)).map(|(_, _, refusal)| refusal)
+}
+
+/// Returns the end and the reason of an attempt whose pod the API server rejects as malformed.
+/// `trials` are those of its experiment.
+///
+/// Pods follow from the spec, which cannot change. Once the API server has accepted pods of the
+/// experiment, a change in the cluster causes the rejection, such as a new LimitRange, and a retry
+/// may succeed.
+pub fn malformed_pod<'a>(
+    mut trials: impl Iterator<Item = &'a TrialRecord>,
+) -> (AttemptEnd, &'static str) {
+    match trials.any(has_had_pods) {
+        true => (AttemptEnd::NotStarted, ADMISSION_REFUSED),
+        false => (AttemptEnd::UserError, POD_INVALID),
+    }
+}
+
+/// Returns whether the API server has accepted the pods of an attempt. Attempts that are no longer
+/// listed count as accepted.
+fn has_had_pods(record: &TrialRecord) -> bool {
+    let attempts = &record.status.attempts;
+    let is_shortened = attempts.first().is_some_and(|first| first.number > 0);
+    is_shortened || attempts.iter().any(|attempt| attempt.has_pods)
 }
 
 /// Returns the refused attempt because of which a trial waits or has failed. Attempts before the
@@ -110,7 +135,7 @@ pub fn failed(status: ExperimentStatus, refusal: &Refusal) -> ExperimentStatus {
 
 #[cfg(test)]
 mod tests {
-    use stoker_api::trial::{AttemptEnd, CloseCause};
+    use stoker_api::trial::CloseCause;
 
     use super::*;
     use crate::fixture::plain_record;
@@ -153,6 +178,28 @@ mod tests {
         check(&["QuotaExceeded NodeLost"], None);
         check(&["AdmissionRefused ."], None);
         check(&["QuotaExceeded", "PodInvalid ."], Some(("PodInvalid", "1/0")));
+    }
+
+    #[test]
+    fn malformed_pods_wait_after_accepted_ones() {
+        let check = |trials: &[&str], expected: (AttemptEnd, &str)| {
+            let records: Vec<_> =
+                (0..).zip(trials).map(|(index, text)| record(index, text)).collect();
+            assert_eq!(malformed_pod(records.iter()), expected, "{trials:?}");
+        };
+        let fails = (AttemptEnd::UserError, "PodInvalid");
+        let waits = (AttemptEnd::NotStarted, "AdmissionRefused");
+        check(&["?"], fails);
+        check(&["?", "?", ""], fails);
+        check(&["QuotaExceeded ?"], fails);
+        check(&["PodInvalid .", "?"], fails);
+        check(&["* ?"], waits);
+        check(&["?", "*"], waits);
+        check(&["?", "* ."], waits);
+        // The attempt with pods is no longer listed.
+        let mut long = record(0, "AdmissionRefused AdmissionRefused ?");
+        long.status.attempts.remove(0);
+        assert_eq!(malformed_pod([&long].into_iter()), waits);
     }
 
     #[test]

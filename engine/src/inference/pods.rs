@@ -11,12 +11,13 @@
 mod process_end;
 
 use stoker_api::experiment::{DesiredState, Phase};
-use stoker_api::inference::InferenceStatus;
+use stoker_api::inference::{InferenceStatus, Role};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 
 use super::conditions::{self, PendingReasons};
 use super::{ProcessStart, apply_desired_state, begin, next};
+use crate::experiment::{ADMISSION_REFUSED, POD_INVALID};
 use crate::gang::{NodeState, ObservedPod, PodDeletion, Timeouts, creation, pod_outcome};
 use process_end::record_end;
 
@@ -85,7 +86,8 @@ pub fn plan(view: &JobView<'_>) -> JobPlan {
 }
 
 /// Ends an attempt whose pod the API server refused. `end` sets the class: a refusal by a quota or
-/// a policy is not a failure, and a malformed pod is the user's error.
+/// a policy is not a failure, and a malformed pod is the user's error. After the planning, whose
+/// pod was accepted, a change in the cluster causes even a malformed pod, so a retry may succeed.
 pub fn refuse(
     status: &mut InferenceStatus,
     start: ProcessStart,
@@ -95,6 +97,10 @@ pub fn refuse(
     max_restarts: u32,
     now: Timestamp,
 ) {
+    let (end, reason) = match reason {
+        POD_INVALID if status.stage != Role::Plan => (AttemptEnd::NotStarted, ADMISSION_REFUSED),
+        _ => (end, reason),
+    };
     record_end(status, start.slot, start.attempt, end, reason, message, max_restarts, now);
     update_totals(status);
 }

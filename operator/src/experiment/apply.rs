@@ -35,7 +35,7 @@ use crate::user_resources::CachedExperiment;
 const WRITES_WIDTH: usize = 16;
 
 /// The trials of an experiment, by index.
-pub(super) fn trials_of(context: &Context, key: &Key, uid: &str) -> Vec<Arc<CachedTrial>> {
+pub(crate) fn trials_of(context: &Context, key: &Key, uid: &str) -> Vec<Arc<CachedTrial>> {
     let mut trials = context.trials.group(key);
     // A trial that is being deleted counts as deleted.
     let stays = |trial: &CachedTrial| trial.trial.metadata.deletion_timestamp.is_none();

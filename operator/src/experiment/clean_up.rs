@@ -111,7 +111,8 @@ pub(super) async fn clean_up(
     let Some(pod) = context.pods.get(&pod_key).filter(|pod| pod.owner == uid) else {
         let created = create_pod(context, key, valid, &storage, uid, &name, &batch).await;
         let Err(error) = created else { return Ok(Some(context.resync_interval(key))) };
-        let (_, reason, message) = crate::error::refusal(error)?;
+        let records = trials.iter().map(|trial| &trial.record);
+        let (_, reason, message) = crate::error::pod_refusal(error, records)?;
         let refusal = Refusal { reason: reason.to_owned(), message };
         record_refusal(context, experiment, status, Some(&refusal)).await?;
         return Ok(Some(RETRY_INTERVAL));

@@ -18,7 +18,8 @@ use super::observe::ObservedTrial;
 use super::pods;
 use crate::cache::{Cached as _, Key};
 use crate::context::{Context, now};
-use crate::error::{Error, refusal, request};
+use crate::error::{Error, pod_refusal, request};
+use crate::experiment::apply::trials_of;
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::patch::{self, ObjectPart};
 use crate::records;
@@ -134,7 +135,9 @@ pub(super) async fn create_pods(
     config.records = start_records(context, trial, &config);
     let made = create_objects(context, observed, storage, names, &config, indexes).await;
     let Err(error) = made else { return Ok(()) };
-    let (end, reason, text) = refusal(error)?;
+    let trials = trials_of(context, &trial.experiment_key(), &observed.experiment_uid);
+    let records = trials.iter().map(|trial| &trial.record);
+    let (end, reason, text) = pod_refusal(error, records)?;
     end_refused_attempt(context, observed, trial, end, reason, text).await
 }
 

@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use stoker_api::condition::{ConditionStatus, find};
@@ -226,6 +228,64 @@ fn malformed_pod_fails_its_experiment_at_once() {
         assert!(message.contains("spec.podOverrides.spec.hostNetwrok"), "{message}");
         assert!(ns.trials_of("typo").await.is_empty());
         assert_eq!(kubelet.started(), Vec::<String>::new());
+    });
+}
+
+/// Waits until the API server rejects a pod that requests 4 GiB.
+async fn wait_large_pods_are_rejected(ns: &TestNamespace) {
+    let pods: Api<Pod> = Api::namespaced(ns.client.clone(), &ns.namespace);
+    let large = json!({ "metadata": { "name": "probe" }, "spec": { "containers": [{
+        "name": "probe", "image": "probe",
+        "resources": { "requests": { "memory": "4Gi" } },
+    }] } });
+    let large: Pod = serde_json::from_value(large).unwrap();
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let end = Instant::now() + stoker_test_cluster::PATIENCE;
+    loop {
+        match pods.create(&dry_run, &large).await {
+            Err(kube::Error::Api(status)) if status.code == 422 => return,
+            other => assert!(Instant::now() < end, "{other:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A new LimitRange sets a limit below the request, which makes later pods malformed.
+#[test]
+fn pods_malformed_by_the_cluster_are_retried() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("malformed-later").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
+            match pod.name_any().contains("-a0-") {
+                true => Script::Hang,
+                false => Script::Train { unit_ms: 10 },
+            }
+        });
+        let mut spec = grid(1, 2, 1);
+        merge(&mut spec, &json!({ "resources": { "requests": { "memory": "4Gi" } } }));
+        ns.apply("grid", spec);
+        wait_started(&ns, &kubelet, 1).await;
+        let limits = json!({
+            "apiVersion": "v1", "kind": "LimitRange",
+            "metadata": { "name": "small", "namespace": ns.namespace },
+            "spec": { "limits": [{ "type": "Container", "default": { "memory": "2Gi" } }] },
+        });
+        ns.plane.apply(&limits.to_string()).unwrap();
+        wait_large_pods_are_rejected(&ns).await;
+        let pods: Api<Pod> = Api::namespaced(ns.client.clone(), &ns.namespace);
+        let at_once = DeleteParams::default().grace_period(0);
+        pods.delete(&kubelet.started()[0], &at_once).await.unwrap();
+        let status = wait_status(&ns, "grid", |status| refused(status).is_some()).await;
+        let (reason, message) = refused(&status).unwrap();
+        assert_eq!((reason, status.phase), ("AdmissionRefused", Phase::Pending), "{status:#?}");
+        assert!(message.contains("must be less than or equal to memory limit"), "{message}");
+        ns.plane.kubectl(&["delete", "limitrange", "small", "-n", &ns.namespace]).unwrap();
+        ns.wait_for("grid", &[Phase::Completed]).await;
     });
 }
 

@@ -191,21 +191,23 @@ fn unscheduled_pods_of_a_job_are_limited() {
 
 #[test]
 fn refusals_back_off_or_count_as_failures() {
-    let refused = |end: AttemptEnd, times: u32| {
+    let refused = |end: AttemptEnd, reason: &str, times: u32| {
         let mut job = Job::run(PLANNING, 2);
         for _ in 0..times {
             let attempt = job.status.workers[0].attempt.unwrap();
             let start = ProcessStart { role: Role::Work, slot: 0, attempt };
-            refuse(&mut job.status, start, end, "Reason", "why", 1, Timestamp(job.now));
+            refuse(&mut job.status, start, end, reason, "why", 1, Timestamp(job.now));
             job.pods.retain(|pod| pod.attempt != attempt);
             job.now += 300;
             job.apply_plans();
         }
         job.status
     };
-    let status = refused(AttemptEnd::NotStarted, 20);
+    let status = refused(AttemptEnd::NotStarted, "Reason", 20);
     assert_eq!((status.phase, status.restarts, status.ends.len()), (Phase::Running, 0, 16));
-    let status = refused(AttemptEnd::UserError, 2);
+    let status = refused(AttemptEnd::UserError, "PodInvalid", 20);
+    assert_eq!((status.phase, status.restarts), (Phase::Running, 0), "a pod was accepted before");
+    let status = refused(AttemptEnd::UserError, "Reason", 2);
     assert_eq!((status.phase, status.restarts), (Phase::Failed, 2));
     let failed = condition::find(&status.conditions, "Failed").unwrap();
     assert!(failed.message.contains("why") && status.ended_at.is_some(), "{status:?}");

@@ -58,6 +58,8 @@ pub trait Cached: Send + Sync + 'static {
     fn version(&self) -> &str;
     /// Whether both are equal in all fields that matter to controllers.
     fn is_same(&self, other: &Self) -> bool;
+    /// Copies times of first observations from the previous state.
+    fn inherit(&mut self, _old: &Self) {}
 }
 
 /// Objects of one kind.
@@ -171,17 +173,20 @@ impl<T: Cached> Cache<T> {
         let _ = self.listed.subscribe().wait_for(|listed| *listed >= generation).await;
     }
 
-    fn apply(&self, object: T, written: Option<Instant>) {
+    fn apply(&self, mut object: T, written: Option<Instant>) {
         let key = object.key();
         if written.is_some() && self.was_deleted(&key, object.version()) {
             return;
         }
-        let object = Arc::new(object);
         let mut inner = self.write();
         let old = inner.objects.get(&key).map(|entry| entry.object.clone());
         if old.as_ref().is_some_and(|entry| is_older(object.version(), entry.version())) {
             return;
         }
+        if let Some(old) = &old {
+            object.inherit(old);
+        }
+        let object = Arc::new(object);
         let written = written.or(inner.objects.get(&key).and_then(|entry| entry.written));
         inner.insert(key, Entry { object: object.clone(), written });
         drop(inner);

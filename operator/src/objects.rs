@@ -17,6 +17,7 @@ use stoker_engine::gang::{Exit, ObservedPod, PodPhase, Waiting};
 use stoker_engine::trial::TrialRecord;
 
 use crate::cache::{Cached, Key};
+use crate::context::now;
 
 /// Name of the container that runs the user's program.
 pub const TRAINER_CONTAINER: &str = "trainer";
@@ -175,6 +176,15 @@ impl Cached for CachedPod {
     fn is_same(&self, other: &Self) -> bool {
         self.observed == other.observed && self.node == other.node && self.owner == other.owner
     }
+
+    fn inherit(&mut self, old: &Self) {
+        if self.observed.uid != old.observed.uid {
+            return;
+        }
+        if let (Some(waiting), Some(old)) = (&mut self.observed.waiting, &old.observed.waiting) {
+            waiting.since = old.since;
+        }
+    }
 }
 
 /// Group key of a job's pods. The prefix avoids collisions with a trial of the same name.
@@ -288,15 +298,27 @@ fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
     setup.chain(status.container_statuses.iter().flatten())
 }
 
+fn program_status(status: &PodStatus) -> Option<&ContainerStatus> {
+    let mut containers = status.container_statuses.iter().flatten();
+    containers.find(|container| container.name == TRAINER_CONTAINER)
+}
+
 /// Waiting reasons of containers that are starting normally.
 const STARTING_REASONS: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
+/// The first container that cannot start. Once the program has started, it does not depend on
+/// others, such as a sidecar that crashes and restarts.
 fn waiting(status: &PodStatus) -> Option<Waiting> {
+    let program = program_status(status).and_then(|program| program.state.as_ref());
+    if program.is_some_and(|state| state.running.is_some() || state.terminated.is_some()) {
+        return None;
+    }
     let states =
         containers(status).filter_map(|container| container.state.as_ref()?.waiting.as_ref());
     let waiting = states.map(|state| Waiting {
         reason: state.reason.clone().unwrap_or_default(),
         message: state.message.clone().unwrap_or_default(),
+        since: now(),
     });
     waiting.into_iter().find(|waiting| !STARTING_REASONS.contains(&waiting.reason.as_str()))
 }
@@ -331,8 +353,7 @@ fn exit(pod: &Pod, status: &PodStatus) -> Option<Exit> {
         let mut all = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
         all.any(|init| init.name == name && init.restart_policy.as_deref() == Some("Always"))
     };
-    let mut programs = status.container_statuses.iter().flatten();
-    let program = programs.find(|container| container.name == TRAINER_CONTAINER);
+    let program = program_status(status);
     let setup = status.init_container_statuses.iter().flatten();
     let mut setup = setup.filter(|init| !is_sidecar(&init.name)).filter_map(ended);
     program.and_then(ended).or_else(|| setup.find(|exit| exit.code != 0))
@@ -471,6 +492,53 @@ mod tests {
         };
         check("ContainerCreating", None);
         check("ImagePullBackOff", Some("ImagePullBackOff"));
+    }
+
+    #[test]
+    fn sidecars_do_not_matter_after_the_start() {
+        let container = |name: &str, state: &Value| {
+            json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": state})
+        };
+        let waits = |reason: &str| json!({"waiting": {"reason": reason}});
+        let check = |trainer: Value, expected: Option<&str>| {
+            let status = json!({
+                "phase": "Running",
+                "initContainerStatuses": [container("proxy", &waits("CrashLoopBackOff"))],
+                "containerStatuses": [
+                    container("agent", &waits("ImagePullBackOff")), container("trainer", &trainer),
+                ],
+            });
+            let waiting = pod(status, json!({})).observed.waiting;
+            let reason = waiting.as_ref().map(|waiting| waiting.reason.as_str());
+            assert_eq!(reason, expected, "{trainer}");
+        };
+        check(waits("PodInitializing"), Some("CrashLoopBackOff"));
+        check(json!({}), Some("CrashLoopBackOff"));
+        check(json!({"running": {}}), None);
+        check(json!({"terminated": {"exitCode": 0}}), None);
+    }
+
+    #[test]
+    fn first_observation_of_a_wait_is_inherited() {
+        let waits = |reason: &str, uid: &str| {
+            let status = json!({"phase": "Pending", "containerStatuses": [
+                {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                    "state": {"waiting": {"reason": reason}}}
+            ]});
+            pod(status, json!({ "uid": uid }))
+        };
+        let check = |(before, uid): (&str, &str), after: &str, expected: Option<bool>| {
+            let (mut old, mut pod) = (waits(before, uid), waits(after, "u"));
+            old.observed.waiting.iter_mut().for_each(|waiting| waiting.since = Timestamp(7));
+            pod.inherit(&old);
+            let since = pod.observed.waiting.map(|waiting| waiting.since);
+            assert_eq!(since.map(|since| since == Timestamp(7)), expected, "{before} {after}");
+        };
+        check(("ErrImagePull", "u"), "ImagePullBackOff", Some(true));
+        check(("ErrImagePull", "u"), "ContainerCreating", None);
+        check(("ContainerCreating", "u"), "ErrImagePull", Some(false));
+        check(("ErrImagePull", "another"), "ErrImagePull", Some(false));
     }
 
     #[test]

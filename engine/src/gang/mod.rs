@@ -30,7 +30,7 @@ pub struct Timeouts {
     /// be scheduled, counted from the moment when no pod has a scheduling gate.
     pub start_deadline_seconds: u64,
     /// Seconds that a container of a scheduled pod may fail to start, for example because its image
-    /// cannot be pulled.
+    /// cannot be pulled. Counted from [`Waiting::since`].
     pub pull_deadline_seconds: u64,
     /// Seconds that a node may be not ready before its pods count as lost.
     pub node_lost_seconds: u64,
@@ -61,7 +61,7 @@ pub struct ObservedPod {
     pub unschedulable: Option<String>,
     /// Names of the scheduling gates. Schedulers ignore the pod until all are removed.
     pub gates: Vec<String>,
-    /// A container that cannot start, and why.
+    /// A container that cannot start, and why. Unset once the program's container has started.
     pub waiting: Option<Waiting>,
     /// Since when the containers of a scheduled pod wait to be created. Unset if one of them runs,
     /// cannot start or determines the outcome.
@@ -118,6 +118,16 @@ pub struct Waiting {
     pub message: String,
 }
 
+    /// When the operator first observed that a container of the pod cannot start. Resets when all
+    /// its containers can start.
+    pub since: Timestamp,
+}
+
+impl Waiting {
+    /// Returns when the attempt ends if the container still cannot start.
+    pub(crate) fn deadline(&self, timeouts: &Timeouts) -> Timestamp {
+        self.since.plus(timeouts.pull_deadline_seconds)
+    }
 /// Exit of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exit {

@@ -53,8 +53,10 @@ pub fn pod_outcome(pod: &ObservedPod, timeouts: &Timeouts, now: Timestamp) -> Op
                 pod.message.as_deref().unwrap_or("the pod failed before its program started");
             Some(without_exit(pod, ExitClass::Infrastructure, reason, message))
         }
-        // Other containers of the pod may run forever.
-        (PodPhase::Running, Some(exit)) if !exit.is_setup => Some(from_exit(pod, exit)),
+        // Other containers of the pod may run forever, or never start.
+        (PodPhase::Pending | PodPhase::Running, Some(exit)) if !exit.is_setup => {
+            Some(from_exit(pod, exit))
+        }
         (PodPhase::Pending | PodPhase::Running | PodPhase::Unknown, _) => {
             from_waiting(pod, pod.waiting.as_ref()?, timeouts, now)
         }
@@ -132,8 +134,7 @@ fn from_waiting(
     if PERMANENT_REASONS.contains(&reason) {
         return Some(without_exit(pod, ExitClass::UserError, reason, message));
     }
-    let since = pod.scheduled_at?;
-    let is_late = now.seconds_since(since) >= timeouts.pull_deadline_seconds;
+    let is_late = waiting.deadline(timeouts) <= now;
     let class = match USER_ERROR_REASONS.contains(&reason) {
         true => ExitClass::UserError,
         false => ExitClass::Infrastructure,
@@ -165,7 +166,9 @@ mod tests {
     }
 
     fn waiting(reason: &str) -> ObservedPod {
-        let waiting = Waiting { reason: reason.to_owned(), message: String::new() };
+        // The pod was scheduled long before.
+        let since = Timestamp(1000);
+        let waiting = Waiting { reason: reason.to_owned(), message: String::new(), since };
         ObservedPod {
             waiting: Some(waiting),
             scheduled_at: Some(Timestamp(0)),
@@ -201,6 +204,9 @@ mod tests {
         check(killed, 0, Some((UserError, "ProgramFailed")));
         let with_sidecar = ObservedPod { phase: PodPhase::Running, ..failed(0, "Completed") };
         check(with_sidecar, 0, Some((Completed, "Completed")));
+        let stuck_sidecar =
+            ObservedPod { exit: failed(0, "Completed").exit, ..waiting("ImagePullBackOff") };
+        check(stuck_sidecar, 0, Some((Completed, "Completed")));
         // The program has not exited. A failed setup container fails the pod.
         let mut setup = failed(80, "Error");
         setup.exit.as_mut().unwrap().is_setup = true;
@@ -213,14 +219,14 @@ mod tests {
         check(failed(128, "StartError"), 0, Some((UserError, "StartError")));
         check(waiting("InvalidImageName"), 0, Some((UserError, "InvalidImageName")));
         check(waiting("ErrImageNeverPull"), 0, Some((UserError, "ErrImageNeverPull")));
-        check(waiting("ImagePullBackOff"), 299, None);
-        check(waiting("ImagePullBackOff"), 300, Some((Infrastructure, "ImagePullBackOff")));
-        check(waiting("CreateContainerConfigError"), 299, None);
+        check(waiting("ImagePullBackOff"), 1299, None);
+        check(waiting("ImagePullBackOff"), 1300, Some((Infrastructure, "ImagePullBackOff")));
+        check(waiting("CreateContainerConfigError"), 1299, None);
         let config = (UserError, "CreateContainerConfigError");
-        check(waiting("CreateContainerConfigError"), 300, Some(config));
-        check(waiting("SignatureValidationFailed"), 299, None);
+        check(waiting("CreateContainerConfigError"), 1300, Some(config));
+        check(waiting("SignatureValidationFailed"), 1299, None);
         let other = (Infrastructure, "SignatureValidationFailed");
-        check(waiting("SignatureValidationFailed"), 300, Some(other));
+        check(waiting("SignatureValidationFailed"), 1300, Some(other));
     }
 
     #[test]

@@ -254,8 +254,8 @@ fn start_stage_follows_from_pods() {
 fn pulls_have_a_separate_deadline() {
     let end_at = |reason: &str, now| {
         let mut pods = ["0@0R", "1@0S"].map(pod);
-        pods[1].scheduled_at = Some(Timestamp(1000));
-        let waiting = Waiting { reason: reason.to_owned(), message: String::new() };
+        let since = Timestamp(1000);
+        let waiting = Waiting { reason: reason.to_owned(), message: String::new(), since };
         pods[1].waiting = Some(waiting);
         let plan = plan(&view(&record("made@0"), &pods, now));
         (plan.record.status.attempts[0].end, plan.wake_seconds)

@@ -192,10 +192,10 @@ impl Planner<'_> {
                 let (reason, text) = pod.unscheduled_reason();
                 self.pending.set_unscheduled(reason, text);
             }
-            Some(since) => {
+            Some(_) => {
                 if let Some(waiting) = &pod.waiting {
                     self.pending.set_stuck_container(waiting);
-                    self.wake(since.plus(view.timeouts.pull_deadline_seconds));
+                    self.wake(waiting.deadline(&view.timeouts));
                 }
             }
         }

@@ -16,10 +16,8 @@ impl Planner<'_> {
     /// Checks the pods that are not scheduled, and ends the attempt at the start deadline.
     pub(super) fn wait_for_start(&mut self, pods: &BTreeMap<u32, &ObservedPod>) {
         let view = self.view;
-        for pod in pods.values().filter(|pod| pod.waiting.is_some()) {
-            if let Some(since) = pod.scheduled_at {
-                self.wake(since.plus(view.timeouts.pull_deadline_seconds));
-            }
+        for waiting in pods.values().filter_map(|pod| pod.waiting.as_ref()) {
+            self.wake(waiting.deadline(&view.timeouts));
         }
         for change in pods.values().filter_map(|pod| creation::next_change(pod, view.now)) {
             self.wake(change);

@@ -102,7 +102,7 @@ fn conditions_explain_why_no_attempt_runs() {
         for pod in &mut pods {
             if pod.phase == PodPhase::Pending && pod.scheduled_at.is_some() {
                 let reason = "ImagePullBackOff".to_owned();
-                pod.waiting = Some(Waiting { reason, message: String::new() });
+                pod.waiting = Some(Waiting { reason, ..Waiting::default() });
             }
         }
         let record = record(attempts);

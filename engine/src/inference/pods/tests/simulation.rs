@@ -19,8 +19,9 @@ pub(super) const TIMEOUTS: Timeouts = Timeouts {
     preemption_timeout_seconds: 3600,
 };
 
-fn image_pull_error() -> Waiting {
-    Waiting { reason: "ImagePullBackOff".to_owned(), message: "no such image".to_owned() }
+fn image_pull_error(since: Timestamp) -> Waiting {
+    let (reason, message) = ("ImagePullBackOff".to_owned(), "no such image".to_owned());
+    Waiting { reason, message, since }
 }
 
 /// A job with its simulated pods.
@@ -142,7 +143,7 @@ impl Job {
             ("C", _) => exit(PodPhase::Succeeded, 0),
             ("E", code) => exit(PodPhase::Failed, code.parse().unwrap()),
             ("P", _) => exit(PodPhase::Running, 0),
-            ("W", _) => pod.waiting = Some(image_pull_error()),
+            ("W", _) => pod.waiting = Some(image_pull_error(now)),
             ("N", _) => pod.node = NodeState::NotReady(now),
             ("D", seconds) => pod.deletion = Some(now.plus(seconds.parse().unwrap())),
             other => panic!("{other:?}"),

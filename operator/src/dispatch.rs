@@ -25,11 +25,7 @@ pub async fn dispatch(context: Arc<Context>, mut changes: Changes) {
             }
             Some(change) = changes.pods.recv() => {
                 let pods = [&change.old, &change.new].into_iter().flatten();
-                for pod in pods {
-                    on_pod(&context, pod);
-                    let cleaned = pod.cleaned_experiment.clone().into_iter();
-                    cleaned.for_each(|experiment| context.experiment_queue.add(experiment));
-                }
+                pods.for_each(|pod| on_pod(&context, pod));
             }
             Some(change) = changes.nodes.recv() => on_node(&context, &change),
             else => return,
@@ -89,8 +85,10 @@ fn reconcile_delay(old: &CachedTrial, new: &CachedTrial) -> Option<Duration> {
     }
 }
 
-/// Queues the job or trial of a pod.
+/// Queues the job or trial of a pod, or the experiment that it cleans up.
 fn on_pod(context: &Context, pod: &CachedPod) {
+    let cleaned = pod.cleaned_experiment.clone().into_iter();
+    cleaned.for_each(|experiment| context.experiment_queue.add(experiment));
     match &pod.job {
         Some(job) => context.job_queue.add(job.clone()),
         None => pod.group().into_iter().for_each(|trial| context.trial_queue.add(trial)),

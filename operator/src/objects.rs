@@ -131,6 +131,8 @@ pub struct CachedPod {
     pub cleaned_experiment: Option<Key>,
     /// Index of the first trial that a clean-up pod does not process.
     pub cleanup_end: Option<u32>,
+    /// When the pod failed, or was first observed as failed.
+    pub failed_at: Option<Timestamp>,
     /// Job that the pod belongs to.
     pub job: Option<Key>,
     key: Key,
@@ -156,7 +158,20 @@ impl CachedPod {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).map(Arc::from);
         let observed = observe_pod(&pod, number(LABEL_ATTEMPT), number(LABEL_POD_INDEX));
         let version = pod.resource_version().unwrap_or_default();
-        Self { observed, node, owner, cleaned_experiment, cleanup_end, job, key, trial, version }
+        let finished_at = observed.exit.as_ref().and_then(|exit| exit.finished_at);
+        let has_failed = observed.phase == PodPhase::Failed;
+        Self {
+            failed_at: has_failed.then(|| finished_at.unwrap_or_else(now)),
+            observed,
+            node,
+            owner,
+            cleaned_experiment,
+            cleanup_end,
+            job,
+            key,
+            trial,
+            version,
+        }
     }
 }
 
@@ -183,6 +198,9 @@ impl Cached for CachedPod {
         }
         if let (Some(waiting), Some(old)) = (&mut self.observed.waiting, &old.observed.waiting) {
             waiting.since = old.since;
+        }
+        if self.failed_at.is_some() {
+            self.failed_at = old.failed_at.or(self.failed_at);
         }
     }
 }
@@ -539,6 +557,29 @@ mod tests {
         check(("ErrImagePull", "u"), "ContainerCreating", None);
         check(("ContainerCreating", "u"), "ErrImagePull", Some(false));
         check(("ErrImagePull", "another"), "ErrImagePull", Some(false));
+    }
+
+    /// A pod that was evicted or rejected by its node has no exit with a time.
+    #[test]
+    fn first_observation_of_a_failure_is_inherited() {
+        let observed =
+            |phase: &str, uid: &str| pod(json!({ "phase": phase }), json!({ "uid": uid }));
+        let check = |(before, uid): (&str, &str), after: &str, expected: Option<bool>| {
+            let (mut old, mut pod) = (observed(before, uid), observed(after, "u"));
+            old.failed_at = old.failed_at.map(|_| Timestamp(7));
+            pod.inherit(&old);
+            assert_eq!(pod.failed_at.map(|at| at == Timestamp(7)), expected, "{before} {after}");
+        };
+        check(("Failed", "u"), "Failed", Some(true));
+        check(("Running", "u"), "Failed", Some(false));
+        check(("Running", "u"), "Succeeded", None);
+        check(("Failed", "another"), "Failed", Some(false));
+        let ended = json!({"terminated": {"exitCode": 1, "finishedAt": "1970-01-01T00:00:09Z"}});
+        let status = json!({"phase": "Failed", "containerStatuses": [
+            {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": ended}
+        ]});
+        assert_eq!(pod(status, json!({})).failed_at, Some(Timestamp(9)));
     }
 
     #[test]

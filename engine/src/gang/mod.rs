@@ -13,6 +13,7 @@
 //!   stops in between, it plans again.
 
 pub mod admission;
+mod clean_up;
 mod conditions;
 pub(crate) mod creation;
 mod outcome;
@@ -20,6 +21,7 @@ mod plan;
 
 use stoker_api::time::Timestamp;
 
+pub use clean_up::{CleanUpStep, clean_up_step};
 pub use outcome::{PodOutcome, pod_outcome};
 pub use plan::{GangPlan, GangView, PodDeletion, plan, refuse};
 
@@ -116,8 +118,6 @@ pub struct Waiting {
     pub reason: String,
     /// Message from Kubernetes.
     pub message: String,
-}
-
     /// When the operator first observed that a container of the pod cannot start. Resets when all
     /// its containers can start.
     pub since: Timestamp,
@@ -128,6 +128,8 @@ impl Waiting {
     pub(crate) fn deadline(&self, timeouts: &Timeouts) -> Timestamp {
         self.since.plus(timeouts.pull_deadline_seconds)
     }
+}
+
 /// Exit of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exit {

@@ -11,6 +11,7 @@ use super::{GangPlan, GangView, ObservedPod, Timeouts, Waiting, plan};
 use crate::fixture::LOSS;
 use crate::trial::{BackOffLimits, RestartLimits, TrialRecord, live_attempt};
 
+mod clean_up;
 mod status;
 mod text;
 

@@ -14,7 +14,7 @@ use stoker_api::experiment::{Experiment, ExperimentStatus, StorageRecord};
 use stoker_api::trial::DesiredTrialState;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{Refusal, set_refusal};
-use stoker_engine::gang::{PodDeletion, PodPhase};
+use stoker_engine::gang::{CleanUpStep, PodDeletion, clean_up_step};
 use stoker_engine::trial::closed;
 
 use self::batch::{BatchContext, CleanUpBatch};
@@ -25,13 +25,16 @@ use crate::error::{Error, request};
 use crate::metrics::Kind;
 use crate::objects::{CachedPod, CachedTrial};
 use crate::storage;
-use crate::trial::apply::{delete_pod, write_status};
+use crate::trial::apply::{delete_pod, find_nodes, write_status};
+use crate::trial::observe::{unknown_nodes, with_node_state};
 use crate::trial::pods;
 
-/// Delay before a failed clean-up is retried.
+/// Delay before a refused clean-up pod is created again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay before the next check for pods that have not ended yet.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Grace period of a pod that has ended.
+const DELETE_GRACE_SECONDS: u32 = 30;
 
 /// State of the clean-up of an experiment that is to continue.
 pub(super) enum CleanUpState {
@@ -49,16 +52,36 @@ pub(super) async fn stop(
     context: &Context,
     key: &Key,
     experiment: &Experiment,
+    valid: &ValidExperiment,
     status: &ExperimentStatus,
 ) -> Result<CleanUpState, Error> {
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let pod = context.pods.get(&pod_key(key, status)).filter(|pod| pod.owner == uid);
     let Some(pod) = pod.filter(|_| !status.cleaned_up) else { return Ok(CleanUpState::Idle) };
-    if pod.observed.phase == PodPhase::Succeeded {
-        return Ok(CleanUpState::Finished);
+    match next_step(context, key, valid, &pod, false).await? {
+        CleanUpStep::Finish => return Ok(CleanUpState::Finished),
+        CleanUpStep::Delete(grace_seconds) => {
+            delete_pod(context, &key.namespace, &deletion(&pod, grace_seconds)).await?;
+        }
+        CleanUpStep::Retry(_) | CleanUpStep::Wait(_) => {}
     }
-    delete_pod(context, &key.namespace, &deletion(&pod)).await?;
     Ok(CleanUpState::Stopping(POLL_INTERVAL))
+}
+
+/// Returns the next step for the clean-up pod. Looks up its node first if the cache lacks it.
+async fn next_step(
+    context: &Context,
+    key: &Key,
+    valid: &ValidExperiment,
+    pod: &CachedPod,
+    is_wanted: bool,
+) -> Result<CleanUpStep, Error> {
+    let mut observed = [with_node_state(context, pod)];
+    if find_nodes(context, &unknown_nodes(context, &key.namespace, &observed)).await? {
+        observed = [with_node_state(context, pod)];
+    }
+    let timeouts = context.options.timeouts(valid.spec.preemption_timeout_seconds);
+    Ok(clean_up_step(&observed[0], pod.failed_at, is_wanted, &timeouts, now()))
 }
 
 fn pod_key(key: &Key, status: &ExperimentStatus) -> Key {
@@ -117,13 +140,23 @@ pub(super) async fn clean_up(
         record_refusal(context, experiment, status, Some(&refusal)).await?;
         return Ok(Some(RETRY_INTERVAL));
     };
-    match pod.observed.phase {
-        PodPhase::Succeeded => {
-            finish_batch(context, key, experiment, status, &trials, &batch, &pod).await
+    let grace_seconds = match next_step(context, key, valid, &pod, true).await? {
+        CleanUpStep::Finish => {
+            return finish_batch(context, key, experiment, status, &trials, &batch, &pod).await;
         }
-        PodPhase::Failed => retry_failed_pod(context, key, experiment, &pod).await,
-        _ => Ok(Some(context.resync_interval(key))),
-    }
+        CleanUpStep::Wait(wait) => {
+            let resync = context.resync_interval(key);
+            return Ok(Some(wait.map_or(resync, |wait| resync.min(Duration::from_secs(wait)))));
+        }
+        CleanUpStep::Retry(why) => {
+            let note = format!("cannot delete checkpoints: {why}; retrying");
+            context.event(experiment, EventType::Warning, "CleanUpFailed", note).await;
+            DELETE_GRACE_SECONDS
+        }
+        CleanUpStep::Delete(grace_seconds) => grace_seconds,
+    };
+    delete_pod(context, &key.namespace, &deletion(&pod, grace_seconds)).await?;
+    Ok(Some(POLL_INTERVAL))
 }
 
 fn is_open(trial: &CachedTrial) -> bool {
@@ -169,7 +202,7 @@ async fn finish_batch(
     }
     // Delete the pod first: if the status write then fails, the batch is repeated, which is
     // harmless.
-    delete_pod(context, &key.namespace, &deletion(pod)).await?;
+    delete_pod(context, &key.namespace, &deletion(pod, DELETE_GRACE_SECONDS)).await?;
     // The last pod processes one more than all trials: the experiment's record.
     let cleaned_up = end > status.trials_created;
     let trials_cleaned = end.min(status.trials_created);
@@ -179,28 +212,9 @@ async fn finish_batch(
     Ok(Some(Duration::from_millis(100)))
 }
 
-/// Reports a failed clean-up pod and deletes it after a delay, so that the next one is created.
-async fn retry_failed_pod(
-    context: &Context,
-    key: &Key,
-    experiment: &Experiment,
-    pod: &CachedPod,
-) -> Result<Option<Duration>, Error> {
-    let exit = pod.observed.exit.clone().unwrap_or_default();
-    let until = exit.finished_at.unwrap_or_default().plus(RETRY_INTERVAL.as_secs());
-    if now() < until {
-        return Ok(Some(Duration::from_secs(until.seconds_since(now()).max(1))));
-    }
-    let why = exit.message;
-    let note = format!("cannot delete checkpoints: {why}; retrying");
-    context.event(experiment, EventType::Warning, "CleanUpFailed", note).await;
-    delete_pod(context, &key.namespace, &deletion(pod)).await?;
-    Ok(Some(POLL_INTERVAL))
-}
-
-fn deletion(pod: &CachedPod) -> PodDeletion {
+fn deletion(pod: &CachedPod, grace_seconds: u32) -> PodDeletion {
     let (name, uid) = (pod.observed.name.clone(), pod.observed.uid.clone());
-    PodDeletion { name, uid, grace_seconds: 30 }
+    PodDeletion { name, uid, grace_seconds }
 }
 
 /// Records why the clean-up pod was refused, and emits an event if the reason is new.

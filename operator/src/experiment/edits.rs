@@ -26,7 +26,7 @@ pub(super) async fn reconcile_ended(
 ) -> Result<Option<Duration>, Error> {
     let refused = refused_edit(&valid.spec.searcher, &status.log, status.trials_created);
     if refused.is_none() && is_continued(experiment, valid, status) {
-        match clean_up::stop(context, key, experiment, status).await? {
+        match clean_up::stop(context, key, experiment, valid, status).await? {
             CleanUpState::Idle => {
                 return run(context, key, (experiment, valid), status, None).await;
             }

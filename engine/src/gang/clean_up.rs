@@ -1,0 +1,63 @@
+//! The pod that cleans up after an experiment: when it is deleted, and when another one follows.
+
+use stoker_api::time::Timestamp;
+
+use super::{NodeState, ObservedPod, PodPhase, Timeouts, pod_outcome};
+
+/// Seconds that a deleted pod has to exit by itself.
+const DELETE_GRACE_SECONDS: u32 = 30;
+/// Seconds that the API server's clock may be ahead of the operator's.
+const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
+/// Seconds between the failure of a pod and the creation of the next one.
+const RETRY_SECONDS: u64 = 60;
+
+/// Next step for a clean-up pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CleanUpStep {
+    /// Record what the pod has deleted.
+    Finish,
+    /// Report this message and delete the pod, so that another one is created.
+    Retry(String),
+    /// Delete the pod with this grace period in seconds. With 0, its node does not confirm the end.
+    Delete(u32),
+    /// Wait for a change, at most for these seconds.
+    Wait(Option<u64>),
+}
+
+/// Returns the next step for a clean-up pod. `failed_at` is the time of its failure, if it failed.
+/// A pod that is not wanted is deleted, unless it has finished.
+pub fn clean_up_step(
+    pod: &ObservedPod,
+    failed_at: Option<Timestamp>,
+    is_wanted: bool,
+    timeouts: &Timeouts,
+    now: Timestamp,
+) -> CleanUpStep {
+    let wait_until = |until: Timestamp| CleanUpStep::Wait(Some(until.seconds_since(now).max(1)));
+    match (pod.phase, failed_at) {
+        (PodPhase::Succeeded, _) => return CleanUpStep::Finish,
+        (PodPhase::Failed, Some(failed_at)) if is_wanted => {
+            let until = failed_at.plus(RETRY_SECONDS);
+            if now < until {
+                return wait_until(until);
+            }
+            let outcome = pod_outcome(pod, timeouts, now);
+            return CleanUpStep::Retry(outcome.map_or(String::new(), |outcome| outcome.message));
+        }
+        _ => {}
+    }
+    if pod.is_lost(timeouts, now) {
+        return CleanUpStep::Delete(0);
+    }
+    if !is_wanted || pod.is_on_dead_node(timeouts, now) {
+        let soon = now.plus((DELETE_GRACE_SECONDS + CLOCK_SKEW_SECONDS_MAX).into());
+        return match pod.deletion {
+            Some(until) if until <= soon => wait_until(until.plus(1)),
+            Some(_) | None => CleanUpStep::Delete(DELETE_GRACE_SECONDS),
+        };
+    }
+    match pod.node {
+        NodeState::NotReady(since) => wait_until(since.plus(timeouts.node_lost_seconds)),
+        NodeState::Ready | NodeState::Deleted => CleanUpStep::Wait(None),
+    }
+}

@@ -37,6 +37,8 @@ impl Kind {
     pub const JOB_STATUS: Self = Self { kind: "job_status" };
     /// Creation of a Service.
     pub const SERVICE_CREATE: Self = Self { kind: "service_create" };
+    /// Deletion of a Service.
+    pub const SERVICE_DELETE: Self = Self { kind: "service_delete" };
 }
 
 /// Outcome of a report.

@@ -62,6 +62,8 @@ pub struct PodDeletion {
 pub struct GangPlan {
     /// Record to write before any other step.
     pub record: TrialRecord,
+    /// Whether to delete the gang's Service. The next attempt creates it again.
+    pub delete_service: bool,
     /// Pods to delete.
     pub delete: Vec<PodDeletion>,
     /// Indexes of the live attempt's pods to create.
@@ -80,6 +82,7 @@ pub fn plan(view: &GangView<'_>) -> GangPlan {
         view,
         plan: GangPlan {
             record: view.record.clone(),
+            delete_service: false,
             delete: vec![],
             create: vec![],
             resume_from: vec![],
@@ -101,7 +104,21 @@ pub fn plan(view: &GangView<'_>) -> GangPlan {
         status.ended_at = Some(view.now);
     }
     status.observed_generation = view.generation;
+    planner.plan.delete_service = releases_service(view, &planner.plan);
     planner.plan
+}
+
+/// Returns whether the Service of a gang is to be deleted: no attempt needs it or follows soon. A
+/// deletion that failed is repeated when pods are deleted and when the trial ends.
+fn releases_service(view: &GangView<'_>, plan: &GangPlan) -> bool {
+    let record = &plan.record;
+    let is_closed = closed(record).is_some();
+    let may_restart = !is_closed && record.spec.desired_state.is_run();
+    if view.num_pods == 1 || may_restart || live_attempt(record).is_some() {
+        return false;
+    }
+    let was_open = closed(view.record).is_none();
+    live_attempt(view.record).is_some() || (is_closed && was_open) || !plan.delete.is_empty()
 }
 
 /// Returns the phase of an open trial. It is `Running` once all pods of the live attempt have

@@ -89,6 +89,9 @@ impl Case<'_> {
         if !plan.create.is_empty() {
             write!(text, "create={:?} ", plan.create).unwrap();
         }
+        if plan.delete_service {
+            text += "service ";
+        }
         for pod in &plan.delete {
             write!(text, "delete={}:{} ", pod.name, pod.grace_seconds).unwrap();
         }
@@ -322,8 +325,8 @@ fn paused_stopped_and_killed_trials_end() {
         assert_eq!(case.render(), expected, "{attempts} {desired_state:?} {now}");
     };
     check("", DesiredTrialState::Pause, 100, "");
-    check("", DesiredTrialState::Stop, 100, "Cancelled");
-    check("live", DesiredTrialState::Pause, 100, "end=RunnerLost:NotWanted wake=3600");
+    check("", DesiredTrialState::Stop, 100, "service Cancelled");
+    check("live", DesiredTrialState::Pause, 100, "end=RunnerLost:NotWanted service wake=3600");
     let mut done = record("live");
     let result = ResultFact {
         units: 9,
@@ -340,14 +343,42 @@ fn paused_stopped_and_killed_trials_end() {
     let mut waiting = record("made");
     waiting.spec.desired_state = DesiredTrialState::Pause;
     let case = Case { record: waiting, pods: "0@0P 1@0S", now: 9, is_admitted: true };
-    let expected = "end=RunnerLost:NotWanted delete=t-a0-r0:30 delete=t-a0-r1:30 wake=3591";
+    let expected = "end=RunnerLost:NotWanted service delete=t-a0-r0:30 delete=t-a0-r1:30 wake=3591";
     assert_eq!(case.render(), expected);
     check("made", DesiredTrialState::Pause, 3699, "wake=1");
-    let late = "end=RunnerLost:PreemptionTimeout delete=t-a0-r0:30 delete=t-a0-r1:30";
+    let late = "end=RunnerLost:PreemptionTimeout service delete=t-a0-r0:30 delete=t-a0-r1:30";
     check("made", DesiredTrialState::Pause, 3700, late);
     check("made", DesiredTrialState::Stop, 3700, &format!("{late} Cancelled"));
-    let killed = "end=RunnerLost:Killed delete=t-a0-r0:1 delete=t-a0-r1:1 Cancelled";
+    let killed = "end=RunnerLost:Killed service delete=t-a0-r0:1 delete=t-a0-r1:1 Cancelled";
     check("made", DesiredTrialState::Kill, 100, killed);
+}
+
+/// A Service that is left counts against a quota of the namespace.
+#[test]
+fn services_are_deleted_with_the_last_attempt() {
+    let check = |record: &TrialRecord, pods_text: &str, num_pods: u32, now, expected| {
+        let pods = pods(pods_text);
+        let plan = plan(&GangView { num_pods, ..view(record, &pods, now) });
+        assert_eq!(plan.delete_service, expected, "{pods_text}, {num_pods} pods, {now}");
+        plan.record
+    };
+    let made = record("made");
+    check(&made, "0@0R 1@0R", 2, 1, false);
+    // Another attempt follows.
+    check(&made, "0@0E79 1@0E79", 2, 100, false);
+    check(&record("Infra@10"), "0@0E80 1@0R", 2, 11, false);
+    // The trial ends. Its pods are kept for their logs, and cost no further request.
+    let ended = check(&made, "0@0C 1@0C", 2, 1, true);
+    assert_eq!(ended.status.phase, stoker_api::experiment::Phase::Failed);
+    check(&ended, "0@0C 1@0C", 2, 2, false);
+    check(&ended, "0@0C 1@0C", 2, 601, true);
+    check(&ended, "", 2, 602, false);
+    check(&made, "0@0C", 1, 1, false);
+    // A paused trial may hold its place for days.
+    let mut paused = record("made");
+    paused.spec.desired_state = DesiredTrialState::Pause;
+    let paused = check(&paused, "0@0E79 1@0E79", 2, 100, true);
+    check(&paused, "0@0E79 1@0E79", 2, 101, false);
 }
 
 #[test]

@@ -219,11 +219,38 @@ async fn create_service(
         Err(Error::Exists { operation }) => {
             let read = format!("read service {}/{}", names.namespace, names.trial);
             let existing = request(read, api.get(names.trial)).await?;
-            let is_ours = existing.owner_references().iter().any(|owner| owner.uid == names.uid);
-            if is_ours { Ok(()) } else { Err(Error::Exists { operation }) }
+            if is_owned(&existing, names.uid) { Ok(()) } else { Err(Error::Exists { operation }) }
         }
         other => other.map(drop),
     }
+}
+
+/// Deletes the Service of a gang, so that it does not count against a quota. An error is only
+/// logged: the Service is unused, and Kubernetes deletes it with the trial.
+pub(super) async fn delete_service(context: &Context, trial: &CachedTrial) {
+    if let Err(error) = try_delete_service(context, trial).await {
+        tracing::warn!(%error, "an unused service is kept until its trial is deleted");
+    }
+}
+
+async fn try_delete_service(context: &Context, trial: &CachedTrial) -> Result<(), Error> {
+    let key = trial.key();
+    let api: Api<Service> = Api::namespaced(context.client.clone(), &key.namespace);
+    let service = request(format!("read service {key}"), api.get_opt(&key.name)).await?;
+    let Some(service) = service.filter(|service| is_owned(service, trial.uid())) else {
+        return Ok(());
+    };
+    let preconditions = Some(Preconditions { resource_version: None, uid: service.uid() });
+    let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
+    context.metrics.writes.get_or_create(&crate::metrics::Kind::SERVICE_DELETE).inc();
+    match request(format!("delete service {key}"), api.delete(&key.name, &parameters)).await {
+        Err(Error::Gone { .. } | Error::Conflict { .. }) => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+fn is_owned(service: &Service, trial_uid: &str) -> bool {
+    service.owner_references().iter().any(|owner| owner.uid == trial_uid)
 }
 
 async fn end_refused_attempt(
@@ -243,5 +270,8 @@ async fn end_refused_attempt(
     refuse(&mut record, end, reason, message, &limits, now());
     let written = write_status(context, trial, record.status).await?;
     super::emit_events(context, observed, &written).await;
+    if written.record.status.phase.is_terminal() && observed.valid.spec.resources.num_pods() > 1 {
+        delete_service(context, &written).await;
+    }
     Ok(())
 }

@@ -73,7 +73,7 @@ async fn apply(
     observed: &ObservedTrial,
     planned: GangPlan,
 ) -> Result<Option<Duration>, Error> {
-    let GangPlan { record, delete, create, .. } = planned;
+    let GangPlan { record, delete_service, delete, create, .. } = planned;
     let mut retry = None;
     let mut trial: Arc<CachedTrial> = observed.trial.clone();
     if record.status != trial.record.status {
@@ -88,6 +88,9 @@ async fn apply(
         }
     } else {
         context.clear_debounce(key);
+    }
+    if delete_service {
+        apply::delete_service(context, &trial).await;
     }
     for pod in &delete {
         apply::delete_pod(context, &key.namespace, pod).await?;

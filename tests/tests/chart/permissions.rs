@@ -44,7 +44,7 @@ const NAMESPACED: [&str; 9] = [
     "stoker.dev/inferencejobs: get list watch",
     "stoker.dev/inferencejobs/status: patch",
     "/pods: get list watch create delete",
-    "/services: get create",
+    "/services: get create delete",
     "events.k8s.io/events: create patch",
 ];
 

@@ -11,6 +11,7 @@ use stoker_api::names::{
     ENV_TRIAL_CONFIG, TOKEN_AUDIENCE, pod_paths,
 };
 use stoker_api::pod::PodTemplate;
+use stoker_api::quantity;
 use stoker_api::validate::{ValidExperiment, ValidInferenceJob};
 
 use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
@@ -201,12 +202,24 @@ pub(crate) fn security() -> Value {
     })
 }
 
-/// Resources of a container that does little work.
-pub(crate) fn small_resources() -> Value {
-    json!({
+/// Returns the resources of a container that does little work, with these limits in place of its
+/// own. A quota may require a limit of each container, and refuses a pod without them.
+pub(crate) fn small_resources<'a>(limits: impl Iterator<Item = (&'a String, &'a String)>) -> Value {
+    let mut resources = json!({
         "requests": { "cpu": "100m", "memory": "64Mi" },
         "limits": { "memory": "512Mi" },
-    })
+    });
+    // Extended resources, such as network cards, are only for programs.
+    for (name, limit) in limits.filter(|(name, _)| !name.contains('/')) {
+        let request = resources["requests"][name].as_str().and_then(quantity::parse);
+        // A request above its limit is invalid, and a missing request defaults to the limit.
+        let limit_amount = quantity::parse(limit);
+        if request.is_none_or(|request| limit_amount.is_none_or(|limit| limit < request)) {
+            resources["requests"][name] = json!(limit);
+        }
+        resources["limits"][name] = json!(limit);
+    }
+    resources
 }
 
 /// Returns the environment variables of every container and its `envFrom` Secrets.
@@ -277,6 +290,9 @@ fn setup_container(
     index: u32,
 ) -> Value {
     let (env, env_from) = environment(settings, index);
+    // The limits add nothing to the pod's, which are the larger of set-up and program. Memory keeps
+    // its limit, because the files sent are unpacked in memory.
+    let limits = settings.limits.iter().filter(|(name, _)| *name != "memory");
     json!({
         "name": SETUP_CONTAINER,
         "image": operator_config.trainer_image,
@@ -284,7 +300,7 @@ fn setup_container(
         "command": [LAUNCHER, "setup"],
         "env": env,
         "envFrom": env_from,
-        "resources": small_resources(),
+        "resources": small_resources(limits),
         "securityContext": security(),
         "terminationMessagePath": pod_paths::TERMINATION,
         "terminationMessagePolicy": "FallbackToLogsOnError",

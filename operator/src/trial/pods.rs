@@ -12,7 +12,6 @@ use stoker_api::names::{
     LABEL_ATTEMPT, LABEL_CLEANUP_END, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX,
     LABEL_TRIAL, RENDEZVOUS_PORT, pod_paths,
 };
-use stoker_api::quantity;
 use stoker_api::validate::ValidExperiment;
 
 use super::config::{OperatorConfig, TrialNames};
@@ -159,7 +158,7 @@ pub fn cleanup_pod(
         "command": [LAUNCHER, "gc"],
         "env": env,
         "envFrom": env_from,
-        "resources": cleanup_resources(&settings),
+        "resources": small_resources(settings.limits.iter()),
         "securityContext": security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": all_mounts,
@@ -178,23 +177,6 @@ pub fn cleanup_pod(
         }
     }
     crate::pod::pod(metadata, spec, &PodSettings { overrides: overrides.as_ref(), ..settings })
-}
-
-/// Returns the resources of a clean-up pod: the requests of a small container with the limits of
-/// the experiment. A quota may require limits and refuse a pod without them.
-fn cleanup_resources(settings: &PodSettings<'_>) -> Value {
-    let mut resources = small_resources();
-    // Extended resources, such as network cards, are only for programs.
-    for (name, limit) in settings.limits.iter().filter(|(name, _)| !name.contains('/')) {
-        let request = resources["requests"][name].as_str().and_then(quantity::parse);
-        // A request above its limit is invalid, and a missing request defaults to the limit.
-        let limit_amount = quantity::parse(limit);
-        if request.is_none_or(|request| limit_amount.is_none_or(|limit| limit < request)) {
-            resources["requests"][name] = json!(limit);
-        }
-        resources["limits"][name] = json!(limit);
-    }
-    resources
 }
 
 fn spec(

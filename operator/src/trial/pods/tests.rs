@@ -109,6 +109,29 @@ fn fields_of_an_experiment_reach_the_pod() {
     check(disk, &at("volumeMounts/5/mountPath"), json!("/data"));
 }
 
+/// A quota on `limits.cpu` refuses a pod if one of its containers has no such limit.
+#[test]
+fn setup_container_has_the_programs_limits() {
+    let resources = "/spec/initContainers/0/resources";
+    let check = |limits: Value, expected: Value| {
+        let change = json!({ "pod": { "image": "mine:2" }, "resources": { "limits": limits } });
+        check(change, resources, expected);
+    };
+    let small = json!({ "cpu": "100m", "memory": "64Mi" });
+    check(json!({}), json!({ "requests": small, "limits": { "memory": "512Mi" } }));
+    check(
+        json!({ "cpu": "8", "memory": "128Mi", "rdma/hca": "1" }),
+        json!({ "requests": small, "limits": { "cpu": "8", "memory": "512Mi" } }),
+    );
+    check(
+        json!({ "cpu": "50m", "ephemeral-storage": "1Gi" }),
+        json!({
+            "requests": { "cpu": "50m", "memory": "64Mi", "ephemeral-storage": "1Gi" },
+            "limits": { "cpu": "50m", "memory": "512Mi", "ephemeral-storage": "1Gi" },
+        }),
+    );
+}
+
 #[test]
 fn overrides_are_merged_last_and_by_name() {
     let over = |body: Value| json!({ "podOverrides": body });

@@ -6,6 +6,7 @@
 //! changes the version of every open trial before its workers start.
 
 mod lease;
+mod sweep;
 mod workers;
 
 use std::sync::Arc;

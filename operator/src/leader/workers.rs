@@ -4,25 +4,16 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::{FutureExt as _, StreamExt as _};
-use kube::api::{Patch, PatchParams};
-use serde_json::json;
-use stoker_api::trial::Fact;
-use stoker_engine::trial::TrialRecord;
+use futures::FutureExt as _;
 use tokio::sync::watch;
 
-use crate::cache::{Cached as _, Key};
+use super::sweep::sweep;
+use crate::cache::Key;
 use crate::context::Context;
-use crate::error::{Error, request};
+use crate::error::Error;
 use crate::metrics::{Kind, with_cpu_seconds};
 use crate::tasks::Tasks;
-use crate::user_resources::CachedExperiment;
 
-/// Annotation of trials and experiments: identity and transition count of the leader that last
-/// swept them.
-const ANNOTATION_LEADER: &str = "stoker.dev/leader";
-/// Concurrent writes of the sweep after a change of leader.
-const SWEEP_WIDTH: usize = 16;
 /// Workers per kind of object, that is, concurrent reconciles.
 const EXPERIMENT_WORKERS: usize = 4;
 const TRIAL_WORKERS: usize = 16;
@@ -79,9 +70,7 @@ pub(super) fn start(context: &Arc<Context>, transitions: i32) -> Workers {
     tasks.spawn("start of the workers", async move {
         // The caches may lack the last writes of the previous leader.
         context.refresh().await;
-        if transitions > 0 {
-            sweep(&context, transitions).await;
-        }
+        sweep(&context).await;
         context.experiment_queue.set_closed(false);
         context.trial_queue.set_closed(false);
         context.job_queue.set_closed(false);
@@ -105,95 +94,6 @@ pub(super) async fn stop(context: &Context, mut workers: Workers) {
     context.searchers.clear();
     context.kept_searches.clear();
     context.job_queue.clear();
-}
-
-/// Gives every trial in which a turn may be recorded a new version, so that in-flight writes of the
-/// previous leader fail.
-async fn sweep(context: &Arc<Context>, transitions: i32) {
-    let mut open = context.trials.all();
-    open.retain(|trial| {
-        !trial.record.status.phase.is_terminal() || has_unplaced_result(&trial.record)
-    });
-    let mut experiments = context.experiments.all();
-    experiments.retain(|cached| {
-        let status = cached.experiment().and_then(|experiment| experiment.status.as_ref());
-        status.is_none_or(|status| !status.phase.is_terminal())
-    });
-    let touches: Vec<_> =
-        open.iter().map(|trial| touch(context.clone(), trial.key(), transitions)).collect();
-    let touched = futures::stream::iter(touches).buffer_unordered(SWEEP_WIDTH);
-    let touched: Vec<bool> = touched.collect().await;
-    let num = touched.iter().filter(|is_touched| **is_touched).count();
-    for cached in &experiments {
-        touch_experiment(context, &cached.key(), transitions).await;
-    }
-    tracing::info!(
-        trials = num,
-        experiments = experiments.len(),
-        "fenced open trials and experiments against the previous leader"
-    );
-}
-
-/// Returns the patch that gives an object a new version.
-fn leader_patch(context: &Context, transitions: i32) -> serde_json::Value {
-    let value = format!("{}/{transitions}", context.options.identity);
-    json!({ "metadata": { "annotations": { ANNOTATION_LEADER: value } } })
-}
-
-async fn touch_experiment(context: &Context, key: &Key, transitions: i32) {
-    let patch = leader_patch(context, transitions);
-    let api = context.experiment_api(&key.namespace);
-    context.metrics.writes.get_or_create(&Kind { kind: "experiment_touch" }).inc();
-    for wait in ERROR_WAITS {
-        let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
-        let operation = format!("touch experiment {key}");
-        match request(operation, api.patch(&key.name, &parameters, &patch)).await {
-            Ok(touched) => {
-                let touched = kube::core::DeserializeGuard(Ok(touched));
-                context.experiments.put(CachedExperiment::new(touched));
-                return;
-            }
-            Err(Error::Gone { .. }) => return context.experiments.forget(key),
-            Err(error) => {
-                tracing::warn!(%error, "retrying");
-                tokio::time::sleep(wait).await;
-            }
-        }
-    }
-}
-
-/// Returns whether a result has no place in the order of the search.
-fn has_unplaced_result(record: &TrialRecord) -> bool {
-    let is_placed = |fact: usize| {
-        record.spec.grants.iter().any(|grant| grant.fact.map(|fact| fact as usize) == Some(fact))
-    };
-    let mut facts = record.status.facts.iter().enumerate();
-    facts.any(|(index, fact)| matches!(fact, Fact::Result(_)) && !is_placed(index))
-}
-
-async fn touch(context: Arc<Context>, key: Key, transitions: i32) -> bool {
-    let patch = leader_patch(&context, transitions);
-    let api = context.trial_api(&key.namespace);
-    context.metrics.writes.get_or_create(&Kind { kind: "trial_touch" }).inc();
-    for wait in ERROR_WAITS {
-        let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
-        let operation = format!("touch trial {key}");
-        match request(operation, api.patch(&key.name, &parameters, &patch)).await {
-            Ok(touched) => {
-                context.trials.put(crate::objects::CachedTrial::new(touched));
-                return true;
-            }
-            Err(Error::Gone { .. }) => {
-                context.trials.forget(&key);
-                return false;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "retrying");
-                tokio::time::sleep(wait).await;
-            }
-        }
-    }
-    false
 }
 
 async fn reconcile_experiments(context: Arc<Context>) {

@@ -41,7 +41,7 @@ affinity:
   podAffinity: { requiredDuringSchedulingIgnoredDuringExecution: [{ topologyKey: zone }] }
 priorityClassName: system-cluster-critical
 podAnnotations: { a: b }
-extraEnv: [{ name: HTTPS_PROXY, value: "http://proxy:3128" }]
+extraEnv: [{ name: TOKIO_WORKER_THREADS, value: "4" }]
 networkPolicy:
   metricsFrom: [{ namespaceSelector: { matchLabels: { kubernetes.io/metadata.name: monitoring } } }]
   egress: { enabled: true, apiServerTo: [{ ipBlock: { cidr: 10.0.0.1/32 } }] }

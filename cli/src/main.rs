@@ -55,9 +55,9 @@ return the exit code of the first that did not succeed.
 
 With --output json, numbers are numbers, and null if not finite. The last line of standard error \
 of a failed command is {\"error\": {\"kind\": .., \"message\": .., \"exitCode\": N}}; `stoker \
-validate` prints the errors of the file to standard output instead. Kinds: usage (the command line), file (with all `errors` of a file), input, system (the cluster, a disk), \
-storage, and for waits timeout, deleted and stopped. With several names, `name` is the failed \
-object."
+validate` prints the errors of the file to standard output instead. Kinds: usage (the command \
+line), file (with all `errors` of a file), input, system (the cluster, a disk), storage, and for \
+waits timeout, deleted and stopped. With several names, `name` is the failed object."
 )]
 struct Cli {
     /// Output format: human-readable text, or JSON for scripts

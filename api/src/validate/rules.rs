@@ -78,11 +78,8 @@ pub(super) fn check_program_bytes(
 ) -> Option<FieldError> {
     let none = Value::Null;
     let hyperparameters = hyperparameters.unwrap_or(&none);
-    let fields = [
-        ("spec.data", data),
-        (crate::hyperparameters::ROOT, hyperparameters),
-        ("spec", spec),
-    ];
+    let fields =
+        [("spec.data", data), (crate::hyperparameters::ROOT, hyperparameters), ("spec", spec)];
     let sizes = fields.map(|(path, value)| (value.to_string().len(), path, value));
     let total: usize = sizes.iter().map(|(bytes, ..)| bytes).sum();
     let (bytes, path, value) = sizes.into_iter().max_by_key(|(bytes, ..)| *bytes)?;

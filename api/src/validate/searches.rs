@@ -1,13 +1,13 @@
 //! Validation rules of search methods.
 
+mod sized;
+
 use serde_json::{Value, json};
 
 use super::external;
 use super::rules::{check_length, union_error};
-use super::{FieldError, Method, TRIALS_MAX, sizes};
-use crate::experiment::{
-    HyperbandSearch, Length, PbtSearch, SearchLimits, Searcher, SyncHalvingSearch,
-};
+use super::{FieldError, Method, TRIALS_MAX};
+use crate::experiment::{Length, PbtSearch, SearchLimits, Searcher};
 
 /// Maximum number of brackets and rungs, so that sizes fit into 64 bits.
 const RUNGS_MAX: u32 = 16;
@@ -70,26 +70,11 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
         return Some(Method::AdaptiveAsha(search));
     }
     if let Some(search) = searcher.sync_halving {
-        checker.check_divisor("syncHalving.divisor", search.divisor);
-        checker.check_rungs("syncHalving.numRungs", search.num_rungs, search.divisor);
-        let budget = checker.check_budget("syncHalving.budget", &search.budget)?;
-        let SyncHalvingSearch { divisor, num_rungs, .. } = search;
-        checker.check_num_trials("syncHalving.budget", &json!(search.budget), LOWER, |units| {
-            sizes::budget_sizes(units, divisor, num_rungs, budget)[0]
-        });
+        let budget = checker.check_sync_halving(&search)?;
         return Some(Method::SyncHalving { search, budget });
     }
     if let Some(search) = searcher.adaptive.clone() {
-        checker.check_divisor("adaptive.divisor", search.divisor);
-        checker.check_max_rungs("adaptive.maxRungs", search.max_rungs);
-        checker.check_bracket_rungs("adaptive", &search.bracket_rungs, search.divisor);
-        let budget = checker.check_budget("adaptive.budget", &search.budget)?;
-        checker.check_num_trials("adaptive.budget", &json!(search.budget), LOWER, |units| {
-            let rungs = search.rungs(units);
-            let share = budget / rungs.len() as u64;
-            let size = |rungs: &u32| sizes::budget_sizes(units, search.divisor, *rungs, share)[0];
-            rungs.iter().map(size).sum()
-        });
+        let budget = checker.check_adaptive(&search)?;
         return Some(Method::Adaptive { search, budget });
     }
     if let Some(search) = searcher.adaptive_simple.clone() {
@@ -100,13 +85,7 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
         return Some(Method::AdaptiveSimple(search));
     }
     if let Some(search) = searcher.hyperband {
-        checker.check_divisor("hyperband.divisor", search.divisor);
-        let HyperbandSearch { divisor, num_brackets, .. } = search;
-        let remedy = "raise it, or give maxLength in larger units";
-        checker.check_num_trials("hyperband.divisor", &json!(divisor), remedy, |units| {
-            let brackets = sizes::hyperband_sizes(units, divisor, num_brackets);
-            brackets.iter().map(|sizes| sizes[0]).sum()
-        });
+        checker.check_hyperband(&search);
         return Some(Method::Hyperband(search));
     }
     if let Some(search) = searcher.sobol {
@@ -126,9 +105,6 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
     checker.check_trials("tpe.maxTrials", search.max_trials);
     Some(Method::Tpe(search))
 }
-
-/// Remedy for a budget of too many trials.
-const LOWER: &str = "lower it, or raise maxLength";
 
 /// Methods that sample in their own way.
 const SAMPLING: [&str; 4] = ["grid", "tpe", "sobol", "pbt"];
@@ -256,29 +232,6 @@ impl Checker<'_> {
         } else if max_trials > TRIALS_MAX {
             let rule = format!("must be at most {TRIALS_MAX}; lower it, or split the search");
             self.push(path, &json!(max_trials), &rule);
-        }
-    }
-
-    /// Checks the number of trials that follows from the full length of a trial, unless the search
-    /// has other errors.
-    fn check_num_trials(
-        &mut self,
-        path: &str,
-        value: &Value,
-        remedy: &str,
-        num_trials: impl FnOnce(u64) -> u128,
-    ) {
-        let Some((_, units)) = self.searcher.max_length.get().filter(|(_, units)| *units > 0)
-        else {
-            return;
-        };
-        if self.errors.len() > self.num_errors {
-            return;
-        }
-        let num_trials = num_trials(units);
-        if num_trials > u128::from(TRIALS_MAX) {
-            let rule = format!("leads to {num_trials} trials, more than {TRIALS_MAX}; {remedy}");
-            self.push(path, value, &rule);
         }
     }
 

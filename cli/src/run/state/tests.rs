@@ -101,8 +101,8 @@ fn crash_before_the_write_of_new_trials_changes_nothing() {
 }
 
 /// Writes a record of a live attempt that started 10 hours ago, and of a runner that was last alive
-/// after `alive_after` seconds. Returns when the next runner says that the attempt ended, in seconds
-/// after its start.
+/// after `alive_after` seconds. Returns when the attempt ended according to the next runner, in
+/// seconds after its start.
 fn end_of_orphan(alive_after: Option<i64>) -> i64 {
     let case = Case::new(1);
     let mut state = case.start();

@@ -155,8 +155,8 @@ impl Sampler {
     }
 }
 
-/// Returns what TPE learns from: the results at the greatest length that has enough of them, or else
-/// at that with the most. All other trials that may still reach it count as running.
+/// Returns what TPE learns from: the results at the greatest length that has enough of them, or
+/// else at that with the most. All other trials that may still reach it count as running.
 fn observations(points: &[Option<Point>], book: &Book) -> Vec<Observation> {
     let mut counts = std::collections::BTreeMap::<u64, usize>::new();
     let results = book.trials().iter().flat_map(|entry| &entry.results);

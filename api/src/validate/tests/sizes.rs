@@ -1,0 +1,76 @@
+//! Limits of the number of trials, and of the size of fields.
+
+use serde_json::{Value, json};
+
+use super::{check, good, run};
+use crate::validate::validate_started;
+
+/// Some methods have no `maxTrials`: their number of trials follows from lengths.
+#[test]
+fn searches_have_at_most_100000_trials() {
+    let check = |units: u64, method: &str, fields: Value, expected: Result<(), (&str, &str)>| {
+        let mut spec = good();
+        spec["searcher"] = json!({ "metric": "loss", "maxLength": { "batches": units } });
+        spec["searcher"][method] = fields;
+        let actual = run("x", spec);
+        let errors = actual.as_ref().err().map_or(&[][..], Vec::as_slice);
+        let errors: Vec<_> = errors.iter().map(|e| (e.path.as_str(), e.rule.as_str())).collect();
+        match expected {
+            Ok(()) => assert_eq!(errors, [], "{method} of {units}"),
+            Err((field, words)) => {
+                let path = format!("spec.searcher.{field}");
+                assert!(
+                    matches!(errors[..], [(at, rule)] if at == path && rule.contains(words)),
+                    "{errors:?}"
+                );
+            }
+        }
+    };
+    // Brackets of 81, 34, 15, 8 and 5 trials.
+    check(81, "hyperband", json!({ "divisor": 3 }), Ok(()));
+    let too_many = Err(("hyperband.divisor", "leads to 279292 trials, more than 100000; raise"));
+    check(200_000, "hyperband", json!({ "divisor": 3 }), too_many);
+    check(200_000, "hyperband", json!({ "divisor": 4 }), Ok(()));
+    check(u64::MAX, "hyperband", json!({ "divisor": 2 }), Err(("hyperband.divisor", "leads to")));
+    let halving =
+        |batches: u64| json!({ "numRungs": 3, "divisor": 2, "budget": { "batches": batches } });
+    // 4 trials of 25 units, 2 of them for 25 more and 1 for 50 more train 200 units.
+    check(100, "syncHalving", halving(5_000_000), Ok(()));
+    let too_many = Err(("syncHalving.budget", "leads to 100004 trials, more than 100000; lower"));
+    check(100, "syncHalving", halving(5_000_200), too_many);
+    check(100, "syncHalving", halving(u64::MAX), Err(("syncHalving.budget", "leads to")));
+    let adaptive = |batches: u64| {
+        let budget = json!({ "batches": batches });
+        json!({ "bracketRungs": [3, 1], "divisor": 2, "budget": budget })
+    };
+    // One half of the budget is for trials of full length.
+    check(100, "adaptive", adaptive(6_660_000), Ok(()));
+    check(100, "adaptive", adaptive(6_700_000), Err(("adaptive.budget", "leads to 100500")));
+}
+
+/// Programs get these fields in an annotation of their pod.
+#[test]
+fn large_fields_are_refused_before_the_start() {
+    let text = |bytes: usize| "x".repeat(bytes);
+    let data = json!({ "list": text(170_000) });
+    check("data", data, "spec.data", "takes 170011 of");
+    let values: Vec<String> = (0..170).map(|value| format!("{value}{}", text(1000))).collect();
+    let net = json!({ "categorical": values });
+    check("hyperparameters/net", net, "spec.hyperparameters", "at most 163840: put");
+    check("description", json!(text(170_000)), "spec", "at most 163840");
+    let mut spec = good();
+    spec["data"] = json!({ "list": text(150_000) });
+    run("x", spec.clone()).unwrap();
+    spec["data"] = json!({ "list": text(170_000) });
+    validate_started("x", &serde_json::from_value(spec).unwrap()).unwrap();
+}
+
+/// With base 1, all values are equal. With less, the bounds of values are in reverse order.
+#[test]
+fn base_of_a_logarithm_is_more_than_1() {
+    let log = |base: f64| json!({ "log": { "min": 1, "max": 2, "base": base } });
+    let path = "spec.hyperparameters.rate.log.base";
+    for base in [-1.0, 0.0, 0.1, 1.0] {
+        check("hyperparameters/rate", log(base), path, "more than 1");
+    }
+}

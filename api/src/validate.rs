@@ -4,6 +4,7 @@
 mod edits;
 mod external;
 mod inference;
+mod new;
 #[cfg(feature = "crd")]
 mod overrides;
 mod pods;
@@ -129,14 +130,12 @@ pub enum Method {
 /// All violated rules, grouped by part of the spec.
 pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
     let valid = rules::check(name, spec)?;
-    let (data, space) = (&spec.data, Some(&spec.hyperparameters));
-    let too_large = rules::check_trial_bytes(spec, &valid.space)
-        .or_else(|| rules::check_program_bytes(data, space, &spec.for_programs()));
-    too_large.map_or(Ok(valid), |error| Err(vec![error]))
+    let errors = new::check(&valid);
+    if errors.is_empty() { Ok(valid) } else { Err(errors) }
 }
 
 /// Same as [`validate`], for an experiment that has already started. An earlier version may have
-/// accepted it with keys of `podOverrides` that it dropped, or with larger fields.
+/// accepted it with keys of `podOverrides` that it dropped, with larger fields or more trials.
 ///
 /// # Errors
 ///
@@ -169,7 +168,14 @@ pub fn validate_inference(
     name: &str,
     spec: &InferenceJobSpec,
 ) -> Result<ValidInferenceJob, Vec<FieldError>> {
-    inference::check(name, spec)
+    refuse_large_job(inference::check(name, spec)?)
+}
+
+fn refuse_large_job(valid: ValidInferenceJob) -> Result<ValidInferenceJob, Vec<FieldError>> {
+    let InferenceJobSpec { data, hyperparameters, .. } = &valid.spec;
+    let for_programs = valid.spec.for_programs();
+    let error = rules::check_program_bytes(data, hyperparameters.as_ref(), &for_programs);
+    error.map_or(Ok(valid), |error| Err(vec![error]))
 }
 
 /// Validates an inference job for a cluster. In addition to the rules of [`validate_inference`],
@@ -179,6 +185,13 @@ pub fn validate_inference(
 ///
 /// Same as [`validate_inference`].
 pub fn validate_inference_on_cluster(
+    name: &str,
+    spec: &InferenceJobSpec,
+) -> Result<ValidInferenceJob, Vec<FieldError>> {
+    refuse_large_job(inference_on_cluster(name, spec)?)
+}
+
+fn inference_on_cluster(
     name: &str,
     spec: &InferenceJobSpec,
 ) -> Result<ValidInferenceJob, Vec<FieldError>> {
@@ -194,7 +207,7 @@ pub fn validate_inference_on_cluster(
 }
 
 /// Validates an inference job that already runs on a cluster. Like [`validate_started`], it accepts
-/// unknown keys in `podOverrides`.
+/// unknown keys in `podOverrides`, and larger fields.
 ///
 /// # Errors
 ///
@@ -204,7 +217,7 @@ pub fn validate_started_inference(
     spec: &InferenceJobSpec,
 ) -> Result<ValidInferenceJob, Vec<FieldError>> {
     let bare = InferenceJobSpec { pod_overrides: None, ..spec.clone() };
-    let mut valid = validate_inference_on_cluster(name, &bare)?;
+    let mut valid = inference_on_cluster(name, &bare)?;
     valid.spec.pod_overrides.clone_from(&spec.pod_overrides);
     Ok(valid)
 }

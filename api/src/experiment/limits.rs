@@ -22,7 +22,8 @@ pub struct SearchLimits {
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub slot_seconds: Option<u64>,
     /// Trained length of all trials, in the unit of `maxLength`, at least 1. The length of a
-    /// trial's latest result counts; training since then does not. Unset: no limit.
+    /// trial's latest result counts; training since then does not. A copy counts from the length of
+    /// its source. Unset: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub units: Option<u64>,

@@ -287,15 +287,15 @@ fn log(path: &str, body: &Value, errors: &mut Vec<FieldError>) -> Option<LogRang
         None => Some(default_base()),
         Some(_) => fields.float("base"),
     };
-    let is_valid = base.is_none_or(|base| base > 1.0);
-    if !is_valid {
-        fields.refuse("base", "must be more than 1; for smaller values, use negative exponents");
+    let is_positive = base.is_none_or(|base| base > 0.0);
+    if !is_positive {
+        fields.refuse("base", "must be more than 0");
     }
     let bounds = fields.bounds(Fields::float);
     let count = fields.count();
     let (base, (min, max)) = (base?, bounds?);
     for (name, exponent) in [("min", min), ("max", max)] {
-        if is_valid && !base.powf(exponent).is_finite() {
+        if is_positive && !base.powf(exponent).is_finite() {
             let rule = format!("min and max are exponents, and {base} to this power is infinite");
             fields.refuse(name, &rule);
         }

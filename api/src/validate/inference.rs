@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::rules::{
-    check_entrypoint, check_env, check_name, check_program_bytes, is_storage_url, union_error,
-};
+use super::rules::{check_entrypoint, check_env, check_name, is_storage_url, union_error};
 use super::{FieldError, ValidInferenceJob, item, member, pods};
 use crate::experiment::Resources;
 use crate::inference::{CheckpointChoice, InferenceJobSpec};
@@ -40,9 +38,6 @@ pub(super) fn check(
     check_env(&spec.env, &mut errors);
     check_storage(spec, &mut errors);
     check_pods(spec, &mut errors);
-    if errors.is_empty() {
-        errors.extend(check_program_bytes(&spec.data, hyperparameters, &spec.for_programs()));
-    }
     match errors.is_empty() {
         true => Ok(ValidInferenceJob { name: name.to_owned(), spec: spec.clone() }),
         false => Err(errors),
@@ -195,6 +190,9 @@ fn check_endpoint(path: &str, endpoint: Option<&String>, errors: &mut Vec<FieldE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::validate::{
+        validate_inference, validate_inference_on_cluster, validate_started_inference,
+    };
 
     /// Validates a job with the fields of `change`. `expected` lists the paths of the errors.
     fn check_fields(change: Value, expected: &[&str]) {
@@ -218,7 +216,6 @@ mod tests {
         check_fields(json!({}), &[]);
         check_fields(json!({"entrypoint": {"command": []}}), &["spec.entrypoint.command"]);
         check_fields(json!({"data": 1}), &["spec.data"]);
-        check_fields(json!({"data": {"list": "x".repeat(170_000)}}), &["spec.data"]);
         check_fields(json!({"hyperparameters": []}), &["spec.hyperparameters"]);
         check_fields(
             json!({"shardRows": 0, "batchRows": 0}),
@@ -233,6 +230,20 @@ mod tests {
         check_fields(json!({"pod": {"image": " "}}), &["spec.pod.image"]);
         let overrides = json!({"spec": {"nodeName": "x"}});
         check_fields(json!({"podOverrides": overrides}), &["spec.podOverrides.spec.nodeName"]);
+    }
+
+    #[test]
+    fn large_fields_are_refused_before_the_start() {
+        let spec = json!({
+            "entrypoint": {"command": ["./infer"]}, "input": {"url": "rows.jsonl"},
+            "data": {"list": "x".repeat(170_000)},
+        });
+        let spec: InferenceJobSpec = serde_json::from_value(spec).unwrap();
+        for validate in [validate_inference, validate_inference_on_cluster] {
+            let errors = validate("job", &spec).unwrap_err();
+            assert_eq!(errors[0].path, "spec.data", "{errors:?}");
+        }
+        validate_started_inference("job", &spec).unwrap();
     }
 
     #[test]

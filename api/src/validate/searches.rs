@@ -1,8 +1,6 @@
 //! Validation rules of search methods.
 
-mod sized;
-
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::external;
 use super::rules::{check_length, union_error};
@@ -10,7 +8,7 @@ use super::{FieldError, Method, TRIALS_MAX};
 use crate::experiment::{Length, PbtSearch, SearchLimits, Searcher};
 
 /// Maximum number of brackets and rungs, so that sizes fit into 64 bits.
-const RUNGS_MAX: u32 = 16;
+pub(super) const RUNGS_MAX: u32 = 16;
 
 /// Maximum number of steps of median stopping. Each is recorded in the trial.
 const STEPS_MAX: u64 = 128;
@@ -42,8 +40,7 @@ pub(super) fn check_own_name(name: &str, searcher: &Searcher, errors: &mut Vec<F
 
 /// Checks the method that is set. Errors name its fields below `spec.searcher`.
 pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<Method> {
-    let num_errors = errors.len();
-    let mut checker = Checker { searcher, errors, num_errors };
+    let mut checker = Checker { searcher, errors };
     checker.check_parts();
     if searcher.single.is_some() {
         return Some(Method::Single);
@@ -70,11 +67,16 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
         return Some(Method::AdaptiveAsha(search));
     }
     if let Some(search) = searcher.sync_halving {
-        let budget = checker.check_sync_halving(&search)?;
+        checker.check_divisor("syncHalving.divisor", search.divisor);
+        checker.check_rungs("syncHalving.numRungs", search.num_rungs, search.divisor);
+        let budget = checker.check_budget("syncHalving.budget", &search.budget)?;
         return Some(Method::SyncHalving { search, budget });
     }
     if let Some(search) = searcher.adaptive.clone() {
-        let budget = checker.check_adaptive(&search)?;
+        checker.check_divisor("adaptive.divisor", search.divisor);
+        checker.check_max_rungs("adaptive.maxRungs", search.max_rungs);
+        checker.check_bracket_rungs("adaptive", &search.bracket_rungs, search.divisor);
+        let budget = checker.check_budget("adaptive.budget", &search.budget)?;
         return Some(Method::Adaptive { search, budget });
     }
     if let Some(search) = searcher.adaptive_simple.clone() {
@@ -85,7 +87,7 @@ pub(super) fn method(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Optio
         return Some(Method::AdaptiveSimple(search));
     }
     if let Some(search) = searcher.hyperband {
-        checker.check_hyperband(&search);
+        checker.check_divisor("hyperband.divisor", search.divisor);
         return Some(Method::Hyperband(search));
     }
     if let Some(search) = searcher.sobol {
@@ -112,8 +114,6 @@ const SAMPLING: [&str; 4] = ["grid", "tpe", "sobol", "pbt"];
 struct Checker<'a> {
     searcher: &'a Searcher,
     errors: &'a mut Vec<FieldError>,
-    /// Number of errors before the search was checked.
-    num_errors: usize,
 }
 
 impl Checker<'_> {
@@ -126,7 +126,7 @@ impl Checker<'_> {
         self.check_objectives();
     }
 
-    fn push(&mut self, path: &str, value: &Value, rule: &str) {
+    fn push(&mut self, path: &str, value: &serde_json::Value, rule: &str) {
         self.errors.push(FieldError::new(&format!("spec.searcher.{path}"), value, rule));
     }
 
@@ -267,10 +267,6 @@ impl Checker<'_> {
     }
 
     fn check_bracket_rungs(&mut self, method: &str, bracket_rungs: &[u32], divisor: u32) {
-        if bracket_rungs.len() > RUNGS_MAX as usize {
-            let rule = format!("must have at most {RUNGS_MAX} brackets");
-            return self.push(&format!("{method}.bracketRungs"), &json!(bracket_rungs), &rule);
-        }
         for (index, num_rungs) in bracket_rungs.iter().enumerate() {
             self.check_rungs(&format!("{method}.bracketRungs[{index}]"), *num_rungs, divisor);
         }

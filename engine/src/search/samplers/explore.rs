@@ -77,7 +77,9 @@ impl Explore {
                 json_number(value.clamp(range.min, range.max))
             }
             (Parameter::Log(range), Some(value)) => {
-                json_number(value.clamp(range.base.powf(range.min), range.base.powf(range.max)))
+                // A base below 1, which earlier versions accepted, reverses the bounds.
+                let [one, other] = [range.min, range.max].map(|bound| range.base.powf(bound));
+                json_number(value.clamp(one.min(other), one.max(other)))
             }
             _ => original.clone(),
         }
@@ -127,6 +129,8 @@ mod tests {
         check(log.clone(), json!(0.01), 0.008, 0.012);
         check(log.clone(), json!(0.1), 0.08, 0.1);
         check(log, json!(0.001), 0.001, 0.0012);
+        let reverse = json!({ "log": { "min": 1, "max": 3, "base": 0.1 } });
+        check(reverse, json!(0.1), 0.08, 0.1);
     }
 
     #[test]

@@ -244,7 +244,9 @@ fn coordinate(parameter: &Parameter, value: &Value) -> Option<f64> {
         Parameter::Int(range) => (value.as_i64()? as f64).clamp(range.min as f64, range.max as f64),
         Parameter::Double(range) => value.as_f64()?.clamp(range.min, range.max),
         Parameter::Log(range) => {
-            (value.as_f64()?.ln() / range.base.ln()).clamp(range.min, range.max)
+            let exponent = value.as_f64()?.ln() / range.base.ln();
+            // With base 1, which earlier versions accepted, all values are equal.
+            if exponent.is_nan() { range.min } else { exponent.clamp(range.min, range.max) }
         }
         Parameter::Categorical(values) => {
             values.iter().position(|choice| normalized(choice) == *value)? as f64

@@ -1,0 +1,88 @@
+//! Rules of new experiments. Experiments that have started may violate them, because an earlier
+//! version accepted them.
+
+use serde_json::{Value, json};
+
+use super::searches::RUNGS_MAX;
+use super::{FieldError, Method, TRIALS_MAX, ValidExperiment, item, member, rules, sizes};
+use crate::hyperparameters::{ONE_OF, Parameter, ROOT, Space};
+
+/// Remedy for a budget of too many trials.
+const LOWER: &str = "lower it, or raise maxLength";
+
+pub(super) fn check(valid: &ValidExperiment) -> Vec<FieldError> {
+    let spec = &valid.spec;
+    let mut errors = vec![];
+    check_bases(&valid.space, ROOT, &mut errors);
+    errors.extend(check_num_brackets(&valid.method));
+    errors.extend(check_num_trials(&valid.method, valid.units_max));
+    if errors.is_empty() {
+        let (data, space) = (&spec.data, Some(&spec.hyperparameters));
+        let too_large = rules::check_trial_bytes(spec, &valid.space)
+            .or_else(|| rules::check_program_bytes(data, space, &spec.for_programs()));
+        errors.extend(too_large);
+    }
+    errors
+}
+
+/// With base 1, all values are equal. With less, the bounds of values are in reverse order.
+fn check_bases(space: &Space, path: &str, errors: &mut Vec<FieldError>) {
+    match space {
+        Space::Parameter(Parameter::Log(range)) if range.base <= 1.0 => {
+            let rule = "must be more than 1; for smaller values, use negative exponents";
+            let path = member(&member(path, "log"), "base");
+            errors.push(FieldError::new(&path, &json!(range.base), rule));
+        }
+        Space::Parameter(_) => {}
+        Space::Group(members) => {
+            for (name, space) in members {
+                check_bases(space, &member(path, name), errors);
+            }
+        }
+        Space::OneOf(groups) => {
+            for (i, group) in groups.iter().enumerate() {
+                check_bases(group, &item(&member(path, ONE_OF), i), errors);
+            }
+        }
+    }
+}
+
+fn check_num_brackets(method: &Method) -> Option<FieldError> {
+    let (name, bracket_rungs) = match method {
+        Method::AdaptiveAsha(search) => ("adaptiveAsha", &search.bracket_rungs),
+        Method::Adaptive { search, .. } => ("adaptive", &search.bracket_rungs),
+        Method::AdaptiveSimple(search) => ("adaptiveSimple", &search.bracket_rungs),
+        _ => return None,
+    };
+    let rule = format!("must have at most {RUNGS_MAX} brackets");
+    let path = format!("spec.searcher.{name}.bracketRungs");
+    let is_long = bracket_rungs.len() > RUNGS_MAX as usize;
+    is_long.then(|| FieldError::new(&path, &json!(bracket_rungs), &rule))
+}
+
+/// Checks the number of trials of methods for which it follows from `units`, the full length.
+fn check_num_trials(method: &Method, units: u64) -> Option<FieldError> {
+    let (field, value, num_trials, remedy): (_, Value, u128, _) = match method {
+        Method::SyncHalving { search, budget } => {
+            let sizes = sizes::budget_sizes(units, search.divisor, search.num_rungs, *budget);
+            ("syncHalving.budget", json!(search.budget), sizes[0], LOWER)
+        }
+        Method::Adaptive { search, budget } => {
+            let rungs = search.rungs(units);
+            let share = budget / rungs.len() as u64;
+            let size = |rungs: &u32| sizes::budget_sizes(units, search.divisor, *rungs, share)[0];
+            let num_trials = rungs.iter().map(size).sum();
+            ("adaptive.budget", json!(search.budget), num_trials, LOWER)
+        }
+        Method::Hyperband(search) => {
+            let brackets = sizes::hyperband_sizes(units, search.divisor, search.num_brackets);
+            let num_trials = brackets.iter().map(|sizes| sizes[0]).sum();
+            let remedy = "raise it, or give maxLength in larger units";
+            ("hyperband.divisor", json!(search.divisor), num_trials, remedy)
+        }
+        _ => return None,
+    };
+    let rule = format!("leads to {num_trials} trials, more than {TRIALS_MAX}; {remedy}");
+    let is_large = num_trials > u128::from(TRIALS_MAX);
+    is_large.then(|| FieldError::new(&format!("spec.searcher.{field}"), &value, &rule))
+}

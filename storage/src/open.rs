@@ -48,7 +48,7 @@ pub(crate) fn open(
         }
         "s3" => {
             let builder = s3(url, &parsed, endpoint, given)?;
-            open_network(url, &parsed, builder.build())
+            open_network(url, endpoint, &parsed, builder.build())
         }
         "gs" => {
             let builder = match given {
@@ -61,7 +61,7 @@ pub(crate) fn open(
                 .with_bucket_name(bucket(url, &parsed)?)
                 .with_retry(retries())
                 .with_client_options(client_of(base.as_deref()));
-            open_network(url, &parsed, builder.build())
+            open_network(url, base.as_deref(), &parsed, builder.build())
         }
         "az" => {
             let builder = match given {
@@ -74,7 +74,7 @@ pub(crate) fn open(
                 .with_container_name(bucket(url, &parsed)?)
                 .with_retry(retries())
                 .with_client_options(client_of(endpoint.as_deref()));
-            open_network(url, &parsed, builder.build())
+            open_network(url, endpoint.as_deref(), &parsed, builder.build())
         }
         "memory" => {
             let store = Arc::new(InMemory::new());
@@ -111,6 +111,7 @@ fn open_folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
 
 fn open_network<S>(
     url: &str,
+    endpoint: Option<&str>,
     parsed: &Url,
     built: object_store::Result<S>,
 ) -> Result<Storage, StorageError>
@@ -124,11 +125,13 @@ where
     let prefix = Path::from_url_path(parsed.path())
         .map_err(|error| StorageError::BadUrl { url: url.to_owned(), reason: error.to_string() })?;
     let store = Arc::new(store);
+    let (server, bucket) = (endpoint.unwrap_or_default(), parsed.host_str().unwrap_or_default());
+    let bucket = format!("{server} {}://{bucket}", parsed.scheme());
     Ok(Storage::from_store(store.clone(), url)
         .with_parts(store)
         .with_prefix(prefix)
         .with_retry_policy(RetryPolicy::NETWORK)
-        .with_transfers_of_process())
+        .with_transfers_of(bucket))
 }
 
 fn bucket(url: &str, parsed: &Url) -> Result<String, StorageError> {

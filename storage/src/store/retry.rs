@@ -15,7 +15,7 @@ pub(crate) struct RetryPolicy {
     wait_first: Duration,
     wait_max: Duration,
     /// Time without progress after which a failed attempt is the last.
-    stalled_max: Duration,
+    pub(super) stalled_max: Duration,
 }
 
 impl RetryPolicy {

@@ -1,6 +1,7 @@
 //! Limit of concurrent transfers, which falls if a link is too slow for them.
 
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -19,8 +20,10 @@ const RATE_FAST: u64 = 256 << 10;
 /// Initial limit, which is larger than the number of transfers of any program.
 const LIMIT_MAX: usize = 1024;
 
-/// Transfers of this process behind a network: they share the link of the machine.
-static OF_PROCESS: LazyLock<Arc<Transfers>> = LazyLock::new(Arc::default);
+/// Transfers of this process by server and bucket. Those to one of them probably fail together,
+/// because of the link or of the server.
+static OF_BUCKETS: LazyLock<Mutex<HashMap<String, Weak<Transfers>>>> =
+    LazyLock::new(Mutex::default);
 
 /// Transfers in flight, and their limit.
 ///
@@ -119,9 +122,17 @@ impl Drop for Transfer<'_> {
 }
 
 impl Storage {
-    /// Returns the same root, with the limit of all storage of this process behind a network.
-    pub(crate) fn with_transfers_of_process(self) -> Self {
-        Self { transfers: OF_PROCESS.clone(), ..self }
+    /// Returns the same root, with the limit of all transfers of this process to a bucket.
+    pub(crate) fn with_transfers_of(self, bucket: String) -> Self {
+        let mut all = OF_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.get(&bucket).and_then(Weak::upgrade);
+        let transfers = known.unwrap_or_else(|| {
+            let transfers = Arc::default();
+            all.retain(|_, transfers| transfers.strong_count() > 0);
+            all.insert(bucket, Arc::downgrade(&transfers));
+            transfers
+        });
+        Self { transfers, ..self }
     }
 
     /// Same as [`retry`](Self::retry), for a request that sends or receives this many bytes. A
@@ -141,6 +152,11 @@ impl Storage {
         let start = Instant::now();
         let attempt = || async {
             let transfer = self.transfers.start().await;
+            // The transfers before this one have failed for so long that it would fail too.
+            if self.transfers.last_progress(start).elapsed() >= self.retry_policy.stalled_max {
+                let source = "no transfer has succeeded for too long".into();
+                return Err(object_store::Error::Generic { store: "transfers", source });
+            }
             let done = operation().await;
             transfer.end(bytes, done.is_ok());
             done
@@ -181,6 +197,17 @@ mod tests {
         let failed = (0, 180, PART, false);
         check(16, &[failed, (180, 190, PART, true), (180, 212, PART, true)], 6);
         check(16, &[failed, (180, 213, PART, true), (180, 186, 1 << 20, true)], 4);
+    }
+
+    #[test]
+    fn transfers_to_one_bucket_share_a_limit() {
+        let storage = |bucket: &str| {
+            let storage = Storage::open("memory://", None).unwrap();
+            storage.with_transfers_of(bucket.to_owned())
+        };
+        let (one, same, other) = (storage("a"), storage("a"), storage("b"));
+        assert!(Arc::ptr_eq(&one.transfers, &same.transfers));
+        assert!(!Arc::ptr_eq(&one.transfers, &other.transfers));
     }
 
     #[tokio::test]

@@ -95,7 +95,8 @@ const FALLBACKS: usize = 3;
 /// `checkpoints` is sorted oldest first. Those in `pins` stay; see [`pinned`].
 ///
 /// [`deletable`] would delete them at the end, regardless of later checkpoints, and they are not
-/// among the trial's latest three, of all or of those that no attempt refused. A checkpoint that
+/// among the trial's latest three, of all or of those that no attempt refused. The checkpoint with
+/// the most batches stays too. A checkpoint that
 /// others of its trial outrank, by metric or by age, stays outranked. So a trial that saves for
 /// weeks keeps only the policy's counts and a few more.
 pub fn prunable(
@@ -113,7 +114,11 @@ pub fn prunable(
     };
     let newest = checkpoints.iter().rev();
     let usable = newest.clone().filter(|checkpoint| !checkpoint.refused).take(FALLBACKS);
-    let fallbacks: Vec<&CheckpointRecord> = newest.take(FALLBACKS).chain(usable).collect();
+    // A refusal may be unknown: an earlier version of the operator does not record it. So an
+    // attempt that starts from scratch does not delete the longest training.
+    let longest = checkpoints.iter().max_by_key(|checkpoint| checkpoint.batches);
+    let fallbacks: Vec<&CheckpointRecord> =
+        newest.take(FALLBACKS).chain(usable).chain(longest).collect();
     let is_old = |name: &String| fallbacks.iter().all(|checkpoint| checkpoint.name != *name);
     let deleted = deletable(&widest, smaller_is_better, &[(0, checkpoints)]);
     let names = deleted.into_iter().map(|(_, name)| name);
@@ -293,7 +298,7 @@ mod tests {
 
     #[test]
     fn refused_checkpoints_replace_no_others() {
-        // What is kept while the experiment runs, and after its end.
+        // Checkpoints kept while the experiment runs, and after its end.
         let check = |counts: [u32; 3], text: &str, running: &str, ended: &str| {
             let (policy, mut left) = (policy(counts), parse(text));
             let mut kept_without = |deleted: Vec<String>| {

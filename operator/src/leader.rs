@@ -3,7 +3,7 @@
 //! The lease names the leader and the time of its last renewal. Replicas do not compare clocks: a
 //! lease has expired once it was observed unchanged for its whole duration. A leader that cannot
 //! renew stops earlier. Stale writes of a leader that was suspended and resumes fail: its successor
-//! changes the version of every open trial before its workers start.
+//! changes the version of every object that they may concern before its workers start.
 
 mod lease;
 mod sweep;

@@ -74,6 +74,9 @@ pub trait Collective: Send + Sync + std::fmt::Debug {
     /// Same as [`sum_f32`](Self::sum_f32).
     fn sum_segments(&self, head: &mut [f64], segments: &mut [&mut [f32]]) -> Result<()> {
         self.sum_f64(head)?;
+        if segments.iter().all(|segment| segment.is_empty()) {
+            return Ok(());
+        }
         let mut flat: Vec<f32> = segments.concat();
         self.sum_f32(&mut flat)?;
         let mut sums = flat.as_slice();

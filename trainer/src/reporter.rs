@@ -300,6 +300,9 @@ impl Reporter {
     pub fn close(&self, batches: u64, code: ExitCode, message: Option<String>) -> bool {
         let event = ReportEvent::Exiting { code: code as u8, message };
         let response = self.post_and_wait_within(batches, event, CLOSE_TIMEOUT);
+        if let Err(rejected) = &response {
+            eprintln!("stoker: {rejected}");
+        }
         matches!(response, Ok(Some(directive)) if directive != Directive::Fenced)
     }
 

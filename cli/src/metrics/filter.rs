@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use stoker_api::contract::is_metric;
 use stoker_api::experiment::Searcher;
 use stoker_storage::metrics::Row;
 
@@ -33,7 +34,7 @@ impl<'a> Filter<'a> {
             let has_group = self.group.is_none_or(|group| group == row.group);
             row.metrics.retain(|name, _| {
                 let is_selected =
-                    has_group && self.metric.is_none_or(|metric| is_named(name, metric));
+                    has_group && self.metric.is_none_or(|metric| is_metric(name, metric));
                 if !is_selected && self.num_printed == 0 {
                     self.names.insert((row.group.clone(), name.clone()));
                 }
@@ -62,14 +63,6 @@ impl<'a> Filter<'a> {
         let names = names.join(", ");
         Err(Failure::Input(format!("{metric}{group} of {name} not found; available: {names}")))
     }
-}
-
-/// Returns whether `metric` selects the metric `name` of a row. As in an experiment, the prefix
-/// `val_` stands for `validation_`.
-fn is_named(name: &str, metric: &str) -> bool {
-    let is_long =
-        |short| name.strip_prefix("validation_").is_some_and(|validation| validation == short);
-    name == metric || metric.strip_prefix("val_").is_some_and(is_long)
 }
 
 /// Returns whether smaller values of a metric are better: known for objectives of the search, and

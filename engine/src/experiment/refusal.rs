@@ -69,12 +69,12 @@ pub fn malformed_pod<'a>(
     }
 }
 
-/// Returns whether the API server has accepted the pods of an attempt. Attempts that are no longer
-/// listed count as accepted.
+/// Returns whether the API server has accepted the pods of an attempt. It may no longer be listed,
+/// but a trial that has trained had pods.
 fn has_had_pods(record: &TrialRecord) -> bool {
-    let attempts = &record.status.attempts;
-    let is_shortened = attempts.first().is_some_and(|first| first.number > 0);
-    is_shortened || attempts.iter().any(|attempt| attempt.has_pods)
+    let status = &record.status;
+    let has_trained = status.batches > 0 || !status.checkpoints.is_empty();
+    has_trained || status.attempts.iter().any(|attempt| attempt.has_pods)
 }
 
 /// Returns the refused attempt because of which a trial waits or has failed. Attempts before the
@@ -199,6 +199,8 @@ mod tests {
         // The attempt with pods is no longer listed.
         let mut long = record(0, "AdmissionRefused AdmissionRefused ?");
         long.status.attempts.remove(0);
+        assert_eq!(malformed_pod([&long].into_iter()), fails);
+        long.status.batches = 1;
         assert_eq!(malformed_pod([&long].into_iter()), waits);
     }
 

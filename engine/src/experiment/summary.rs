@@ -31,7 +31,8 @@ struct Share {
     objectives: Option<(Vec<Loss>, Vec<String>)>,
 }
 
-/// Resources that a trial has spent. Units are the length of its latest result.
+/// Resources that a trial has spent. Units are the length of its latest result; of a copy, from its
+/// source.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Spent {
     units: u64,
@@ -174,7 +175,7 @@ impl Summary {
         }
     }
 
-    /// Returns the sum of the lengths of the trials' latest results.
+    /// Returns the units that all trials have spent.
     pub(super) fn units(&self) -> u64 {
         self.units
     }

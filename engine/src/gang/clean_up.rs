@@ -2,10 +2,8 @@
 
 use stoker_api::time::Timestamp;
 
-use super::{NodeState, ObservedPod, PodPhase, Timeouts, pod_outcome};
+use super::{DELETE_GRACE_SECONDS, NodeState, ObservedPod, PodPhase, Timeouts, pod_outcome};
 
-/// Seconds that a deleted pod has to exit by itself.
-const DELETE_GRACE_SECONDS: u32 = 30;
 /// Seconds that the API server's clock may be ahead of the operator's.
 const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
 /// Seconds between the failure of a pod and the creation of the next one.

@@ -19,7 +19,7 @@ use crate::trial::{
 };
 
 /// Seconds that a pod has to exit by itself after it is deleted.
-const DELETE_GRACE_SECONDS: u32 = 30;
+pub const DELETE_GRACE_SECONDS: u32 = 30;
 
 /// Input of a plan.
 #[derive(Clone, Copy, Debug)]

@@ -14,7 +14,7 @@ use stoker_api::experiment::{Experiment, ExperimentStatus, StorageRecord};
 use stoker_api::trial::DesiredTrialState;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{Refusal, set_refusal};
-use stoker_engine::gang::{CleanUpStep, PodDeletion, clean_up_step};
+use stoker_engine::gang::{CleanUpStep, DELETE_GRACE_SECONDS, PodDeletion, clean_up_step};
 use stoker_engine::trial::closed;
 
 use self::batch::{BatchContext, CleanUpBatch};
@@ -33,8 +33,6 @@ use crate::trial::pods;
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay before the next check for pods that have not ended yet.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// Grace period of a pod that has ended.
-const DELETE_GRACE_SECONDS: u32 = 30;
 
 /// State of the clean-up of an experiment that is to continue.
 pub(super) enum CleanUpState {

@@ -219,7 +219,14 @@ async fn create_service(
         Err(Error::Exists { operation }) => {
             let read = format!("read service {}/{}", names.namespace, names.trial);
             let existing = request(read, api.get(names.trial)).await?;
-            if is_owned(&existing, names.uid) { Ok(()) } else { Err(Error::Exists { operation }) }
+            match is_owned(&existing, names.uid) {
+                // It is the Service of the attempt before, and disappears.
+                true if existing.metadata.deletion_timestamp.is_some() => {
+                    Err(Error::Conflict { operation })
+                }
+                true => Ok(()),
+                false => Err(Error::Exists { operation }),
+            }
         }
         other => other.map(drop),
     }
@@ -240,7 +247,8 @@ async fn try_delete_service(context: &Context, trial: &CachedTrial) -> Result<()
     let Some(service) = service.filter(|service| is_owned(service, trial.uid())) else {
         return Ok(());
     };
-    let preconditions = Some(Preconditions { resource_version: None, uid: service.uid() });
+    let preconditions =
+        Some(Preconditions { resource_version: service.resource_version(), uid: service.uid() });
     let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
     context.metrics.writes.get_or_create(&crate::metrics::Kind::SERVICE_DELETE).inc();
     match request(format!("delete service {key}"), api.delete(&key.name, &parameters)).await {

@@ -17,7 +17,7 @@ use crate::worker::Work;
 
 /// Verbs that this test may not observe, with their purpose.
 const UNOBSERVED_VERBS: [(&str, &str); 3] = [
-    ("patch stoker.dev/experiments", "annotates experiments when the leader changes"),
+    ("patch stoker.dev/experiments", "annotates experiments when a replica starts to lead"),
     (
         "get stoker.dev/experiments",
         "reads the version after a write that collided, and an object that cannot be parsed",

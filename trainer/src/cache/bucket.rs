@@ -131,8 +131,10 @@ impl DatasetBucket {
             return;
         };
         match self.upload_files(dir, pending.replace).await {
+            // Another process may have built the set again meanwhile, and marked it.
+            Ok(text) if fs::read(folder.join(MANIFEST_FILE)).ok().as_ref() != Some(&text) => {}
             // Ignore the error: the next open finds the set in the bucket.
-            Ok(()) => drop(fs::remove_file(PendingUpload::path(&folder))),
+            Ok(_) => drop(fs::remove_file(PendingUpload::path(&folder))),
             Err(error) => eprintln!(
                 "stoker: cannot upload {dir} to the bucket, so other machines must build it: \
                  {error}; the next open tries again"
@@ -146,8 +148,9 @@ impl DatasetBucket {
         format!("{}/{}", self.storage.url(), self.prefix)
     }
 
-    /// Uploads a complete set, unless the bucket has it. With `replace`, always uploads it.
-    async fn upload_files(&self, dir: &DatasetDir, replace: bool) -> Result<()> {
+    /// Uploads a complete set, unless the bucket has it. With `replace`, always uploads it. Returns
+    /// its manifest.
+    async fn upload_files(&self, dir: &DatasetDir, replace: bool) -> Result<Vec<u8>> {
         let _reader = dir.lock_for_reading()?;
         let folder = dir.folder();
         let path = folder.join(MANIFEST_FILE);
@@ -155,7 +158,7 @@ impl DatasetBucket {
         let manifest = Manifest::parse(dir, &text)?;
         let target = self.path(dir, MANIFEST_FILE);
         if !replace && self.storage.exists(&target).await? {
-            return Ok(());
+            return Ok(text);
         }
         for entry in &manifest.segments {
             let path = folder.join(&entry.file);
@@ -163,7 +166,8 @@ impl DatasetBucket {
             let bytes = bytes.map_err(|error| io_error("read", &path, &error))?;
             self.storage.put(&self.path(dir, &object_name(entry)), bytes.into()).await?;
         }
-        Ok(self.storage.put(&target, text.into()).await?)
+        self.storage.put(&target, text.clone().into()).await?;
+        Ok(text)
     }
 }
 

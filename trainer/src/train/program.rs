@@ -327,27 +327,10 @@ pub(crate) fn finish(
     if interrupted.is_some_and(|interrupted| interrupted.fenced)
         || io.directive() == Some(Directive::Fenced)
     {
-        // Another attempt has replaced this one: queued writes must not happen.
-        termination::record_exit(code, message.as_deref(), vec![]);
-        process::exit(code as i32);
+        exit_fenced(code, message.as_deref());
     }
     io.report_last_validation();
-    let log = |saved: Result<()>| {
-        if let Err(error) = saved {
-            eprintln!("stoker: cannot store the last checkpoint: {error}");
-        }
-    };
-    log(io.report_saved(false));
-    // Record the exit before the waits below: the process may be killed during them.
-    termination::record_exit(code, message.as_deref(), io.unsent());
-    if let Some(name) = io.checkpoint_in_progress() {
-        eprintln!("stoker: storing checkpoint {name} before the exit");
-        // The watchdog must not force the exit meanwhile, but must do so if a later part hangs.
-        context.distributed().record_activity(RankActivity::Wait);
-        log(io.report_saved_within(SAVE_MAX));
-        context.distributed().record_activity(RankActivity::Train);
-        termination::record_exit(code, message.as_deref(), io.unsent());
-    }
+    finish_save(&context, &mut io, code, message.as_deref());
     if code == ExitCode::Completed {
         io.end_training();
     }
@@ -359,6 +342,34 @@ pub(crate) fn finish(
     io.close(io.batches(), code, message.clone());
     termination::record_exit(code, message.as_deref(), io.unsent());
     process::ExitCode::from(code as u8)
+}
+
+/// Exits without the queued writes: another attempt has replaced this one.
+fn exit_fenced(code: ExitCode, message: Option<&str>) -> ! {
+    termination::record_exit(code, message, vec![]);
+    process::exit(code as i32)
+}
+
+/// Reports complete checkpoints, and waits a while for a save in progress.
+fn finish_save(context: &Context, io: &mut TrialIo, code: ExitCode, message: Option<&str>) {
+    let log = |saved: Result<()>| {
+        if let Err(error) = saved {
+            eprintln!("stoker: cannot store the last checkpoint: {error}");
+        }
+    };
+    log(io.report_saved(false));
+    // Record the exit before the waits of this and later steps: the process may be killed.
+    termination::record_exit(code, message, io.unsent());
+    let Some(name) = io.checkpoint_in_progress() else { return };
+    eprintln!("stoker: storing checkpoint {name} before the exit");
+    // The watchdog must not force the exit meanwhile, but must do so if a later part hangs.
+    context.distributed().record_activity(RankActivity::Wait);
+    log(io.report_saved_within(SAVE_MAX));
+    context.distributed().record_activity(RankActivity::Train);
+    if io.directive() == Some(Directive::Fenced) {
+        exit_fenced(code, message);
+    }
+    termination::record_exit(code, message, io.unsent());
 }
 
 /// Formats a panic message, with a hint for mixed precision, where layers that create tensors

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `seconds` | time since the first entry of the log |
 //! | `slotSeconds` | slots of a trial, times the time for which attempts held them |
-//! | `units` | lengths of the latest results of all trials |
+//! | `units` | lengths of the latest results of all trials; of a copy, from its source |
 //!
 //! Deleted trials no longer count.
 

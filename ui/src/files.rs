@@ -58,7 +58,7 @@ pub(crate) async fn checkpoint(
             .map_or_else(|_| Vec::new(), |(manifest, _)| files(&base, manifest)),
         manifest: manifest.map(|(_, text)| text),
         command: format!(
-            "stoker checkpoint download {}-{index} DIR --checkpoint {checkpoint}{arguments}",
+            "stoker checkpoint download {}-{index}/{checkpoint} --to DIR{arguments}",
             run.id()
         ),
         name: checkpoint,

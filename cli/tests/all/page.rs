@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{RunFixture, check, files, random, signal, stoker, wait_until};
+use crate::fixture::{RunFixture, check, files, output_text, random, signal, stoker, wait_until};
 
 /// Address and token of a page.
 struct Page {
@@ -151,8 +151,16 @@ fn check_first_change(page: &Page) {
 /// Checks that files of a manifest can be downloaded, and no others.
 fn check_download(page: &Page, fixture: &RunFixture, trial: u64, name: &str) {
     let folder = format!("/experiments/default/scripted/trials/{trial}/checkpoints/{name}");
-    // The manifest of the scripted trainer is empty.
-    assert!(page.get(&folder).contains("missing field"), "{folder}");
+    // The manifest of the scripted trainer is empty, and has another hash than in its report.
+    let html = page.get(&folder);
+    assert!(html.contains("missing field"), "{folder}");
+    let (_, command) = html.split_once("stoker checkpoint download ").unwrap();
+    let command = format!("checkpoint download {}", command.split('<').next().unwrap());
+    let mut stoker = stoker();
+    stoker.args(command.split_whitespace()).current_dir(fixture.root());
+    let output = stoker.output().unwrap();
+    let text = output_text(&output);
+    assert!(text.contains("manifest.json of the checkpoint is corrupt"), "{text}");
     let model = fixture.model(trial, name);
     let manifest = json!({
         "format": 1, "experimentId": "", "trial": trial, "attempt": 0, "batches": 10,

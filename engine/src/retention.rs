@@ -333,6 +333,9 @@ mod tests {
         // No checkpoint could be used, so attempt 1 started from scratch.
         let text = "100-0! 200-0! 300-0! 10-1 20-1 30-1 40-1";
         check([0, 0, 1], text, "300-0 20-1 30-1 40-1", "300-0 40-1");
+        // Nor were the refusals recorded.
+        let text = "100-0 200-0 300-0 10-1 20-1 30-1 40-1";
+        check([0, 0, 1], text, "300-0 20-1 30-1 40-1", "40-1");
     }
 
     #[test]

@@ -142,7 +142,7 @@ async fn slow_links_carry_fewer_parts_at_a_time() {
     assert_eq!(timeouts(), 8, "the limit stays");
 }
 
-/// All requests of five objects time out. Otherwise, 16 attempts of each part could take a day.
+/// All requests of twelve objects time out. Otherwise, 16 attempts of each part could take a day.
 #[tokio::test(start_paused = true)]
 async fn stalled_uploads_fail_within_half_an_hour() {
     let store = Flaky::behind(8);
@@ -150,11 +150,12 @@ async fn stalled_uploads_fail_within_half_an_hour() {
         .with_parts(store)
         .with_retry_policy(RetryPolicy::NETWORK);
     let start = Instant::now();
+    let bytes = Bytes::from(vec![7; 64 << 20]);
     let put = |name: usize| {
-        let storage = storage.clone();
-        async move { storage.put(&name.to_string(), vec![7; 64 << 20].into()).await }
+        let (storage, bytes) = (storage.clone(), bytes.clone());
+        async move { storage.put(&name.to_string(), bytes).await }
     };
-    for put in futures::future::join_all((0..5).map(put)).await {
+    for put in futures::future::join_all((0..12).map(put)).await {
         let error = put.unwrap_err().to_string();
         assert!(error.contains("timed out") || error.contains("for too long"), "{error}");
     }

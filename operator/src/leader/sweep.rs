@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use k8s_openapi::jiff;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::core::{DeserializeGuard, NamespaceResourceScope};
 use kube::{Api, Client, Resource};
@@ -49,7 +49,7 @@ pub(super) async fn sweep(context: &Context) {
     });
     let trials: Vec<Key> = trials.iter().map(|trial| trial.key()).collect();
     let experiments: Vec<Key> = experiments.into_iter().collect();
-    let patch = leader_patch(&context.options.identity);
+    let patch = leader_patch(&context.options.identity, Timestamp::now());
     let count = |kind, num: usize| {
         context.metrics.writes.get_or_create(&Kind { kind }).inc_by(num as u64);
     };
@@ -64,8 +64,8 @@ pub(super) async fn sweep(context: &Context) {
 
 /// Returns the patch that gives an object a new version. A patch with the value of an earlier sweep
 /// would change nothing, also if this replica was the previous leader.
-fn leader_patch(identity: &str) -> Value {
-    let value = format!("{identity}/{}", jiff::Timestamp::now());
+fn leader_patch(identity: &str, now: Timestamp) -> Value {
+    let value = format!("{identity}/{now}");
     json!({ "metadata": { "annotations": { ANNOTATION_LEADER: value } } })
 }
 

@@ -69,7 +69,7 @@ fn newer(kind: &str) -> Value {
 
 #[tokio::test]
 async fn unparsable_objects_are_written_once() {
-    let (key, patch) = (Key::new("ns", "e-0"), leader_patch("a"));
+    let (key, patch) = (Key::new("ns", "e-0"), leader_patch("a", Timestamp::UNIX_EPOCH));
     let server = Server::new(200, &newer("Experiment"));
     let (experiments, _changes) = Cache::new();
     let read = CachedExperiment::new;
@@ -94,7 +94,14 @@ async fn failing_writes_delay_a_takeover_briefly() {
         let keys = (0..num).map(|index| Key::new("ns", &index.to_string())).collect();
         let begin = Instant::now();
         let read = CachedExperiment::new;
-        let touched = touch_all(&server.client(), &cache, read, keys, &leader_patch("a")).await;
+        let touched = touch_all(
+            &server.client(),
+            &cache,
+            read,
+            keys,
+            &leader_patch("a", Timestamp::UNIX_EPOCH),
+        )
+        .await;
         assert_eq!((touched, server.num_requests()), (0, num_requests), "{code}");
         let elapsed = begin.elapsed().as_secs_f64();
         assert!((elapsed - seconds).abs() < 0.1, "{code}: {elapsed} s");
@@ -108,7 +115,8 @@ async fn failing_writes_delay_a_takeover_briefly() {
 
 #[test]
 fn each_sweep_writes_a_new_value() {
-    assert_ne!(leader_patch("a"), leader_patch("a"));
+    let patch = |nanosecond| leader_patch("a", Timestamp::new(9, nanosecond).unwrap());
+    assert_ne!(patch(0), patch(1));
 }
 
 #[test]

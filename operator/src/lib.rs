@@ -16,6 +16,7 @@ pub mod experiment;
 pub mod job;
 pub mod leader;
 pub mod metrics;
+pub mod namespaces;
 pub mod objects;
 pub mod options;
 mod patch;

@@ -23,6 +23,7 @@ use crate::context::Context;
 use crate::dispatch::dispatch;
 use crate::leader;
 use crate::metrics::Kind;
+use crate::namespaces;
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::options::Options;
 use crate::report_server::{ReportServer, tls};
@@ -61,8 +62,6 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
     context.trial_queue.set_closed(true);
     context.job_queue.set_closed(true);
     let mut tasks = Tasks::default();
-    watch_all(&context, &mut tasks);
-    tasks.spawn("dispatch", dispatch(context.clone(), changes));
     let report_server = ReportServer::new(context.clone());
     let router = report_server.clone().router();
     let report_server_stop = watch::Sender::new(false);
@@ -73,9 +72,14 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
         // `axum::serve` retries failed accepts itself, so this task ends only with the runtime.
         let _ = axum::serve(observe_listener, health_router).await;
     });
+    let watched = context.options.namespaces();
+    let spaces = namespaces::readable(&context.client, watched.clone()).await;
+    watch_all(&context, &spaces, &mut tasks);
+    tasks.spawn("dispatch", dispatch(context.clone(), changes));
     let is_stopped = watch::Sender::new(false);
     let election = tokio::spawn(leader::run(context.clone(), is_stopped.subscribe()));
-    let result = supervise(&context, &mut tasks, election, stop, &is_stopped).await;
+    let restart = namespaces::changed(context.client.clone(), watched, spaces);
+    let result = supervise(&context, &mut tasks, election, (stop, restart), &is_stopped).await;
     let stop_delay = async {
         if result.is_ok() {
             // Trainers keep connecting here until all nodes know that this endpoint is terminating.
@@ -88,31 +92,35 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
     result
 }
 
-/// Waits for `stop` or for a background task to end, which is a failure. Then ends the election,
-/// which releases the lease, while all other tasks still run.
+/// Waits for `stop`, for a reason to restart, or for a background task to end, which is a failure.
+/// Then ends the election, which releases the lease, while all other tasks still run.
 ///
 /// # Errors
 ///
-/// Describes the task that ended. The replica reports itself as failed from then on.
+/// The reason to restart, or the task that ended. The replica reports itself as failed from then
+/// on.
 async fn supervise(
     context: &Context,
     tasks: &mut Tasks,
     mut election: JoinHandle<Result<(), EndedTask>>,
-    mut stop: watch::Receiver<bool>,
+    (mut stop, restart): (watch::Receiver<bool>, impl Future<Output = String>),
     is_stopped: &watch::Sender<bool>,
 ) -> Result<(), String> {
-    let ended = tokio::select! {
+    let why = tokio::select! {
         _ = stop.wait_for(|is_set| *is_set) => None,
-        ended = tasks.ended() => Some(ended),
-        ended = &mut election => Some(match ended {
-            Ok(Err(worker)) => worker,
-            Ok(Ok(())) => EndedTask { task: "election", panic: None },
-            Err(error) => EndedTask::of_error("election", error),
-        }),
+        why = restart => Some(why),
+        ended = tasks.ended() => Some(ended.to_string()),
+        ended = &mut election => {
+            let ended = match ended {
+                Ok(Err(worker)) => worker,
+                Ok(Ok(())) => EndedTask { task: "election", panic: None },
+                Err(error) => EndedTask::of_error("election", error),
+            };
+            Some(ended.to_string())
+        }
     };
-    let why = ended.map(|ended| ended.to_string());
     if let Some(why) = &why {
-        tracing::error!(why, "background task ended; this replica exits");
+        tracing::error!(why, "this replica exits");
         context.set_failed(why.clone());
     }
     is_stopped.send_replace(true);
@@ -134,9 +142,8 @@ async fn client() -> Result<Client, String> {
     Client::try_from(config).map_err(|error| format!("cannot create the API client: {error}"))
 }
 
-fn watch_all(context: &Arc<Context>, tasks: &mut Tasks) {
+fn watch_all(context: &Arc<Context>, spaces: &[Option<String>], tasks: &mut Tasks) {
     let client = || context.client.clone();
-    let spaces = context.options.namespaces();
     fn apis<K>(spaces: &[Option<String>], client: &Client) -> Vec<(Option<String>, Api<K>)>
     where
         K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
@@ -150,7 +157,7 @@ fn watch_all(context: &Arc<Context>, tasks: &mut Tasks) {
     let all = || watcher::Config::default().timeout(WATCH_SECONDS);
     let refresh = || context.refresh.subscribe();
     let experiments = watch_into(
-        apis::<DeserializeGuard<Experiment>>(&spaces, &client()),
+        apis::<DeserializeGuard<Experiment>>(spaces, &client()),
         all(),
         context.experiments.clone(),
         |object| Some(CachedExperiment::new(object)),
@@ -158,7 +165,7 @@ fn watch_all(context: &Arc<Context>, tasks: &mut Tasks) {
     );
     tasks.spawn("watch of experiments", experiments);
     let trials = watch_into(
-        apis::<DeserializeGuard<Trial>>(&spaces, &client()),
+        apis::<DeserializeGuard<Trial>>(spaces, &client()),
         all(),
         context.trials.clone(),
         |object| Some(CachedTrial::read(object)),
@@ -166,7 +173,7 @@ fn watch_all(context: &Arc<Context>, tasks: &mut Tasks) {
     );
     tasks.spawn("watch of trials", trials);
     let jobs = watch_into(
-        apis::<DeserializeGuard<InferenceJob>>(&spaces, &client()),
+        apis::<DeserializeGuard<InferenceJob>>(spaces, &client()),
         all(),
         context.jobs.clone(),
         |object| Some(CachedJob::new(object)),
@@ -174,7 +181,7 @@ fn watch_all(context: &Arc<Context>, tasks: &mut Tasks) {
     );
     tasks.spawn("watch of jobs", jobs);
     let pods = watch_into(
-        apis::<Pod>(&spaces, &client()),
+        apis::<Pod>(spaces, &client()),
         all().labels(LABEL_COMPONENT),
         context.pods.clone(),
         |object| Some(CachedPod::new(object)),
@@ -279,6 +286,7 @@ mod tests {
             Ok(())
         });
         tasks.spawn(ends, task);
+        let restart = std::future::pending();
         let mut stop = is_stopped.subscribe();
         let check = async {
             let _ = stop.wait_for(|is_set| *is_set).await;
@@ -286,7 +294,8 @@ mod tests {
             let _ = checked.send(());
             response
         };
-        let serving = supervise(&context, &mut tasks, election, never.subscribe(), &is_stopped);
+        let serving =
+            supervise(&context, &mut tasks, election, (never.subscribe(), restart), &is_stopped);
         let (result, response) = tokio::join!(serving, check);
         assert_eq!(result, Err(expected.to_owned()));
         assert_eq!(response, (503, expected.to_owned()));

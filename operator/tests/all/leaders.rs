@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use stoker_api::experiment::Phase;
+use tokio::task::block_in_place;
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
 use crate::proxy::Proxy;
-use crate::setup::{LEASE_SECONDS, TestNamespace, client_of, free_ports, runtime};
+use crate::setup::{LEASE_SECONDS, TestNamespace, client_of, free_ports, rbac_rules, runtime};
 use crate::tcp_forwarder::TcpForwarder;
 use crate::trainer::ReportConnection;
 use crate::writes::{check, wait_for_units};
@@ -32,6 +33,10 @@ const FAULT_DURATION: Duration = Duration::from_secs(LEASE_SECONDS + 3);
 /// Limit of each wait for a change of leader. A change takes the lease's time, one poll and a few
 /// lists; the rest is for machines that have other work.
 const TAKEOVER_MAX: Duration = Duration::from_secs(LEASE_SECONDS + 30);
+
+/// Limit of each wait for an operator to notice a deleted or new namespace: it checks four times,
+/// and every 15 seconds.
+const RESTART_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum number of runs of a scenario.
 const RUNS_MAX: u32 = 3;
@@ -223,5 +228,43 @@ fn late_lease_renewal_loses_no_due_keys() {
             ns.wait_for(&name, &[Phase::Completed]).await;
         }
         assert_eq!(kubelet.started().len(), 15);
+    });
+}
+
+#[test]
+fn deleted_namespace_does_not_block_the_others() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let mut ns = TestNamespace::new("outlives").await;
+        // Lists of the deleted namespace are denied.
+        ns.checks_rules = false;
+        let add_namespace = || {
+            block_in_place(|| {
+                ns.plane.make_namespace("deleted").unwrap();
+                ns.plane.apply(&rbac_rules(ns.plane, "outlives", "outlives,deleted")).unwrap();
+            });
+        };
+        add_namespace();
+        let start = || ns.operator_with("a", free_ports(), &["--watch-namespaces", "deleted"]);
+        let exits = async |operator: &mut Operator, why: &str| {
+            let operator = std::cell::RefCell::new(operator);
+            wait_until(why, RESTART_MAX, || !operator.borrow_mut().is_alive()).await;
+            let log = std::fs::read_to_string(ns.path("a.log")).unwrap();
+            assert!(log.contains(why), "{log}");
+        };
+        let mut operator = start();
+        operator.wait_ready(&ns);
+        let delete = ["delete", "namespace", "deleted", "--wait"];
+        block_in_place(|| ns.plane.kubectl(&delete)).unwrap();
+        exits(&mut operator, "\"deleted\" can no longer be read; restarting without it").await;
+        let mut operator = start();
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, "outlives", |_| Script::Train { unit_ms: 10 });
+        ns.apply("grid", grid(2, 2, 1));
+        ns.wait_for("grid", &[Phase::Completed]).await;
+        add_namespace();
+        exits(&mut operator, "\"deleted\" can be read now; restarting with it").await;
     });
 }

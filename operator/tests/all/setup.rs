@@ -69,11 +69,12 @@ pub(crate) const LEASE_SECONDS: u64 = 8;
 /// Service account of the operator, as the chart names it.
 pub(crate) const ACCOUNT: &str = "stoker-operator";
 
-/// Renders the chart's service account and RBAC rules for a release that watches only `namespace`.
-pub(crate) fn rbac_rules(plane: &ControlPlane, namespace: &str) -> String {
+/// Renders the chart's service account and RBAC rules for a release in `namespace` that watches
+/// these namespaces, which are separated by commas.
+pub(crate) fn rbac_rules(plane: &ControlPlane, namespace: &str, watched: &str) -> String {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/stoker");
     let chart = chart.display().to_string();
-    let watched = format!("watchNamespaces={{{namespace}}}");
+    let watched = format!("watchNamespaces={{{watched}}}");
     let release = ["template", "stoker", &chart, "--namespace", namespace, "--set", &watched];
     plane.helm(&[&release[..], &["--show-only", "templates/rbac.yaml"]].concat()).unwrap()
 }
@@ -106,7 +107,7 @@ impl TestNamespace {
         let folder = tempfile::tempdir().unwrap();
         let kubeconfig = block_in_place(|| {
             plane.make_namespace(namespace).unwrap();
-            plane.apply(&rbac_rules(plane, namespace)).unwrap();
+            plane.apply(&rbac_rules(plane, namespace, namespace)).unwrap();
             certificate(folder.path());
             plane.kubeconfig_for(namespace, ACCOUNT).unwrap()
         });

@@ -25,8 +25,8 @@ pub use ledger::{
 };
 pub use prior::{PriorExperiment, prior_trials};
 pub use refusal::{
-    ADMISSION_REFUSED, POD_INVALID, Refusal, TRIAL_INVALID, failed, malformed_pod, refusal,
-    set_refusal,
+    ADMISSION_REFUSED, POD_INVALID, Refusal, TRIAL_INVALID, failed, malformed_pod, malformed_trial,
+    refusal, set_refusal,
 };
 pub use steer::{
     DesiredStates, Request, conditions, desired_states, kills, requested, set_phase,

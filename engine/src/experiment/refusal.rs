@@ -13,9 +13,9 @@ use crate::trial::{closed, first_counted_attempt};
 /// Reason of an attempt whose pods the API server refuses as malformed. They follow from the
 /// experiment's spec, which cannot change.
 pub const POD_INVALID: &str = "PodInvalid";
-/// Reason of an attempt whose pods a policy, a webhook or a default of the cluster rejects.
+/// Reason for pods and trials that a policy, a webhook or a default of the cluster rejects.
 pub const ADMISSION_REFUSED: &str = "AdmissionRefused";
-/// Reason for a trial that the API server refuses as malformed.
+/// Reason for the first trial of an experiment if the API server refuses it as malformed.
 pub const TRIAL_INVALID: &str = "TrialInvalid";
 /// Reasons of attempts that the API server refused, or that lack a storage.
 const REFUSALS: [&str; 5] =
@@ -67,6 +67,16 @@ pub fn malformed_pod<'a>(
         true => (AttemptEnd::NotStarted, ADMISSION_REFUSED),
         false => (AttemptEnd::UserError, POD_INVALID),
     }
+}
+
+/// Returns the reason for a trial that the API server rejects as malformed, if it has accepted
+/// `num_created` trials of the experiment.
+///
+/// All trials have the same fields. Once the API server has accepted one, a change in the cluster
+/// causes the rejection, such as other definitions or a webhook. A retry may succeed, and the other
+/// trials continue.
+pub fn malformed_trial(num_created: u32) -> &'static str {
+    if num_created == 0 { TRIAL_INVALID } else { ADMISSION_REFUSED }
 }
 
 /// Returns whether the API server has accepted the pods of an attempt. It may no longer be listed,

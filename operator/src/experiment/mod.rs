@@ -23,7 +23,7 @@ use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase, 
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{
-    Ledger, Refusal, Request, Summary, TRIAL_INVALID, Unreadable, conditions, failed, kills,
+    Ledger, Refusal, Request, Summary, Unreadable, conditions, failed, kills, malformed_trial,
     refusal, set_phase, set_refusal, without_search,
 };
 use stoker_engine::search::SearchConfig;
@@ -116,6 +116,7 @@ async fn run(
     let Decided { ledger, wake, creation, refusal } = decided;
     events::emit_decisions(context, &writer, &writer.decisions).await;
     let mut planned = status_of(&writer.records(), &ledger, state);
+    let creation = creation.map(|error| (error, malformed_trial(planned.trials_created)));
     let (mut refusals, mut errors) = split_refusals(writer.errors, creation);
     refusals.extend(refusal);
     let wait = if refusals.is_empty() { context.resync_interval(key) } else { REFUSAL_RETRY };
@@ -192,12 +193,15 @@ async fn report_unreadable(
     Ok(Some(context.resync_interval(key)))
 }
 
-/// Separates refusals from other errors.
-fn split_refusals(errors: Vec<Error>, creation: Option<Error>) -> (Vec<Refusal>, Vec<Error>) {
+/// Separates refusals from other errors. The error of a creation comes with the reason for a
+/// malformed trial.
+fn split_refusals(
+    errors: Vec<Error>,
+    creation: Option<(Error, &'static str)>,
+) -> (Vec<Refusal>, Vec<Error>) {
     let (mut refusals, mut others) = (vec![], vec![]);
-    let created = creation.map(|error| (error, TRIAL_INVALID));
     for (error, invalid) in
-        created.into_iter().chain(errors.into_iter().map(|error| (error, "WriteRefused")))
+        creation.into_iter().chain(errors.into_iter().map(|error| (error, "WriteRefused")))
     {
         match crate::error::refusal(error) {
             Ok((end, reason, message)) => {

@@ -14,6 +14,7 @@ mod flow;
 mod jobs;
 mod kubelet;
 mod leaders;
+mod malformed;
 mod operator_process;
 mod population;
 mod promotion;

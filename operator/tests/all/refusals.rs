@@ -3,14 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use stoker_api::condition::{ConditionStatus, find};
 use stoker_api::decisions::LogEvent;
-use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
+use stoker_api::experiment::{ExperimentStatus, Phase};
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
@@ -19,7 +17,7 @@ use crate::setup::{TestNamespace, client_of, free_ports, merge, runtime};
 use crate::writes;
 
 /// Waits until the status of an experiment satisfies `is_wanted`, and returns it.
-async fn wait_status(
+pub(crate) async fn wait_status(
     ns: &TestNamespace,
     name: &str,
     is_wanted: impl Fn(&ExperimentStatus) -> bool,
@@ -36,14 +34,14 @@ async fn wait_status(
 }
 
 /// Reason and message of the condition `Refused`, if it is true.
-fn refused(status: &ExperimentStatus) -> Option<(&str, &str)> {
+pub(crate) fn refused(status: &ExperimentStatus) -> Option<(&str, &str)> {
     let condition = find(&status.conditions, "Refused")?;
     let is_true = condition.status == ConditionStatus::True;
     is_true.then_some((condition.reason.as_str(), condition.message.as_str()))
 }
 
 /// Waits for an event on an experiment with this reason and text.
-async fn wait_event(ns: &TestNamespace, name: &str, reason: &str, words: &str) {
+pub(crate) async fn wait_event(ns: &TestNamespace, name: &str, reason: &str, words: &str) {
     let events: Api<Event> = Api::namespaced(ns.client.clone(), &ns.namespace);
     let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
@@ -65,7 +63,7 @@ async fn wait_event(ns: &TestNamespace, name: &str, reason: &str, words: &str) {
 }
 
 /// Waits until this many pods were started.
-async fn wait_started(ns: &TestNamespace, kubelet: &Kubelet, num: usize) {
+pub(crate) async fn wait_started(ns: &TestNamespace, kubelet: &Kubelet, num: usize) {
     let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while kubelet.started().len() < num {
         assert!(Instant::now() < end, "{}", ns.logs());
@@ -191,101 +189,6 @@ fn refused_trial_is_reported_on_its_experiment() {
         proxy.clear_rule();
         let status = ns.wait_for("grid", &[Phase::Completed]).await.status.unwrap();
         assert_eq!((status.trials_created, refused(&status)), (2, None));
-    });
-}
-
-#[test]
-fn malformed_pod_fails_its_experiment_at_once() {
-    if !stoker_test_cluster::clusters_enabled() {
-        return;
-    }
-    runtime().block_on(async {
-        let ns = TestNamespace::new("malformed").await;
-        let mut operator = ns.operator("a", free_ports());
-        operator.wait_ready(&ns);
-        let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
-        let overrides = |value| {
-            let mut spec = grid(2, 2, 1);
-            merge(&mut spec, &json!({ "podOverrides": value }));
-            spec
-        };
-        ns.apply("odd", overrides(json!({ "spec": { "dnsPolicy": "Sometimes" } })));
-        ns.apply("typo", overrides(json!({ "spec": { "hostNetwrok": true } })));
-        let odd: Experiment = ns.wait_for("odd", &[Phase::Failed]).await;
-        let status = odd.status.unwrap();
-        let message = status.message.clone().unwrap();
-        assert!(message.contains("spec.dnsPolicy"), "{message}");
-        assert_eq!(refused(&status).map(|(reason, _)| reason), Some("PodInvalid"), "{status:#?}");
-        wait_event(&ns, "odd", "PodInvalid", "spec.dnsPolicy").await;
-        wait_event(&ns, "odd", "Failed", "spec.dnsPolicy").await;
-        wait_status(&ns, "odd", |status| status.cleaned_up).await;
-        for trial in ns.trials_of("odd").await {
-            let status = trial.status.unwrap();
-            assert!(status.phase.is_terminal() && status.attempts.len() <= 1, "{status:#?}");
-        }
-        let typo = ns.wait_for("typo", &[Phase::Failed]).await.status.unwrap();
-        let message = typo.message.unwrap();
-        assert!(message.contains("spec.podOverrides.spec.hostNetwrok"), "{message}");
-        assert!(ns.trials_of("typo").await.is_empty());
-        assert_eq!(kubelet.started(), Vec::<String>::new());
-    });
-}
-
-/// Waits until the API server rejects a pod that requests 4 GiB.
-async fn wait_large_pods_are_rejected(ns: &TestNamespace) {
-    let pods: Api<Pod> = Api::namespaced(ns.client.clone(), &ns.namespace);
-    let large = json!({ "metadata": { "name": "probe" }, "spec": { "containers": [{
-        "name": "probe", "image": "probe",
-        "resources": { "requests": { "memory": "4Gi" } },
-    }] } });
-    let large: Pod = serde_json::from_value(large).unwrap();
-    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-    let end = Instant::now() + stoker_test_cluster::PATIENCE;
-    loop {
-        match pods.create(&dry_run, &large).await {
-            Err(kube::Error::Api(status)) if status.code == 422 => return,
-            other => assert!(Instant::now() < end, "{other:?}"),
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-/// A new LimitRange sets a limit below the request, which makes later pods malformed.
-#[test]
-fn pods_malformed_by_the_cluster_are_retried() {
-    if !stoker_test_cluster::clusters_enabled() {
-        return;
-    }
-    runtime().block_on(async {
-        let ns = TestNamespace::new("malformed-later").await;
-        let mut operator = ns.operator("a", free_ports());
-        operator.wait_ready(&ns);
-        let kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
-            match pod.name_any().contains("-a0-") {
-                true => Script::Hang,
-                false => Script::Train { unit_ms: 10 },
-            }
-        });
-        let mut spec = grid(1, 2, 1);
-        merge(&mut spec, &json!({ "resources": { "requests": { "memory": "4Gi" } } }));
-        ns.apply("grid", spec);
-        wait_started(&ns, &kubelet, 1).await;
-        let limits = json!({
-            "apiVersion": "v1", "kind": "LimitRange",
-            "metadata": { "name": "small", "namespace": ns.namespace },
-            "spec": { "limits": [{ "type": "Container", "default": { "memory": "2Gi" } }] },
-        });
-        ns.plane.apply(&limits.to_string()).unwrap();
-        wait_large_pods_are_rejected(&ns).await;
-        let pods: Api<Pod> = Api::namespaced(ns.client.clone(), &ns.namespace);
-        let at_once = DeleteParams::default().grace_period(0);
-        pods.delete(&kubelet.started()[0], &at_once).await.unwrap();
-        let status = wait_status(&ns, "grid", |status| refused(status).is_some()).await;
-        let (reason, message) = refused(&status).unwrap();
-        assert_eq!((reason, status.phase), ("AdmissionRefused", Phase::Pending), "{status:#?}");
-        assert!(message.contains("must be less than or equal to memory limit"), "{message}");
-        ns.plane.kubectl(&["delete", "limitrange", "small", "-n", &ns.namespace]).unwrap();
-        ns.wait_for("grid", &[Phase::Completed]).await;
     });
 }
 

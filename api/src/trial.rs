@@ -215,7 +215,7 @@ pub struct TrialStatus {
     pub restarts: u32,
     /// Existing checkpoints, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 256)))]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 384)))]
     pub checkpoints: Vec<CheckpointRecord>,
     /// Number of global batches trained, as last reported.
     pub batches: u64,

@@ -237,9 +237,9 @@ mod tests {
         }
     }
 
-    /// The API server accepts at most 256 checkpoints of a trial.
+    /// The API server accepts at most 384 checkpoints of a trial, and 128 pins.
     #[test]
-    fn refused_checkpoints_leave_the_list_short() {
+    fn refused_and_pinned_checkpoints_leave_the_list_short() {
         // The oldest are the best, and every other one was refused.
         let names: Vec<String> = (0..600).map(|number| number.to_string()).collect();
         let metric = |name: &String| name.parse().ok();
@@ -247,7 +247,12 @@ mod tests {
         let mut records = records(&checkpoints);
         records.iter_mut().step_by(2).for_each(|record| record.refused = true);
         let deleted = prunable(&policy([0, SAVE_MAX, SAVE_MAX]), true, &records, &[]);
-        assert_eq!(records.len() - deleted.len(), 2 * (SAVE_MAX as usize + REFUSED_MAX));
+        let num_kept = 2 * (SAVE_MAX as usize + REFUSED_MAX);
+        assert_eq!(records.len() - deleted.len(), num_kept);
+        let pins = &deleted[..129];
+        let deleted = prunable(&policy([0, SAVE_MAX, SAVE_MAX]), true, &records, pins);
+        assert_eq!(records.len() - deleted.len(), num_kept + 129);
+        assert!(num_kept + 129 + 2 * FALLBACKS + 1 <= 384);
     }
 
     #[test]

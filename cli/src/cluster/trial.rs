@@ -153,10 +153,11 @@ fn checkpoints(checkpoints: &[CheckpointRecord]) -> String {
             checkpoint.batches.to_string(),
             checkpoint.metric.clone().unwrap_or_else(|| "-".to_owned()),
             text::bytes(checkpoint.bytes),
+            if checkpoint.refused { "refused" } else { "usable" }.to_owned(),
         ]
     };
     let rows: Vec<Vec<String>> = checkpoints.iter().map(row).collect();
-    text::section("Checkpoints", &["NAME", "BATCHES", "METRIC", "SIZE"], &rows)
+    text::section("Checkpoints", &["NAME", "BATCHES", "METRIC", "SIZE", "STATE"], &rows)
 }
 
 fn pods_section(pods: &[Pod], now: Timestamp) -> String {
@@ -256,7 +257,7 @@ mod tests {
                         "startedAt": "2026-11-21T19:01:10Z"},
                 ],
                 "checkpoints": [{"name": "000000000100-0", "batches": 100, "metric": "0.5",
-                    "manifestSha256": "ab", "bytes": 1_500_000}],
+                    "manifestSha256": "ab", "bytes": 1_500_000, "refused": true}],
             },
         }))
         .unwrap()
@@ -293,8 +294,8 @@ Attempts:
   1        2026-11-21T19:01:10Z  4m    running    -          000000000100-0
 
 Checkpoints:
-  NAME            BATCHES  METRIC  SIZE
-  000000000100-0  100      0.5     1.5 MB";
+  NAME            BATCHES  METRIC  SIZE    STATE
+  000000000100-0  100      0.5     1.5 MB  refused";
         assert_eq!(text, expected);
     }
 

@@ -10,7 +10,7 @@ use crate::json;
 pub(crate) fn list(metric: &str) -> List {
     let columns = ["TRIAL", "NAME", "BATCHES", metric, "BYTES", "CHECKPOINT"];
     let mut columns = columns.map(Column::new).to_vec();
-    columns.push(Column::wide("MANIFEST_SHA256"));
+    columns.extend(["STATE", "MANIFEST_SHA256"].map(Column::wide));
     List { columns, rows: vec![], empty: "no checkpoints".to_owned() }
 }
 
@@ -40,6 +40,7 @@ pub(crate) fn add(
             number.map_or_else(|| Cell::text(&text), |number| Cell::number(number, &text)),
             Cell::count(record.bytes),
             Cell::text(address),
+            Cell::text(if record.refused { "refused" } else { "usable" }),
             Cell::text(&record.manifest_sha256),
         ],
         value,

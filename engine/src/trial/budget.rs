@@ -6,7 +6,7 @@
 //! | attempts | 128; messages of the latest 16 |
 //! | messages, `activity` | 1,000 bytes of JSON each |
 //! | metrics of the latest validation | 64, with names of 63 bytes |
-//! | checkpoints | the counts of `checkpointStorage`, 100 each and 16 refused; three fallbacks |
+//! | checkpoints | 384: two counts of `checkpointStorage`, 100 each and 16 refused, and others |
 //!
 //! With all parts at their bounds, and with the fields that are planned for facts, a status takes
 //! less than [`STATUS_BYTES_MAX`].
@@ -239,6 +239,10 @@ mod tests {
                 fact["closed"]["at"] = json!(at);
             }
         }
+        // Copies start from other checkpoints than the best and the latest.
+        let checkpoints = all["status"]["checkpoints"].as_array_mut().unwrap();
+        checkpoints[0]["refused"] = json!(true);
+        checkpoints.resize(384, checkpoints[0].clone());
         all["status"]["slotSeconds"] = json!(i64::MAX);
         let step = json!({ "continue": { "trial": 99_999, "units": i64::MAX } });
         for grant in all["spec"]["grants"].as_array_mut().unwrap() {

@@ -17,6 +17,9 @@ mod unread;
 
 pub(crate) use unread::UnreadMetrics;
 
+/// Elements from which burn's CPU backend sums in an order that depends on its threads.
+const PARALLEL_SUM_ELEMENTS: usize = 4 << 20;
+
 /// A number on the host or on the device.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives for one step")]
@@ -193,9 +196,13 @@ impl StepOutput {
     pub fn weighted_regression(outputs: Tensor<2>, targets: Tensor<2>, weights: Tensor<1>) -> Self {
         let num_elements = targets.shape().num_elements();
         let error = to_single(outputs) - to_single(targets);
-        let absolute = error.clone().abs().sum();
+        let absolute = total(error.clone().abs());
         let squares = error.clone() * error * to_single(weights).unsqueeze_dim(1);
-        Self::sum(squares.sum(), num_elements).metric("mean_absolute_error", absolute, num_elements)
+        Self::sum(total(squares), num_elements).metric(
+            "mean_absolute_error",
+            absolute,
+            num_elements,
+        )
     }
 
     /// Squared error over all elements, and the metric `mean_absolute_error`.
@@ -206,8 +213,8 @@ impl StepOutput {
     pub fn regression<const D: usize>(outputs: Tensor<D>, targets: Tensor<D>) -> Self {
         let num_elements = targets.shape().num_elements();
         let error = to_single(outputs) - to_single(targets);
-        let absolute = error.clone().abs().sum();
-        Self::sum((error.clone() * error).sum(), num_elements).metric(
+        let absolute = total(error.clone().abs());
+        Self::sum(total(error.clone() * error), num_elements).metric(
             "mean_absolute_error",
             absolute,
             num_elements,
@@ -242,6 +249,14 @@ impl StepOutput {
     pub fn into_metrics(self) -> Metrics {
         UnreadMetrics::new(self.metrics).read()
     }
+}
+
+/// Returns the sum of all elements, in an order that does not depend on threads.
+fn total<const D: usize>(values: Tensor<D>) -> Tensor<1> {
+    let is_large = values.shape().num_elements() >= PARALLEL_SUM_ELEMENTS;
+    // Sums over one dimension have one order. Each leaves fewer elements to the next.
+    let reduced = (0..D).rev().filter(|_| is_large).fold(values, |values, dim| values.sum_dim(dim));
+    reduced.sum()
 }
 
 /// Returns the cross-entropy of each sample.
@@ -339,5 +354,27 @@ impl Metrics {
         let mean =
             |(name, (sum, count)): (&String, &(f64, f64))| (format!("{prefix}{name}"), sum / count);
         self.0.iter().map(mean).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, TensorData};
+
+    use super::*;
+
+    /// burn's sum of as many elements adds parts in the order in which threads finish.
+    #[test]
+    fn loss_of_many_elements_is_added_in_order() {
+        const COLUMNS: usize = 1 << 20;
+        let mut outputs = vec![0.0_f32; 5 * COLUMNS];
+        outputs.iter_mut().step_by(COLUMNS).for_each(|first| *first = 1.0);
+        outputs[0] = 4096.0;
+        let shape = [5, COLUMNS];
+        let outputs = Tensor::from_data(TensorData::new(outputs, shape), &Device::flex());
+        let metrics =
+            StepOutput::regression::<2>(outputs.clone(), outputs.zeros_like()).into_metrics();
+        // Each 1 is lost beside the square of 4096, unless several are added before.
+        assert_eq!(metrics.sum_and_count("loss"), Some((16_777_216.0, (5 * COLUMNS) as f64)));
     }
 }

@@ -123,8 +123,9 @@ impl GradientSum {
                 return Ok(self.clip_on_device(model, norm_max, factor));
             }
             let mut squares = self.squares(model)?;
-            if ranks.sums_on_device() {
-                // Processes may tune kernels separately, so rounding may differ between ranks.
+            if ranks.size() > 1 {
+                // The order of additions, and so the rounding, may differ between ranks: each tunes
+                // its kernels for GPUs, and on CPUs it depends on the processor.
                 let local = squares.to_le_bytes().to_vec();
                 let of_first = ranks.broadcast(local.into())?;
                 squares = of_first.as_ref().try_into().map(f64::from_le_bytes).unwrap_or(f64::NAN);

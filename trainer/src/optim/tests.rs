@@ -251,6 +251,46 @@ fn norm_covers_all_element_types() {
     );
 }
 
+/// On a processor with other instructions, the norm could be rounded otherwise.
+#[test]
+fn all_ranks_clip_by_the_norm_of_the_first() {
+    std::thread::scope(|scope| {
+        let device = Device::flex().autodiff();
+        let weights = |scale| Tensor::<1>::from_data([3.0, 4.0], &device) * scale as f64;
+        let step = |ranks: ThreadRank| {
+            let (model, mut sum) = (model(), GradientSum::default());
+            // The norm is 5 on rank 0 and 10 on rank 1.
+            let loss = (model.used.val() * weights(1 + ranks.rank())).sum();
+            sum.add(&model, Some(StepOutput::sum(loss, 1)), false);
+            let mut optimizers = sgd(0.25).clip_norm(2.5);
+            let gradients = optimizers.normalize(&model, sum, &ranks).unwrap();
+            values(&optimizers.step(model, gradients).unwrap().used)
+        };
+        let ranks = ThreadRank::group(2).into_iter();
+        let ranks: Vec<_> = ranks.map(|ranks| scope.spawn(move || step(ranks))).collect();
+        let stepped: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert_eq!(stepped, [[0.625, 0.5], [0.25, 0.0]]);
+    });
+}
+
+/// The square of a value in half precision may be infinite.
+#[test]
+fn norm_of_half_precision_is_finite() {
+    let device = Device::flex().autodiff();
+    let ones = Tensor::<1>::from_data(TensorData::from([1.0f32, 1.0]), (&device, DType::F16));
+    let param = || Param::from_tensor(ones.clone());
+    let model = crate::record::initialize(Two { used: param(), unused: param() });
+    let mut sum = GradientSum::default();
+    let loss = (model.used.val() * 300.0).sum() + (model.unused.val() * 400.0).sum();
+    sum.add(&model, Some(StepOutput::sum(loss, 1)), false);
+    // The norm is 500 times the root of 2, so the gradients are divided by 256.
+    let mut optimizers = sgd(0.5).clip_norm(2.0_f64.sqrt() * 500.0 / 256.0);
+    let gradients = optimizers.normalize(&model, sum, &SingleRank).unwrap();
+    let model = optimizers.step(model, gradients).unwrap();
+    let of = |param: &Param<Tensor<1>>| param.val().into_data().try_to_vec_as::<f32>().unwrap();
+    assert_eq!((of(&model.used), of(&model.unused)), (vec![0.414_062_5; 2], vec![0.218_75; 2]));
+}
+
 #[test]
 fn ranks_with_other_parameters_are_rejected() {
     let errors: Vec<String> = std::thread::scope(|scope| {

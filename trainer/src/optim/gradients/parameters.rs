@@ -5,6 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::Result;
+use crate::precision::to_single;
 use crate::record::{tensor_read_error, with_host_values};
 
 /// Elements that are summed at once.
@@ -120,7 +121,11 @@ impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
     }
 
     fn squares(&mut self, from: &GradientsParams) -> Vec<Tensor<1>> {
-        let square = |gradient: Tensor<D>| partial_sums(gradient.clone() * gradient);
+        let square = |gradient: Tensor<D>| {
+            // Squares overflow in half precision.
+            let gradient = to_single(gradient);
+            partial_sums(gradient.clone() * gradient)
+        };
         from.get::<D>(self.id).map_or_else(Vec::new, square)
     }
 

@@ -52,7 +52,7 @@ fn every_value_reaches_the_page() {
     let defaults = [
         "ui",
         "--sign-in=form",
-        "--listen=0.0.0.0:8265",
+        "--listen=[::]:8265",
         "--host=stoker-ui.123.svc",
         "--offer-namespaces=vision,ml",
     ];
@@ -61,7 +61,7 @@ fn every_value_reaches_the_page() {
     let expected = [
         "ui",
         "--sign-in=header",
-        "--listen=0.0.0.0:8265",
+        "--listen=[::]:8265",
         "--host=stoker-ui.123.svc",
         "--host=stoker.example.com",
         "--offer-namespaces=1e3,ml",

@@ -23,7 +23,8 @@ pub enum CleanUpStep {
 }
 
 /// Returns the next step for a clean-up pod. `failed_at` is the time of its failure, if it failed.
-/// A pod that is not wanted is deleted, unless it has finished.
+/// A pod that is not wanted is deleted, unless it has finished. The exit of the program decides,
+/// because sidecars may run forever, or fail.
 pub fn clean_up_step(
     pod: &ObservedPod,
     failed_at: Option<Timestamp>,
@@ -32,9 +33,12 @@ pub fn clean_up_step(
     now: Timestamp,
 ) -> CleanUpStep {
     let wait_until = |until: Timestamp| CleanUpStep::Wait(Some(until.seconds_since(now).max(1)));
-    match (pod.phase, failed_at) {
-        (PodPhase::Succeeded, _) => return CleanUpStep::Finish,
-        (PodPhase::Failed, Some(failed_at)) if is_wanted => {
+    // A sidecar may delay the deletion of a pod until the next clean-up creates one of the same
+    // name. That clean-up must not take the old pod for its own.
+    let is_old = is_wanted && pod.deletion.is_some() && !pod.is_terminal();
+    match (has_succeeded(pod), failed_at) {
+        (Some(true), _) if !is_old => return CleanUpStep::Finish,
+        (Some(false), Some(failed_at)) if is_wanted && !is_old => {
             let until = failed_at.plus(RETRY_SECONDS);
             if now < until {
                 return wait_until(until);
@@ -57,5 +61,16 @@ pub fn clean_up_step(
     match pod.node {
         NodeState::NotReady(since) => wait_until(since.plus(timeouts.node_lost_seconds)),
         NodeState::Ready | NodeState::Deleted => CleanUpStep::Wait(None),
+    }
+}
+
+/// Returns whether the program has succeeded; `None` if it has not ended.
+fn has_succeeded(pod: &ObservedPod) -> Option<bool> {
+    let exit = pod.exit.as_ref().filter(|_| pod.has_program_exited());
+    match (exit, pod.phase) {
+        (Some(exit), _) => Some(exit.code == 0),
+        (None, PodPhase::Succeeded) => Some(true),
+        (None, PodPhase::Failed) => Some(false),
+        (None, _) => None,
     }
 }

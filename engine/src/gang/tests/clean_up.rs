@@ -3,7 +3,7 @@
 use stoker_api::time::Timestamp;
 
 use super::{TIMEOUTS, pod};
-use crate::gang::{CleanUpStep, clean_up_step};
+use crate::gang::{CleanUpStep, PodPhase, clean_up_step};
 
 #[track_caller]
 fn check(text: &str, is_wanted: bool, now: i64, expected: CleanUpStep) {
@@ -54,4 +54,27 @@ fn failed_clean_up_pods_are_retried_after_a_minute() {
     assert_eq!(step(66), Wait(Some(1)));
     let message = "pod t-a0-r0: OutOfpods: the node has no capacity";
     assert_eq!(step(67), Retry(message.to_owned()));
+}
+
+/// A sidecar from `podOverrides` or a service mesh may run on, or fail, after the program.
+#[test]
+fn sidecars_do_not_matter_to_clean_up() {
+    use CleanUpStep::{Delete, Finish, Retry, Wait};
+    let code = || Retry("pod t-a0-r0: exit code 7".to_owned());
+    check("0@0X", true, 99, Finish);
+    check("0@0X", false, 99, Finish);
+    check("0@0XN", true, 99, Finish);
+    check("0@0E7R", true, 66, Wait(Some(1)));
+    check("0@0E7R", true, 67, code());
+    check("0@0E7R", false, 67, Delete(30));
+    let mut failed_sidecar = pod("0@0X");
+    failed_sidecar.phase = PodPhase::Failed;
+    let step = clean_up_step(&failed_sidecar, Some(Timestamp(7)), true, &TIMEOUTS, Timestamp(99));
+    assert_eq!(step, Finish);
+    // The pod is of an earlier clean-up until its sidecar has ended.
+    check("0@0XD120", true, 99, Wait(None));
+    check("0@0XD120", false, 99, Finish);
+    check("0@0XD90N", true, 91, Delete(0));
+    check("0@0E7RD120", true, 99, Wait(None));
+    check("0@0CD120", true, 99, Finish);
 }

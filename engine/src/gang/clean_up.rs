@@ -2,7 +2,9 @@
 
 use stoker_api::time::Timestamp;
 
-use super::{DELETE_GRACE_SECONDS, NodeState, ObservedPod, PodPhase, Timeouts, pod_outcome};
+use super::{
+    DELETE_GRACE_SECONDS, NodeState, ObservedPod, PodOutcome, PodPhase, Timeouts, pod_outcome,
+};
 
 /// Seconds that the API server's clock may be ahead of the operator's.
 const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
@@ -20,6 +22,14 @@ pub enum CleanUpStep {
     Delete(u32),
     /// Wait for a change, at most for these seconds.
     Wait(Option<u64>),
+    /// Report why the pod does not start, and wait for a change: the scheduler and the kubelet
+    /// retry.
+    Report {
+        /// Machine-readable reason, one word.
+        reason: String,
+        /// Human-readable reason.
+        message: String,
+    },
 }
 
 /// Returns the next step for a clean-up pod. `failed_at` is the time of its failure, if it failed.
@@ -60,7 +70,26 @@ pub fn clean_up_step(
     }
     match pod.node {
         NodeState::NotReady(since) => wait_until(since.plus(timeouts.node_lost_seconds)),
-        NodeState::Ready | NodeState::Deleted => CleanUpStep::Wait(None),
+        NodeState::Ready | NodeState::Deleted => start_step(pod, timeouts, now),
+    }
+}
+
+/// Returns the next step for a pod whose program has not ended.
+fn start_step(pod: &ObservedPod, timeouts: &Timeouts, now: Timestamp) -> CleanUpStep {
+    if pod.deletion.is_some() {
+        return CleanUpStep::Wait(None);
+    }
+    // Gates hold the pod back on purpose, often only for a moment.
+    if pod.scheduled_at.is_none() && pod.unschedulable.is_some() && !pod.is_gated() {
+        let (reason, message) = pod.unscheduled_reason();
+        return CleanUpStep::Report { reason: reason.to_owned(), message };
+    }
+    match (pod_outcome(pod, timeouts, now), &pod.waiting) {
+        (Some(PodOutcome { reason, message, .. }), _) => CleanUpStep::Report { reason, message },
+        (None, Some(waiting)) => {
+            CleanUpStep::Wait(Some(waiting.deadline(timeouts).seconds_since(now).max(1)))
+        }
+        (None, None) => CleanUpStep::Wait(None),
     }
 }
 

@@ -60,6 +60,7 @@ ui:
   nodeSelector: { disk: ssd }
   tolerations: [{ key: control-plane, operator: Exists, effect: NoSchedule }]
   affinity: { nodeAffinity: {} }
+  priorityClassName: shared
   podAnnotations: { a: b }
   extraEnv: [{ name: HTTPS_PROXY, value: "http://proxy:3128" }]
 "#;

@@ -71,6 +71,7 @@ fn every_value_reaches_the_page() {
     let pod = &role(&all, "Deployment", "stoker-ui")["spec"]["template"]["spec"];
     let image = pod["containers"][0]["image"].as_str().unwrap();
     assert!(image.starts_with("example/stoker@sha256:0"), "{image}");
+    assert_eq!(pod["priorityClassName"], "shared");
     let policy = role(&all, "NetworkPolicy", "stoker-ui");
     let peer = json!([{"podSelector": {"matchLabels": {"app": "proxy"}}}]);
     assert_eq!(policy["spec"]["ingress"][0]["from"], peer);

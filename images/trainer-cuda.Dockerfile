@@ -21,6 +21,8 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
     cargo build --release --locked --package stoker-examples --features cuda && \
     install -D target/release/stoker-trainer /out/stoker-trainer && \
     strip --strip-debug /out/stoker-trainer
+# The directory is named after the architecture, amd64 or arm64.
+RUN cp --dereference /usr/lib/*-linux-gnu/libnccl.so.2 /out/libnccl.so.2
 
 FROM nvidia/cuda:${CUDA}-base-ubuntu22.04
 RUN apt-get update && \
@@ -30,7 +32,7 @@ RUN apt-get update && \
     useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp \
         --shell /usr/sbin/nologin stoker
 COPY --from=build /usr/local/cuda/nvvm/libdevice/ /usr/local/cuda/nvvm/libdevice/
-COPY --from=build /usr/lib/x86_64-linux-gnu/libnccl.so.2 /usr/lib/x86_64-linux-gnu/libnccl.so.2
+COPY --from=build /out/libnccl.so.2 /usr/lib/libnccl.so.2
 COPY --from=build /out/stoker-trainer /usr/local/bin/stoker-trainer
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532

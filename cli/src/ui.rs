@@ -159,13 +159,39 @@ async fn listen(port: u16, flag: &str) -> Result<(TcpListener, Access), Failure>
 }
 
 async fn bind(wanted: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
-    TcpListener::bind(wanted).await.map_err(|error| {
+    TcpListener::bind(&candidates(wanted)[..]).await.map_err(|error| {
         Failure::System(format!("cannot listen on {wanted}: {error}; choose another port: {flag}"))
     })
+}
+
+/// Returns the addresses to try in order. `[::]` includes IPv4, and is followed by IPv4
+/// alone, in case the kernel has no IPv6.
+fn candidates(wanted: SocketAddr) -> Vec<SocketAddr> {
+    let ipv4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, wanted.port()));
+    let is_any = wanted.is_ipv6() && wanted.ip().is_unspecified();
+    [wanted].into_iter().chain(is_any.then_some(ipv4)).collect()
 }
 
 fn address(listener: &TcpListener) -> Result<SocketAddr, Failure> {
     let address = listener.local_addr();
     address
         .map_err(|error| Failure::System(format!("cannot read the address of the page: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_addresses_fall_back_to_ipv4() {
+        let check = |wanted: &str, expected: &[&str]| {
+            let parse = |text: &&str| text.parse::<SocketAddr>().unwrap();
+            let expected: Vec<_> = expected.iter().map(parse).collect();
+            assert_eq!(candidates(parse(&wanted)), expected);
+        };
+        check("[::]:8265", &["[::]:8265", "0.0.0.0:8265"]);
+        check("[::1]:8265", &["[::1]:8265"]);
+        check("0.0.0.0:8265", &["0.0.0.0:8265"]);
+        check("127.0.0.1:0", &["127.0.0.1:0"]);
+    }
 }

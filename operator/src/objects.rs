@@ -131,7 +131,7 @@ pub struct CachedPod {
     pub cleaned_experiment: Option<Key>,
     /// Index of the first trial that a clean-up pod does not process.
     pub cleanup_end: Option<u32>,
-    /// When the pod failed, or was first observed as failed.
+    /// When the pod or its program failed, or was first observed as failed.
     pub failed_at: Option<Timestamp>,
     /// Job that the pod belongs to.
     pub job: Option<Key>,
@@ -159,7 +159,9 @@ impl CachedPod {
         let observed = observe_pod(&pod, number(LABEL_ATTEMPT), number(LABEL_POD_INDEX));
         let version = pod.resource_version().unwrap_or_default();
         let finished_at = observed.exit.as_ref().and_then(|exit| exit.finished_at);
-        let has_failed = observed.phase == PodPhase::Failed;
+        // A sidecar may run on after a program that failed.
+        let has_program_failed = observed.exit.as_ref().is_some_and(|exit| exit.code != 0);
+        let has_failed = observed.phase == PodPhase::Failed || has_program_failed;
         Self {
             failed_at: has_failed.then(|| finished_at.unwrap_or_else(now)),
             observed,
@@ -574,12 +576,20 @@ mod tests {
         check(("Running", "u"), "Failed", Some(false));
         check(("Running", "u"), "Succeeded", None);
         check(("Failed", "another"), "Failed", Some(false));
-        let ended = json!({"terminated": {"exitCode": 1, "finishedAt": "1970-01-01T00:00:09Z"}});
-        let status = json!({"phase": "Failed", "containerStatuses": [
-            {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
-                "state": ended}
-        ]});
-        assert_eq!(pod(status, json!({})).failed_at, Some(Timestamp(9)));
+        let check = |phase: &str, code: i32, expected: Option<i64>| {
+            let finished_at = "1970-01-01T00:00:09Z";
+            let ended = json!({"terminated": {"exitCode": code, "finishedAt": finished_at}});
+            let status = json!({"phase": phase, "containerStatuses": [
+                {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                    "state": ended}
+            ]});
+            let failed_at = pod(status, json!({})).failed_at;
+            assert_eq!(failed_at, expected.map(Timestamp), "{phase} {code}");
+        };
+        check("Failed", 1, Some(9));
+        // A sidecar still runs.
+        check("Running", 1, Some(9));
+        check("Running", 0, None);
     }
 
     #[test]

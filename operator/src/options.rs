@@ -41,7 +41,7 @@ pub struct Options {
     #[arg(long, env = "STOKER_WATCH_NAMESPACES", value_delimiter = ',')]
     pub watch_namespaces: Vec<String>,
     /// Listen address of the report server
-    #[arg(long, default_value = "0.0.0.0:8443")]
+    #[arg(long, default_value = "[::]:8443")]
     pub door_listen: String,
     /// URL of the report server that is passed to trainers
     #[arg(long, env = "STOKER_DOOR_URL")]
@@ -59,7 +59,7 @@ pub struct Options {
     #[arg(long, default_value = "/etc/stoker/gang/key")]
     pub gang_key_file: PathBuf,
     /// Listen address of /metrics, /healthz and /readyz
-    #[arg(long, default_value = "0.0.0.0:9090")]
+    #[arg(long, default_value = "[::]:9090")]
     pub observe_listen: String,
     /// Default trainer image; also runs the set-up and clean-up containers
     #[arg(long, env = "STOKER_TRAINER_IMAGE")]

@@ -51,10 +51,6 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
     let files = tls::Files { cert: options.tls_cert.clone(), key: options.tls_key.clone() };
     let tls_config = files.load()?;
     let client = client().await?;
-    let listen = async |flag: &str, address: &str| {
-        let failed = |error| format!("{flag} {address}: {error}");
-        TcpListener::bind(address).await.map_err(failed)
-    };
     let report_listener = listen("--door-listen", &options.door_listen).await?;
     let observe_listener = listen("--observe-listen", &options.observe_listen).await?;
     let (context, changes) = Context::new(client, options, operator_config);
@@ -129,6 +125,18 @@ async fn supervise(
         election.abort();
     }
     why.map_or(Ok(()), Err)
+}
+
+/// Listens on the address of this flag. `[::]` includes IPv4, and means IPv4 only if the kernel has
+/// no IPv6.
+async fn listen(flag: &str, address: &str) -> Result<TcpListener, String> {
+    let mut bound = TcpListener::bind(address).await;
+    if bound.is_err()
+        && let Some(port) = address.strip_prefix("[::]:")
+    {
+        bound = TcpListener::bind(format!("0.0.0.0:{port}")).await;
+    }
+    bound.map_err(|error| format!("{flag} {address}: {error}"))
 }
 
 async fn client() -> Result<Client, String> {
@@ -241,6 +249,7 @@ fn observe(context: Arc<Context>) -> Router {
 mod tests {
     use clap::Parser as _;
     use futures::future::BoxFuture;
+    use tokio::net::TcpStream;
     use tokio::sync::oneshot;
 
     use super::*;
@@ -299,6 +308,25 @@ mod tests {
         let (result, response) = tokio::join!(serving, check);
         assert_eq!(result, Err(expected.to_owned()));
         assert_eq!(response, (503, expected.to_owned()));
+    }
+
+    /// Probes connect to the pod's address, which is IPv6 only, IPv4 only or one of both.
+    #[tokio::test]
+    async fn default_addresses_accept_all_ip_versions() {
+        let addresses =
+            |options: &Options| [options.door_listen.clone(), options.observe_listen.clone()];
+        for address in addresses(&context().options) {
+            let (host, _) = address.rsplit_once(':').unwrap();
+            let listener = listen("--door-listen", &format!("{host}:0")).await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let has_ipv6 = TcpListener::bind("[::1]:0").await.is_ok();
+            for loopback in ["127.0.0.1", "[::1]"].iter().take(if has_ipv6 { 2 } else { 1 }) {
+                let connected = TcpStream::connect(format!("{loopback}:{port}")).await;
+                assert!(connected.is_ok(), "{address} by {loopback}: {connected:?}");
+            }
+            let taken = listen("--door-listen", &format!("{host}:{port}")).await.unwrap_err();
+            assert!(taken.starts_with(&format!("--door-listen {host}:{port}: ")), "{taken}");
+        }
     }
 
     #[tokio::test]

@@ -60,6 +60,7 @@ ui:
   nodeSelector: { disk: ssd }
   tolerations: [{ key: control-plane, operator: Exists, effect: NoSchedule }]
   affinity: { nodeAffinity: {} }
+  priorityClassName: shared
   podAnnotations: { a: b }
   extraEnv: [{ name: HTTPS_PROXY, value: "http://proxy:3128" }]
 "#;
@@ -235,13 +236,13 @@ fn every_value_reaches_the_operator() {
         "run",
         "--lease-name=stoker-operator",
         "--watch-namespaces=vision,123",
-        "--door-listen=0.0.0.0:8443",
+        "--door-listen=[::]:8443",
         "--door-url=https://stoker-door.123.svc:8443",
         "--tls-cert=/etc/stoker/tls/tls.crt",
         "--tls-key=/etc/stoker/tls/tls.key",
         "--tls-ca=/etc/stoker/tls/ca.crt",
         "--gang-key-file=/etc/stoker/gang/key",
-        "--observe-listen=0.0.0.0:9090",
+        "--observe-listen=[::]:9090",
         "--trainer-image=example/trainer:7",
         "--image-pull-policy=Always",
         "--storage-url=s3://bucket/root",

@@ -136,6 +136,7 @@ fn dockerfiles_use_the_pinned_toolchain_without_root() {
         let text = dockerfile(name);
         assert!(text.contains(&format!("FROM rust:{version}-bookworm")), "{name}");
         assert!(text.contains(&format!("RUSTUP_TOOLCHAIN={version}")), "{name}");
+        assert!(!text.contains("x86_64"), "{name} does not build for arm64");
         let last = text.rsplit("\nFROM ").next().unwrap();
         assert!(last.contains("\nUSER 65532:65532\n"), "{name}");
     }

@@ -2,7 +2,9 @@
 
 use stoker_api::time::Timestamp;
 
-use super::{DELETE_GRACE_SECONDS, NodeState, ObservedPod, PodPhase, Timeouts, pod_outcome};
+use super::{
+    DELETE_GRACE_SECONDS, NodeState, ObservedPod, PodOutcome, PodPhase, Timeouts, pod_outcome,
+};
 
 /// Seconds that the API server's clock may be ahead of the operator's.
 const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
@@ -20,10 +22,19 @@ pub enum CleanUpStep {
     Delete(u32),
     /// Wait for a change, at most for these seconds.
     Wait(Option<u64>),
+    /// Report why the pod does not start, and wait for a change: the scheduler and the kubelet
+    /// retry.
+    Report {
+        /// Machine-readable reason, one word.
+        reason: String,
+        /// Human-readable reason.
+        message: String,
+    },
 }
 
 /// Returns the next step for a clean-up pod. `failed_at` is the time of its failure, if it failed.
-/// A pod that is not wanted is deleted, unless it has finished.
+/// A pod that is not wanted is deleted, unless it has finished. The exit of the program decides,
+/// because sidecars may run forever, or fail.
 pub fn clean_up_step(
     pod: &ObservedPod,
     failed_at: Option<Timestamp>,
@@ -32,9 +43,12 @@ pub fn clean_up_step(
     now: Timestamp,
 ) -> CleanUpStep {
     let wait_until = |until: Timestamp| CleanUpStep::Wait(Some(until.seconds_since(now).max(1)));
-    match (pod.phase, failed_at) {
-        (PodPhase::Succeeded, _) => return CleanUpStep::Finish,
-        (PodPhase::Failed, Some(failed_at)) if is_wanted => {
+    // A sidecar may delay the deletion of a pod until the next clean-up creates one of the same
+    // name. That clean-up must not take the old pod for its own.
+    let is_old = is_wanted && pod.deletion.is_some() && !pod.is_terminal();
+    match (has_succeeded(pod), failed_at) {
+        (Some(true), _) if !is_old => return CleanUpStep::Finish,
+        (Some(false), Some(failed_at)) if is_wanted && !is_old => {
             let until = failed_at.plus(RETRY_SECONDS);
             if now < until {
                 return wait_until(until);
@@ -56,6 +70,36 @@ pub fn clean_up_step(
     }
     match pod.node {
         NodeState::NotReady(since) => wait_until(since.plus(timeouts.node_lost_seconds)),
-        NodeState::Ready | NodeState::Deleted => CleanUpStep::Wait(None),
+        NodeState::Ready | NodeState::Deleted => start_step(pod, timeouts, now),
+    }
+}
+
+/// Returns the next step for a pod whose program has not ended.
+fn start_step(pod: &ObservedPod, timeouts: &Timeouts, now: Timestamp) -> CleanUpStep {
+    if pod.deletion.is_some() {
+        return CleanUpStep::Wait(None);
+    }
+    // Gates hold the pod back on purpose, often only for a moment.
+    if pod.scheduled_at.is_none() && pod.unschedulable.is_some() && !pod.is_gated() {
+        let (reason, message) = pod.unscheduled_reason();
+        return CleanUpStep::Report { reason: reason.to_owned(), message };
+    }
+    match (pod_outcome(pod, timeouts, now), &pod.waiting) {
+        (Some(PodOutcome { reason, message, .. }), _) => CleanUpStep::Report { reason, message },
+        (None, Some(waiting)) => {
+            CleanUpStep::Wait(Some(waiting.deadline(timeouts).seconds_since(now).max(1)))
+        }
+        (None, None) => CleanUpStep::Wait(None),
+    }
+}
+
+/// Returns whether the program has succeeded; `None` if it has not ended.
+fn has_succeeded(pod: &ObservedPod) -> Option<bool> {
+    let exit = pod.exit.as_ref().filter(|_| pod.has_program_exited());
+    match (exit, pod.phase) {
+        (Some(exit), _) => Some(exit.code == 0),
+        (None, PodPhase::Succeeded) => Some(true),
+        (None, PodPhase::Failed) => Some(false),
+        (None, _) => None,
     }
 }

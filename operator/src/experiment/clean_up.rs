@@ -14,7 +14,9 @@ use stoker_api::experiment::{Experiment, ExperimentStatus, StorageRecord};
 use stoker_api::trial::DesiredTrialState;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{Refusal, set_refusal};
-use stoker_engine::gang::{CleanUpStep, DELETE_GRACE_SECONDS, PodDeletion, clean_up_step};
+use stoker_engine::gang::{
+    CleanUpStep, DELETE_GRACE_SECONDS, PodDeletion, PodPhase, clean_up_step,
+};
 use stoker_engine::trial::closed;
 
 use self::batch::{BatchContext, CleanUpBatch};
@@ -61,7 +63,7 @@ pub(super) async fn stop(
         CleanUpStep::Delete(grace_seconds) => {
             delete_pod(context, &key.namespace, &deletion(&pod, grace_seconds)).await?;
         }
-        CleanUpStep::Retry(_) | CleanUpStep::Wait(_) => {}
+        CleanUpStep::Retry(_) | CleanUpStep::Wait(_) | CleanUpStep::Report { .. } => {}
     }
     Ok(CleanUpState::Stopping(POLL_INTERVAL))
 }
@@ -142,9 +144,8 @@ pub(super) async fn clean_up(
         CleanUpStep::Finish => {
             return finish_batch(context, key, experiment, status, &trials, &batch, &pod).await;
         }
-        CleanUpStep::Wait(wait) => {
-            let resync = context.resync_interval(key);
-            return Ok(Some(wait.map_or(resync, |wait| resync.min(Duration::from_secs(wait)))));
+        step @ (CleanUpStep::Wait(_) | CleanUpStep::Report { .. }) => {
+            return wait_for_pod(context, key, experiment, status, &pod, step).await;
         }
         CleanUpStep::Retry(why) => {
             let note = format!("cannot delete checkpoints: {why}; retrying");
@@ -178,6 +179,33 @@ async fn kill_open_trials(
     let mut writer = apply::Writer::new(context, experiment, trials);
     writer.want(&kills).await;
     super::most_severe(writer.errors).map_or(Ok(()), Err)
+}
+
+/// Records why the clean-up pod does not start, until it runs. Returns the delay until the next
+/// check.
+async fn wait_for_pod(
+    context: &Context,
+    key: &Key,
+    experiment: &Experiment,
+    status: &ExperimentStatus,
+    pod: &CachedPod,
+    step: CleanUpStep,
+) -> Result<Option<Duration>, Error> {
+    let mut wait = context.resync_interval(key);
+    let refusal = match step {
+        CleanUpStep::Report { reason, message } => Some(Refusal { reason, message }),
+        CleanUpStep::Wait(Some(seconds)) => {
+            wait = wait.min(Duration::from_secs(seconds));
+            None
+        }
+        _ => None,
+    };
+    // A pending pod may still be unable to start: its deadline begins again when the operator
+    // restarts.
+    if refusal.is_some() || pod.observed.phase == PodPhase::Running {
+        record_refusal(context, experiment, status, refusal.as_ref()).await?;
+    }
+    Ok(Some(wait))
 }
 
 /// Removes deleted checkpoints from the records, deletes the pod, and records the batch as done.
@@ -215,7 +243,8 @@ fn deletion(pod: &CachedPod, grace_seconds: u32) -> PodDeletion {
     PodDeletion { name, uid, grace_seconds }
 }
 
-/// Records why the clean-up pod was refused, and emits an event if the reason is new.
+/// Records why the clean-up pod was refused or cannot start, and emits an event if the reason is
+/// new.
 async fn record_refusal(
     context: &Context,
     experiment: &Experiment,

@@ -3,9 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
+use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
-use serde_json::json;
+use serde_json::{Value, json};
 use stoker_api::condition::{ConditionStatus, find};
 use stoker_api::decisions::LogEvent;
 use stoker_api::experiment::{ExperimentStatus, Phase};
@@ -220,6 +222,54 @@ fn refused_clean_up_is_reported() {
             "{message}"
         );
         wait_event(&ns, "grid", "QuotaExceeded", "grid-cleanup-0").await;
+    });
+}
+
+/// The storage's Secret is missing. Later, a sidecar runs on after the program.
+#[test]
+fn clean_up_that_cannot_start_is_reported() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("stuck-clean-up").await;
+        let mut operator = ns.operator_with("a", free_ports(), &["--pull-deadline-seconds", "1"]);
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
+        ns.apply("grid", grid(1, 2, 1));
+        wait_started(&ns, &kubelet, 1).await;
+        // The pod of the trial still ends. The clean-up pod does not start.
+        drop(kubelet);
+        ns.patch("grid", &json!({ "spec": { "state": "killed" } })).unwrap();
+        let pods: Api<Pod> = Api::namespaced(ns.client.clone(), &ns.namespace);
+        let set_state = async |phase: &str, state: Value| {
+            let trainer = json!({
+                "name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": state,
+            });
+            let patch = json!({ "status": { "phase": phase, "containerStatuses": [trainer] } });
+            let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
+            let end = Instant::now() + stoker_test_cluster::PATIENCE;
+            while let Err(error) = pods.patch_status("grid-cleanup-0", &parameters, &patch).await {
+                assert!(Instant::now() < end, "{error}\n{}", ns.logs());
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        const REASON: &str = "CreateContainerConfigError";
+        let waiting = json!({ "reason": REASON, "message": "secret \"s3\" not found" });
+        set_state("Pending", json!({ "waiting": waiting })).await;
+        let status = wait_status(&ns, "grid", |status| refused(status).is_some()).await;
+        let (reason, message) = refused(&status).unwrap();
+        assert_eq!(reason, REASON);
+        assert!(
+            message.contains("grid-cleanup-0") && message.contains("secret \"s3\" not found"),
+            "{message}"
+        );
+        wait_event(&ns, "grid", REASON, "grid-cleanup-0").await;
+        set_state("Running", json!({ "running": {} })).await;
+        wait_status(&ns, "grid", |status| refused(status).is_none()).await;
+        set_state("Running", json!({ "terminated": { "exitCode": 0 } })).await;
+        wait_status(&ns, "grid", |status| status.cleaned_up).await;
     });
 }
 

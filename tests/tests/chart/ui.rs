@@ -52,7 +52,7 @@ fn every_value_reaches_the_page() {
     let defaults = [
         "ui",
         "--sign-in=form",
-        "--listen=0.0.0.0:8265",
+        "--listen=[::]:8265",
         "--host=stoker-ui.123.svc",
         "--offer-namespaces=vision,ml",
     ];
@@ -61,7 +61,7 @@ fn every_value_reaches_the_page() {
     let expected = [
         "ui",
         "--sign-in=header",
-        "--listen=0.0.0.0:8265",
+        "--listen=[::]:8265",
         "--host=stoker-ui.123.svc",
         "--host=stoker.example.com",
         "--offer-namespaces=1e3,ml",
@@ -71,6 +71,7 @@ fn every_value_reaches_the_page() {
     let pod = &role(&all, "Deployment", "stoker-ui")["spec"]["template"]["spec"];
     let image = pod["containers"][0]["image"].as_str().unwrap();
     assert!(image.starts_with("example/stoker@sha256:0"), "{image}");
+    assert_eq!(pod["priorityClassName"], "shared");
     let policy = role(&all, "NetworkPolicy", "stoker-ui");
     let peer = json!([{"podSelector": {"matchLabels": {"app": "proxy"}}}]);
     assert_eq!(policy["spec"]["ingress"][0]["from"], peer);

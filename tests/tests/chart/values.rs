@@ -1,7 +1,7 @@
 //! Values of the chart: all are documented, and unknown or invalid values are refused.
 
 use serde_json::{Value, json};
-use stoker_tests::describe_output;
+use stoker_tests::{describe_output, repository};
 
 use super::{helm, read, run};
 
@@ -31,6 +31,29 @@ fn unknown_and_invalid_values_are_refused() {
     check_refused("watchNamespaces: [Vision]", "at '/watchNamespaces/0'");
     check_refused("storage: { url: bucket/root }", "at '/storage/url'");
     check_refused("storage: { endpoint: 'http://s3:8333' }", "at '/storage/url'");
+}
+
+#[test]
+fn parent_chart_enables_and_disables_this_one() {
+    let Some(helm) = helm() else { return };
+    let parent = tempfile::tempdir().unwrap();
+    let chart = json!({
+        "apiVersion": "v2", "name": "parent", "version": "1.0.0",
+        "dependencies": [{
+            "name": "stoker", "version": env!("CARGO_PKG_VERSION"), "condition": "stoker.enabled",
+        }],
+    });
+    std::fs::write(parent.path().join("Chart.yaml"), chart.to_string()).unwrap();
+    std::fs::create_dir(parent.path().join("charts")).unwrap();
+    let link = parent.path().join("charts/stoker");
+    std::os::unix::fs::symlink(repository().join("charts/stoker"), link).unwrap();
+    for is_enabled in [true, false] {
+        let values = format!("stoker: {{ enabled: {is_enabled} }}");
+        let output = run(&helm, &["template", "all", parent.path().to_str().unwrap()], &values);
+        let text = describe_output(&output);
+        assert!(output.status.success(), "{values}: {text}");
+        assert_eq!(text.contains("kind: Deployment"), is_enabled, "{values}: {text}");
+    }
 }
 
 /// Collects the paths of schema objects that accept unknown names, except maps of strings and

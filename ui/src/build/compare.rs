@@ -9,6 +9,7 @@ use stoker_engine::trial::{TrialRecord, ended_at};
 
 use super::head::{method, ran, seconds};
 use super::{frame, plain_frame};
+use crate::curves::axis;
 use crate::data::{attempt_seconds, best_so_far, best_value, state, trained};
 use crate::search::{category, flat, results};
 use crate::site::Site;
@@ -111,6 +112,7 @@ pub(crate) fn experiments(site: &Site, runs: &[Arc<Run>], show_all: bool) -> Com
         source: format!("/compare.json?{}", query(None)),
         is_trials: false,
         curves: String::new(),
+        x: "",
         sections: experiment_sections(runs, show_all),
         toggle: Some(toggle(show_all)),
         lengths: lengths.into_iter().map(length).collect(),
@@ -227,6 +229,7 @@ pub(crate) fn trials(site: &Site, run: &Run, indexes: &[u32], show_all: bool) ->
         source: format!("{}/data.json", run.base()),
         is_trials: true,
         curves: format!("{}/curves.json?trials={}", run.base(), list(None)),
+        x: axis(run, None),
         sections: vec![
             section("Result", facts, false, true),
             section("Hyperparameters", joined(&hyperparameters), true, show_all),
@@ -319,4 +322,30 @@ pub(crate) fn csv(runs: &[Arc<Run>]) -> (Vec<String>, Vec<Vec<Value>>) {
         }
     }
     (header, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use askama::Template as _;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn curves_of_trials_begin_with_the_axis_of_the_search() {
+        let check = |length: Value, expected: &str| {
+            let searcher =
+                json!({"metric": "loss", "maxLength": length, "random": {"maxTrials": 8}});
+            let run = fixture::run(json!({"searcher": searcher}), json!({}), &[json!({})]);
+            let text = trials(&Site::default(), &run, &[0], false).render().unwrap();
+            assert!(text.contains(&format!("data-x=\"{expected}\"")), "{text}");
+            let pressed = |axis: &str| format!("data-value=\"{axis}\" aria-pressed=\"true\"");
+            for axis in ["batches", "epochs", "time"] {
+                assert_eq!(text.contains(&pressed(axis)), axis == expected, "{axis} {text}");
+            }
+        };
+        check(json!({"batches": 4}), "batches");
+        check(json!({"epochs": 4}), "epochs");
+        check(json!({"records": 4}), "batches");
+    }
 }

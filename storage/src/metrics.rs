@@ -152,27 +152,46 @@ impl<'a> Reader<'a> {
     ///
     /// The storage failed.
     pub async fn rows(&self, trial_path: &str) -> Result<Vec<Row>, StorageError> {
-        let paths = self.list(&layout::metrics_path(trial_path)).await?;
-        let segments = paths.into_iter().filter(|path| is_segment(path));
-        // In order: of two values of one metric in the rows to merge, the later one is kept.
-        let mut objects = stream::iter(segments).map(|path| self.get(path)).buffered(REQUESTS_MAX);
         let mut rows = BTreeMap::<(u32, u64, String), Row>::new();
-        while let Some(bytes) = objects.try_next().await? {
-            let lines = bytes.split(|byte| *byte == b'\n');
-            for row in lines.filter_map(|line| serde_json::from_slice::<Row>(line).ok()) {
-                match rows.entry((row.attempt, row.batches, row.group.clone())) {
-                    Entry::Vacant(free) => drop(free.insert(row)),
-                    Entry::Occupied(mut before) => before.get_mut().metrics.extend(row.metrics),
-                }
-            }
-        }
+        let add = |row: Row| match rows.entry((row.attempt, row.batches, row.group.clone())) {
+            Entry::Vacant(free) => drop(free.insert(row)),
+            Entry::Occupied(mut before) => before.get_mut().metrics.extend(row.metrics),
+        };
+        self.each_row(self.objects(trial_path).await?, add).await?;
         Ok(rows.into_values().collect())
     }
 
-    async fn list(&self, path: &str) -> Result<Vec<String>, StorageError> {
+    /// Lists the objects with the rows of a trial, each with its size in bytes. Of two values of
+    /// one metric after the same batches of an attempt, the later one in this order is valid.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed.
+    pub async fn objects(&self, trial_path: &str) -> Result<Vec<(String, u64)>, StorageError> {
         // Ignore the error: the semaphore is never closed.
         let _request = self.requests.acquire().await;
-        self.storage.list(path).await
+        let objects = self.storage.list_sized(&layout::metrics_path(trial_path)).await?;
+        Ok(objects.into_iter().filter(|(path, _)| is_segment(path)).collect())
+    }
+
+    /// Calls `add` with each row of `objects`, in order. Holds few objects in memory at a time. An
+    /// incomplete last line is skipped.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed.
+    pub async fn each_row(
+        &self,
+        objects: Vec<(String, u64)>,
+        mut add: impl FnMut(Row),
+    ) -> Result<(), StorageError> {
+        let gets = stream::iter(objects).map(|(path, _)| self.get(path));
+        let mut gets = gets.buffered(REQUESTS_MAX);
+        while let Some(bytes) = gets.try_next().await? {
+            let lines = bytes.split(|byte| *byte == b'\n');
+            lines.filter_map(|line| serde_json::from_slice::<Row>(line).ok()).for_each(&mut add);
+        }
+        Ok(())
     }
 
     async fn get(&self, path: String) -> Result<Bytes, StorageError> {
@@ -192,10 +211,18 @@ fn is_segment(path: &str) -> bool {
 /// longer lists it: it counts from its first row. An attempt that is not recorded and has no rows
 /// is left out, because it may have ended before it started to train.
 pub fn starts(rows: &[Row], recorded: &[(u32, u64)]) -> Vec<(u32, u64)> {
+    starts_of(rows.iter().map(|row| (row.attempt, row.batches)), recorded)
+}
+
+/// Same as [`starts`], for the attempts and batches of rows.
+pub fn starts_of(
+    rows: impl IntoIterator<Item = (u32, u64)>,
+    recorded: &[(u32, u64)],
+) -> Vec<(u32, u64)> {
     let mut starts = BTreeMap::<u32, u64>::new();
-    for row in rows {
-        let start = starts.entry(row.attempt).or_insert(row.batches);
-        *start = row.batches.min(*start);
+    for (attempt, batches) in rows {
+        let start = starts.entry(attempt).or_insert(batches);
+        *start = batches.min(*start);
     }
     starts.extend(recorded.iter().copied());
     starts.into_iter().collect()

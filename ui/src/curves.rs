@@ -1,5 +1,7 @@
 //! Curves of metrics: one metric of all trials, or all metrics of one trial.
 
+mod sampled;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -8,12 +10,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use stoker_api::experiment::Unit;
 use stoker_engine::trial::{TrialRecord, granted_units, live_attempt};
-use stoker_storage::StorageError;
 use stoker_storage::metrics::Reader;
 
+use self::sampled::{Curve, x_of};
 use crate::data::best_value;
 use crate::lttb::{Point, down_sample};
-use crate::rows::{MetricsCache, Position, TrialMetrics, resumed};
+use crate::rows::{MetricsCache, Position, resumed};
 use crate::search::results;
 use crate::store::Run;
 
@@ -70,50 +72,6 @@ pub(crate) fn batches_per_epoch(trial: &TrialRecord) -> Option<f64> {
     let (granted, total) = (granted_units(&trial.spec), trial.status.batches_total);
     (trial.spec.unit == Unit::Epochs && granted > 0 && total > 0)
         .then(|| total as f64 / granted as f64)
-}
-
-/// A curve of one metric.
-#[derive(Debug, Default)]
-struct Curve {
-    points: Vec<Point>,
-    /// Positions of NaN and infinities.
-    nonfinite: Vec<f64>,
-}
-
-/// Returns the value on the x axis.
-fn x_of(at: Position, x: &str, per_epoch: Option<f64>) -> f64 {
-    match (x, per_epoch) {
-        ("time", _) => at.seconds,
-        ("epochs", Some(batches)) => at.batches as f64 / batches,
-        ("epochs", None) => at.epoch as f64,
-        _ => at.batches as f64,
-    }
-}
-
-fn curve(
-    metrics: &TrialMetrics,
-    values: &[(u32, f64)],
-    query: &CurvesQuery,
-    x: &str,
-    per_epoch: Option<f64>,
-) -> Curve {
-    let mut curve = Curve::default();
-    for (position, value) in values {
-        let x = x_of(metrics.at[*position as usize], x, per_epoch);
-        match value.is_finite() {
-            false => curve.nonfinite.push(x),
-            true => curve.points.push((x, *value)),
-        }
-    }
-    // The neighbors of the range stay, so that lines leave the plot at the right height.
-    let is_inside: Vec<bool> = curve.points.iter().map(|(x, _)| query.contains(*x)).collect();
-    let len = curve.points.len();
-    let is_kept =
-        |i: usize| is_inside[i] || (i + 1 < len && is_inside[i + 1]) || (i > 0 && is_inside[i - 1]);
-    let points = std::mem::take(&mut curve.points);
-    let kept = points.into_iter().enumerate().filter(|(i, _)| is_kept(*i));
-    curve.points = kept.map(|(_, point)| point).collect();
-    curve
 }
 
 /// Returns the axis of a query, or else the unit of the experiment.
@@ -174,28 +132,27 @@ pub(crate) async fn of_experiment(
         None => selected(run, &indexes(query.focus.as_deref())),
     };
     let reader = Reader::new(storage);
-    let mut reads = Vec::with_capacity(shown.len());
-    for index in &shown {
-        reads.push(read_one(run, cache, &reader, *index));
-    }
-    let read: Vec<(u32, Arc<TrialMetrics>)> =
-        stream::iter(reads).buffered(READS_MAX).try_collect().await.map_err(|e| e.to_string())?;
-    let names: BTreeSet<&(String, String)> =
-        read.iter().flat_map(|(_, metrics)| metrics.curves.keys()).collect();
     let searched = &run.experiment.spec.searcher.metric;
     let metric = query.metric.as_deref().unwrap_or(searched);
-    let name = find_metric(&names, metric);
     let x = axis(run, query.x.as_deref());
+    let mut reads = Vec::with_capacity(shown.len());
+    for index in &shown {
+        let max = query.points_max(shown.len());
+        reads.push(read_one(run, cache, &reader, *index, (metric, x, max), query));
+    }
+    let mut reads = stream::iter(reads).buffered(READS_MAX);
+    let (mut names, mut read) = (BTreeSet::new(), Vec::new());
+    while let Some((index, names_of_trial, curve)) = reads.try_next().await? {
+        names.extend(names_of_trial);
+        read.extend(curve.map(|(name, curve)| (index, name, curve)));
+    }
+    let name = find_metric(&names, metric);
     let (mut total, mut drawn, mut curves) = (0, 0, Vec::new());
-    for (index, metrics) in &read {
-        let Some(values) = name.and_then(|name| metrics.curves.get(name)) else { continue };
-        let per_epoch = run.trials.get(index).and_then(|trial| batches_per_epoch(trial));
-        let curve = curve(metrics, values, query, x, per_epoch);
-        total += values.len();
-        let points = down_sample(&curve.points, query.points_max(read.len()));
-        drawn += points.len() + curve.nonfinite.len();
-        let (xs, ys): (Vec<f64>, Vec<f64>) = points.into_iter().unzip();
-        curves.push(json!({ "trial": index, "x": xs, "y": ys, "nonfinite": curve.nonfinite }));
+    for (index, _, curve) in read.into_iter().filter(|(_, of, _)| Some(of) == name) {
+        total += curve.total;
+        drawn += curve.drawn();
+        let Curve { x, y, nonfinite, .. } = curve;
+        curves.push(json!({ "trial": index, "x": x, "y": y, "nonfinite": nonfinite }));
     }
     let omitted = if only.is_some() { 0 } else { run.trials.len() - shown.len() };
     Ok(json!({
@@ -206,26 +163,37 @@ pub(crate) async fn of_experiment(
     }))
 }
 
+/// Group and name of a metric.
+type Name = (String, String);
+
+/// Reads a trial. Returns its index, the names of its metrics, and the curve that [`find_metric`]
+/// selects among them: also of all trials, only this one can be selected. The rows are dropped.
 async fn read_one(
     run: &Run,
     cache: &MetricsCache,
     reader: &Reader<'_>,
     index: u32,
-) -> Result<(u32, Arc<TrialMetrics>), StorageError> {
-    Ok((index, cache.trial(run, reader, index).await?))
+    (metric, x, max): (&str, &str, usize),
+    query: &CurvesQuery,
+) -> Result<(u32, BTreeSet<Name>, Option<(Name, Curve)>), String> {
+    let metrics = cache.trial(run, reader, index).await?;
+    let names: BTreeSet<Name> = metrics.curves.keys().cloned().collect();
+    let per_epoch = run.trials.get(&index).and_then(|trial| batches_per_epoch(trial));
+    let curve = find_metric(&names, metric).and_then(|name| {
+        let values = metrics.curves.get(name)?;
+        let curve = Curve::new(&metrics, values, query, x, per_epoch, max);
+        Some((name.clone(), curve))
+    });
+    Ok((index, names, curve))
 }
 
 /// Returns group and name of a metric. As in an experiment, `val_` stands for `validation_`. Of
 /// several groups, the validation comes first.
-fn find_metric<'a>(
-    names: &BTreeSet<&'a (String, String)>,
-    metric: &str,
-) -> Option<&'a (String, String)> {
+fn find_metric<'a>(names: &'a BTreeSet<Name>, metric: &str) -> Option<&'a Name> {
     let long = metric.strip_prefix("val_").map(|rest| format!("validation_{rest}"));
-    let is_named = |name: &&&(String, String)| {
-        name.1 == metric || long.as_deref().is_some_and(|long| name.1 == long)
-    };
-    names.iter().filter(is_named).min_by_key(|name| (name.0 != "validation", **name)).copied()
+    let is_named =
+        |name: &&Name| name.1 == metric || long.as_deref().is_some_and(|long| name.1 == long);
+    names.iter().filter(is_named).min_by_key(|name| (name.0 != "validation", *name))
 }
 
 /// Returns the percentiles 5 to 95 of the results of the trials that are not drawn, by length;
@@ -269,7 +237,7 @@ pub(crate) async fn of_trial(
 ) -> Result<Value, String> {
     let storage = run.storage.as_ref().map_err(Clone::clone)?;
     let reader = Reader::new(storage);
-    let metrics = cache.trial(run, &reader, index).await.map_err(|error| error.to_string())?;
+    let metrics = cache.trial(run, &reader, index).await?;
     let x = axis(run, query.x.as_deref());
     let trial = run.trials.get(&index);
     let per_epoch = trial.and_then(|trial| batches_per_epoch(trial));
@@ -278,12 +246,12 @@ pub(crate) async fn of_trial(
     for ((group, name), values) in &metrics.curves {
         let short = ["validation_", "val_"].iter().find_map(|prefix| name.strip_prefix(prefix));
         let title = if group == "validation" { short.unwrap_or(name) } else { name };
-        let curve = curve(&metrics, values, query, x, per_epoch);
-        total += values.len();
-        let points = down_sample(&curve.points, query.points_max(metrics.curves.len()));
-        drawn += points.len() + curve.nonfinite.len();
-        let (xs, ys): (Vec<f64>, Vec<f64>) = points.into_iter().unzip();
-        let series = json!({ "name": group, "x": xs, "y": ys, "nonfinite": curve.nonfinite });
+        let max = query.points_max(metrics.curves.len());
+        let curve = Curve::new(&metrics, values, query, x, per_epoch, max);
+        total += curve.total;
+        drawn += curve.drawn();
+        let Curve { x, y, nonfinite, .. } = curve;
+        let series = json!({ "name": group, "x": x, "y": y, "nonfinite": nonfinite });
         plots.entry(title.to_owned()).or_default().push(series);
     }
     let mut plots: Vec<(String, Vec<Value>)> = plots.into_iter().collect();

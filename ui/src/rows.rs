@@ -1,97 +1,72 @@
 //! Metrics of trials, read from the storage and kept in memory up to a limit.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+mod columns;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use stoker_api::trial::Attempt;
 use stoker_engine::trial::{TrialRecord, live_attempt};
-use stoker_storage::metrics::{Reader, Row, effective, starts};
-use stoker_storage::{StorageError, layout};
+use stoker_storage::layout;
+use stoker_storage::metrics::Reader;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
+use self::columns::Columns;
+pub(crate) use self::columns::{Position, TrialMetrics};
 use crate::store::Run;
 
 /// Maximum size of all curves in memory.
 const BYTES_MAX: usize = 64 << 20;
+/// Maximum size in MiB of the files that are read at the same time, for all requests. In memory,
+/// rows with few metrics are about as large as in the files.
+const READ_MIB_MAX: u32 = 256;
+/// Maximum size in MiB of the files of one trial. They are read alone if they are larger than
+/// [`READ_MIB_MAX`].
+const TRIAL_MIB_MAX: u64 = 512;
 /// Rows of a trial that trains are read again after this time: with each announcement of
 /// [`live`](crate::live). The trainer writes every 4.5 seconds.
-const AGE_MAX: Duration = Duration::from_millis(900);
-
-/// Effective rows of a trial in compact form.
-#[derive(Debug, Default)]
-pub(crate) struct TrialMetrics {
-    /// Batches, completed epochs, training seconds and attempt of each row, in order.
-    pub(crate) at: Vec<Position>,
-    /// Values by group and metric, each with the position of its row.
-    pub(crate) curves: BTreeMap<(String, String), Vec<(u32, f64)>>,
-}
-
-/// Position of a row.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Position {
-    pub(crate) batches: u64,
-    pub(crate) epoch: u64,
-    /// Seconds of training before the row, without the time between attempts.
-    pub(crate) seconds: f64,
-    pub(crate) attempt: u32,
-}
-
-impl TrialMetrics {
-    /// Arranges rows, sorted by batches.
-    pub(crate) fn new(rows: Vec<Row>) -> Self {
-        let mut metrics = Self::default();
-        let mut last: Option<(u32, f64)> = None;
-        let mut seconds = 0.0;
-        for (position, row) in (0u32..).zip(rows) {
-            if let Some(time) = row.time {
-                // The pause between two attempts does not count.
-                if let Some((attempt, before)) = last
-                    && attempt == row.attempt
-                {
-                    seconds += (time - before).max(0.0);
-                }
-                last = Some((row.attempt, time));
-            }
-            let Row { batches, epoch, attempt, .. } = row;
-            metrics.at.push(Position { batches, epoch, seconds, attempt });
-            for (name, value) in row.metrics {
-                metrics
-                    .curves
-                    .entry((row.group.clone(), name))
-                    .or_default()
-                    .push((position, value));
-            }
-        }
-        metrics
-    }
-
-    fn bytes(&self) -> usize {
-        let curves = self.curves.values().map(|curve| 200 + curve.capacity() * 16).sum::<usize>();
-        self.at.capacity() * size_of::<Position>() + curves
-    }
-}
+const AGE_MIN: Duration = Duration::from_millis(900);
+/// They are also kept for this multiple of the time that reading them took.
+const AGE_FACTOR: u32 = 4;
 
 #[derive(Debug)]
 struct Entry {
     metrics: Arc<TrialMetrics>,
     /// State of the trial when the rows were read. They are read again if it has changed.
     key: Key,
-    read_at: Instant,
+    /// Time from which on the rows of a trial that trains are read again.
+    stale_at: Instant,
     used_at: u64,
 }
 
 /// State of a trial that determines its rows, except while it trains.
 #[derive(Clone, Debug, PartialEq)]
 struct Key {
-    batches: u64,
+    /// Trained batches; `None` while the trial trains, because each record would have others.
+    batches: Option<u64>,
     attempts: usize,
     is_training: bool,
 }
 
 /// Cache of metrics, shared by all viewers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct MetricsCache {
     entries: Mutex<Entries>,
+    /// Locks of the trials that are being read: each is read once for concurrent requests.
+    locks: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
+    /// MiB that may be read now.
+    capacity: Semaphore,
+}
+
+impl Default for MetricsCache {
+    fn default() -> Self {
+        Self {
+            entries: Mutex::default(),
+            locks: Mutex::default(),
+            capacity: Semaphore::new(READ_MIB_MAX as usize),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -102,28 +77,55 @@ struct Entries {
 }
 
 impl MetricsCache {
-    /// Returns the metrics of a trial.
+    /// Returns the metrics of a trial. Drop them before the next `await`: while a request holds
+    /// them, their size is not limited.
     ///
     /// # Errors
     ///
-    /// The reason why the storage cannot be read.
+    /// The reason why the storage cannot be read, or that the files are too large.
     pub(crate) async fn trial(
         &self,
         run: &Run,
         reader: &Reader<'_>,
         index: u32,
-    ) -> Result<Arc<TrialMetrics>, StorageError> {
+    ) -> Result<Arc<TrialMetrics>, String> {
         let Some(trial) = run.trials.get(&index) else { return Ok(Arc::default()) };
         let path = run.trial_path(index);
         let key = key(trial, run.is_live());
         if let Some(metrics) = self.cached(&path, &key) {
             return Ok(metrics);
         }
-        let rows = reader.rows(&path).await?;
-        let attempts = starts(&rows, &resumed(&trial.status.attempts));
-        let metrics = Arc::new(TrialMetrics::new(effective(rows, &attempts)));
-        self.keep(path, key, &metrics);
+        let lock = self.lock(&path);
+        let _reading = lock.lock().await;
+        // Another request may have read the rows meanwhile.
+        if let Some(metrics) = self.cached(&path, &key) {
+            return Ok(metrics);
+        }
+        let objects = reader.objects(&path).await.map_err(|error| error.to_string())?;
+        let mib = objects.iter().map(|(_, size)| size).sum::<u64>().div_ceil(1 << 20);
+        check_size(index, mib)?;
+        let share = u32::try_from(mib).unwrap_or(u32::MAX).clamp(1, READ_MIB_MAX);
+        // Ignore the error: the semaphore is never closed.
+        let _capacity = self.capacity.acquire_many(share).await;
+        let began = Instant::now();
+        let mut columns = Columns::default();
+        let add = |row| columns.add(row);
+        reader.each_row(objects, add).await.map_err(|error| error.to_string())?;
+        let metrics = Arc::new(columns.effective(&resumed(&trial.status.attempts)));
+        self.keep(path, key, &metrics, began.elapsed());
         Ok(metrics)
+    }
+
+    /// Returns the lock of a trial.
+    fn lock(&self, path: &str) -> Arc<AsyncMutex<()>> {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = locks.get(path).and_then(Weak::upgrade) {
+            return lock;
+        }
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        let lock = Arc::new(AsyncMutex::new(()));
+        locks.insert(path.to_owned(), Arc::downgrade(&lock));
+        lock
     }
 
     fn cached(&self, path: &str, key: &Key) -> Option<Arc<TrialMetrics>> {
@@ -131,7 +133,7 @@ impl MetricsCache {
         entries.uses += 1;
         let uses = entries.uses;
         let entry = entries.by_path.get_mut(path)?;
-        let is_fresh = !key.is_training || entry.read_at.elapsed() < AGE_MAX;
+        let is_fresh = !key.is_training || Instant::now() < entry.stale_at;
         if entry.key != *key || !is_fresh {
             return None;
         }
@@ -139,10 +141,11 @@ impl MetricsCache {
         Some(entry.metrics.clone())
     }
 
-    fn keep(&self, path: String, key: Key, metrics: &Arc<TrialMetrics>) {
+    fn keep(&self, path: String, key: Key, metrics: &Arc<TrialMetrics>, took: Duration) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let used_at = entries.uses;
-        let entry = Entry { metrics: metrics.clone(), key, read_at: Instant::now(), used_at };
+        let stale_at = Instant::now() + AGE_MIN.max(took * AGE_FACTOR);
+        let entry = Entry { metrics: metrics.clone(), key, stale_at, used_at };
         entries.bytes += metrics.bytes();
         if let Some(before) = entries.by_path.insert(path, entry) {
             entries.bytes -= before.metrics.bytes();
@@ -158,11 +161,23 @@ impl MetricsCache {
 }
 
 fn key(trial: &TrialRecord, is_live: bool) -> Key {
+    let is_training = is_live && live_attempt(trial).is_some();
     Key {
-        batches: trial.status.batches,
+        batches: (!is_training).then_some(trial.status.batches),
         attempts: trial.status.attempts.len(),
-        is_training: is_live && live_attempt(trial).is_some(),
+        is_training,
     }
+}
+
+/// Refuses files that would not fit in memory as rows.
+fn check_size(index: u32, mib: u64) -> Result<(), String> {
+    if mib <= TRIAL_MIB_MAX {
+        return Ok(());
+    }
+    Err(format!(
+        "cannot draw the metrics of trial {index}: they have {mib} MiB, more than {TRIAL_MIB_MAX}; \
+         read them with `stoker trial metrics`"
+    ))
 }
 
 /// Returns the attempts that resumed from a checkpoint, each with the batches of the checkpoint.
@@ -176,36 +191,92 @@ pub(crate) fn resumed(attempts: &[Attempt]) -> Vec<(u32, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::BTreeMap;
 
-    fn row(attempt: u32, batches: u64, time: f64) -> Row {
+    use serde_json::json;
+    use stoker_storage::Storage;
+    use stoker_storage::metrics::{Row, segments};
+
+    use super::*;
+    use crate::fixture;
+
+    fn row(batches: u64) -> Row {
         let metrics = BTreeMap::from([("loss".to_owned(), 0.5)]);
-        let (group, time) = ("training".to_owned(), Some(time));
-        Row { group, batches, epoch: 0, attempt, time, metrics }
+        let (group, time) = ("training".to_owned(), Some(batches as f64));
+        Row { group, batches, epoch: 0, attempt: 0, time, metrics }
     }
 
-    #[test]
-    fn time_between_attempts_does_not_count() {
-        let rows = vec![row(0, 1, 100.0), row(0, 2, 103.0), row(1, 3, 900.0), row(1, 4, 902.0)];
-        let metrics = TrialMetrics::new(rows);
-        let seconds: Vec<f64> = metrics.at.iter().map(|at| at.seconds).collect();
-        assert_eq!(seconds, [0.0, 3.0, 3.0, 5.0]);
-        assert_eq!(metrics.curves[&("training".to_owned(), "loss".to_owned())].len(), 4);
+    fn metrics(num: u64) -> Arc<TrialMetrics> {
+        let mut columns = Columns::default();
+        (0..num).for_each(|batches| columns.add(row(batches)));
+        Arc::new(columns.effective(&[]))
     }
 
     #[test]
     fn cache_keeps_the_latest_used_within_its_limit() {
         let cache = MetricsCache::default();
-        let rows: Vec<Row> = (0..200_000).map(|at| row(0, at, at as f64)).collect();
-        let metrics = Arc::new(TrialMetrics::new(rows));
-        let key = Key { batches: 1, attempts: 1, is_training: false };
+        let metrics = metrics(200_000);
+        let key = Key { batches: Some(1), attempts: 1, is_training: false };
         let num = BYTES_MAX / metrics.bytes() + 3;
         for trial in 0..num {
-            cache.keep(format!("t/{trial}"), key.clone(), &metrics);
+            cache.keep(format!("t/{trial}"), key.clone(), &metrics, Duration::ZERO);
             assert!(cache.cached("t/0", &key).is_some(), "{trial}");
         }
         assert!(cache.cached("t/1", &key).is_none());
         assert!(cache.entries.lock().unwrap().bytes <= BYTES_MAX);
-        assert!(cache.cached("t/0", &Key { batches: 2, ..key }).is_none());
+        assert!(cache.cached("t/0", &Key { batches: Some(2), ..key }).is_none());
+    }
+
+    #[tokio::test]
+    async fn concurrent_requests_read_a_trial_once() {
+        let run = fixture::run(json!({}), json!({}), &[json!({})]);
+        let storage = Storage::open("memory://", None).unwrap();
+        let line = serde_json::to_string(&row(1)).unwrap();
+        let path = segments(&run.trial_path(0), 0).path(0);
+        storage.put(&path, line.into()).await.unwrap();
+        let (cache, reader) = (MetricsCache::default(), Reader::new(&storage));
+        let held = cache.capacity.acquire_many(READ_MIB_MAX).await.unwrap();
+        let release = async {
+            // Both requests wait by now.
+            tokio::task::yield_now().await;
+            drop(held);
+        };
+        let (one, other) = (cache.trial(&run, &reader, 0), cache.trial(&run, &reader, 0));
+        let (one, other, ()) = tokio::join!(one, other, release);
+        let (one, other) = (one.unwrap(), other.unwrap());
+        assert_eq!(one.at.len(), 1);
+        assert!(Arc::ptr_eq(&one, &other));
+    }
+
+    #[test]
+    fn rows_that_take_long_to_read_are_kept_longer() {
+        let (cache, metrics) = (MetricsCache::default(), metrics(1));
+        let key = Key { batches: None, attempts: 1, is_training: true };
+        cache.keep("t".to_owned(), key, &metrics, Duration::from_secs(60));
+        let entries = cache.entries.lock().unwrap();
+        assert!(entries.by_path["t"].stale_at > Instant::now() + Duration::from_secs(200));
+    }
+
+    #[test]
+    fn progress_of_a_training_trial_keeps_its_rows() {
+        let keys = |status: [serde_json::Value; 2], is_live: bool| {
+            let run = fixture::run(json!({}), json!({}), &status);
+            [0, 1].map(|index| key(&run.trials[&index], is_live))
+        };
+        let status = |batches: u64| {
+            let attempt = json!({ "number": 0, "startedAt": "2026-11-24T10:00:00Z" });
+            json!({ "attempts": [attempt], "batches": batches })
+        };
+        let [before, after] = keys([status(1), status(2)], true);
+        assert_eq!(before, after);
+        let [before, after] = keys([status(1), status(2)], false);
+        assert_ne!(before, after);
+    }
+
+    #[test]
+    fn files_that_do_not_fit_in_memory_are_refused() {
+        assert_eq!(check_size(3, TRIAL_MIB_MAX), Ok(()));
+        let error = check_size(3, 900).unwrap_err();
+        assert!(error.contains("metrics of trial 3: they have 900 MiB, more than 512;"), "{error}");
     }
 }

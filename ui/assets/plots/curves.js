@@ -316,15 +316,15 @@ class Curves {
       const { count: inside } = data.brushed(state.brush);
       parts.push(`${count(inside)} of ${plural(data.size, 'trial')} in brush.`);
     }
-    const outside = y.below ? `${plural(y.below, 'trial')} below the axis.`
-      : `${plural(y.above, 'trial')} above the axis.`;
+    const outside = [[y.below, 'below'], [y.above, 'above']].filter(([number]) => number)
+      .map(([number, side]) => `${plural(number, 'trial')} ${side}`).join(' and ');
     if (y.below || y.above || this.showAll) {
       const toggle = make('button', { type: 'button', class: 'link',
         text: this.showAll ? 'Fit to most' : 'Show all', on: { click: () => {
           this.showAll = !this.showAll;
           this.#draw();
         } } });
-      parts.push(this.showAll ? null : outside, toggle);
+      parts.push(this.showAll ? null : `${outside} the axis.`, toggle);
     }
     if (json.omitted) {
       parts.push(`${count(json.curves.length)} of ${count(json.trials)} trials drawn, the band `

@@ -319,12 +319,14 @@ export class LinePlot {
   }
 }
 
+/** Returns the index of the x nearest to a pixel. The values ascend or descend. */
 function nearIndex(x, map, px) {
   let low = 0;
   let high = x.length - 1;
+  const isDescending = x[low] > x[high];
   while (high - low > 1) {
     const middle = (low + high) >> 1;
-    if (!(map(x[middle]) >= px)) low = middle;
+    if (isDescending ? map(x[middle]) > px : !(map(x[middle]) >= px)) low = middle;
     else high = middle;
   }
   return Math.abs(map(x[low]) - px) < Math.abs(map(x[high]) - px) ? low : high;

@@ -117,7 +117,7 @@ export function drawScene(ctx, scene, view) {
   ctx.restore();
   const bottom = top + height;
   for (const line of scene.lines) {
-    for (const x of line.nonfinite || []) drawNonfinite(ctx, line, x, view);
+    drawNonfinite(ctx, line, view);
     if (line.endMark) drawEnd(ctx, line, view);
   }
   drawLabels(ctx, scene.lines, view, bottom);
@@ -140,20 +140,24 @@ function drawDot(ctx, dot, view) {
   ctx.globalAlpha = 1;
 }
 
-/** Draws × where a value is NaN or infinite, at the height of the last finite value. */
-function drawNonfinite(ctx, line, x, view) {
+/** Draws × where values are NaN or infinite, at the height of the last finite value. */
+function drawNonfinite(ctx, line, view) {
   const { left, top, width, height } = view.box;
   let at = -1;
-  for (let i = 0; i < line.x.length && line.x[i] <= x; i += 1) {
-    if (line.y[i] !== null) at = i;
+  let next = 0;
+  // Both lists of x ascend.
+  for (const x of line.nonfinite || []) {
+    for (; next < line.x.length && line.x[next] <= x; next += 1) {
+      if (line.y[next] !== null) at = next;
+    }
+    const px = view.x(x);
+    if (!(px >= left - 1 && px <= left + width + 1)) continue;
+    const raw = at < 0 ? top + height - 6 : view.y(line.y[at]);
+    const py = Math.max(top + 5, Math.min(top + height - 5, raw));
+    ctx.globalAlpha = line.alpha ?? 1;
+    drawCross(ctx, px, py, line.crossColor || colors().fail);
+    ctx.globalAlpha = 1;
   }
-  const px = view.x(x);
-  if (!(px >= left - 1 && px <= left + width + 1)) return;
-  const raw = at < 0 ? top + height - 6 : view.y(line.y[at]);
-  const py = Math.max(top + 5, Math.min(top + height - 5, raw));
-  ctx.globalAlpha = line.alpha ?? 1;
-  drawCross(ctx, px, py, line.crossColor || colors().fail);
-  ctx.globalAlpha = 1;
 }
 
 export function drawCross(ctx, x, y, color, size = 3.5) {

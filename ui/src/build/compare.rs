@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use stoker_api::experiment::Unit;
 use stoker_api::number;
+use stoker_engine::experiment::explain::length;
 use stoker_engine::trial::{TrialRecord, ended_at};
 
 use super::head::{method, ran, seconds};
 use super::{frame, plain_frame};
+use crate::curves::axis;
 use crate::data::{attempt_seconds, best_so_far, best_value, state, trained};
 use crate::search::{category, flat, results};
 use crate::site::Site;
@@ -94,23 +97,24 @@ pub(crate) fn experiments(site: &Site, runs: &[Arc<Run>], show_all: bool) -> Com
             Pair { name: "Show all".to_owned(), value: format!("/compare?{}&all=1", query(None)) }
         }
     };
-    let metrics: BTreeSet<&str> =
-        runs.iter().map(|run| run.experiment.spec.searcher.metric.as_str()).collect();
-    let lengths = if metrics.len() > 1 { BTreeSet::new() } else { common_lengths(runs) };
+    let notice = difference(runs);
+    let lengths = if notice.is_some() { BTreeSet::new() } else { common_lengths(runs) };
+    let unit = runs.first().map_or(Unit::Batches, |run| run.search().unit);
     let length = |units: u64| SelectOption {
         value: units.to_string(),
-        text: text::count(units),
+        text: length(units, unit),
         href: format!("/compare?{}&at={units}", query(None)),
         is_current: false,
     };
     ComparePage {
         frame: page,
         title: format!("Compare {}", text::num(runs.len(), "experiment")),
-        notice: metrics_notice(&metrics),
+        notice,
         chips: runs.iter().enumerate().map(chip).collect(),
         source: format!("/compare.json?{}", query(None)),
         is_trials: false,
         curves: String::new(),
+        x: "",
         sections: experiment_sections(runs, show_all),
         toggle: Some(toggle(show_all)),
         lengths: lengths.into_iter().map(length).collect(),
@@ -127,15 +131,27 @@ fn common_lengths(runs: &[Arc<Run>]) -> BTreeSet<u64> {
     runs.iter().map(of).reduce(|one, other| &one & &other).unwrap_or_default()
 }
 
-/// Returns a notice if experiments have different metrics: their results do not compare.
-fn metrics_notice(metrics: &BTreeSet<&str>) -> Option<Notice> {
-    let names: Vec<String> = metrics.iter().map(|name| text::name(name)).collect();
-    (names.len() > 1).then(|| Notice {
-        class: "invalid",
-        title: "These experiments have different metrics".to_owned(),
-        text: format!("{} do not compare. The plots show numbers only.", names.join(", ")),
-        links: Vec::new(),
-    })
+/// Returns a notice if the results of experiments do not compare: their metrics, the directions or
+/// the units of their lengths differ.
+fn difference(runs: &[Arc<Run>]) -> Option<Notice> {
+    let searchers = || runs.iter().map(|run| &run.experiment.spec.searcher);
+    let metrics: BTreeSet<&str> = searchers().map(|of| of.metric.as_str()).collect();
+    let directions: BTreeSet<bool> = searchers().map(|of| of.smaller_is_better).collect();
+    let units: BTreeSet<&str> = runs.iter().map(|run| run.search().unit_singular()).collect();
+    let (title, text) = if metrics.len() > 1 {
+        let names = metrics.into_iter().map(text::name).collect::<Vec<_>>().join(", ");
+        ("different metrics", format!("{names} do not compare. The plots show numbers only."))
+    } else if directions.len() > 1 {
+        let text = "The metric is minimized in one and maximized in another.";
+        ("different directions", text.to_owned())
+    } else if units.len() > 1 {
+        let units = units.into_iter().collect::<Vec<_>>().join(", ");
+        ("different units of length", format!("Lengths are in: {units}. They do not compare."))
+    } else {
+        return None;
+    };
+    let title = format!("These experiments have {title}");
+    Some(Notice { class: "invalid", title, text, links: Vec::new() })
 }
 
 fn experiment_sections(runs: &[Arc<Run>], show_all: bool) -> Vec<CompareSection> {
@@ -227,6 +243,7 @@ pub(crate) fn trials(site: &Site, run: &Run, indexes: &[u32], show_all: bool) ->
         source: format!("{}/data.json", run.base()),
         is_trials: true,
         curves: format!("{}/curves.json?trials={}", run.base(), list(None)),
+        x: axis(run, None),
         sections: vec![
             section("Result", facts, false, true),
             section("Hyperparameters", joined(&hyperparameters), true, show_all),
@@ -249,6 +266,8 @@ pub(crate) fn trials(site: &Site, run: &Run, indexes: &[u32], show_all: bool) ->
 /// Returns `compare.json`.
 pub(crate) fn data(runs: &[Arc<Run>]) -> Value {
     let first = runs.first().map(|run| &run.experiment.spec.searcher);
+    let directions: BTreeSet<bool> =
+        runs.iter().map(|run| run.experiment.spec.searcher.smaller_is_better).collect();
     let of = |run: &Arc<Run>| {
         let slots = f64::from(run.experiment.spec.resources.slots_per_trial.max(1));
         let begin = created(run);
@@ -279,7 +298,7 @@ pub(crate) fn data(runs: &[Arc<Run>]) -> Value {
     };
     json!({
         "metric": first.map(|searcher| &searcher.metric),
-        "smallerIsBetter": first.map(|searcher| searcher.smaller_is_better),
+        "smallerIsBetter": directions.first().filter(|_| directions.len() == 1),
         "experiments": runs.iter().map(of).collect::<Vec<_>>(),
     })
 }
@@ -319,4 +338,59 @@ pub(crate) fn csv(runs: &[Arc<Run>]) -> (Vec<String>, Vec<Vec<Value>>) {
         }
     }
     (header, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use askama::Template as _;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn results_compare_in_one_unit_and_direction() {
+        let run = |metric: &str, unit: &str, smaller: bool| {
+            let searcher = json!({
+                "metric": metric, "smallerIsBetter": smaller, "maxLength": {unit: 4},
+                "random": {"maxTrials": 8},
+            });
+            let result = json!({"result": {"units": 4, "metric": "0.5"}});
+            let facts = json!({"facts": [result]});
+            Arc::new(fixture::run(json!({"searcher": searcher}), json!({}), &[facts]))
+        };
+        let check = |other: Arc<Run>, lengths: &[&str], title: Option<&str>| {
+            let runs = [run("loss", "batches", true), other];
+            let page = experiments(&Site::default(), &runs, false);
+            let texts: Vec<&str> = page.lengths.iter().map(|one| one.text.as_str()).collect();
+            assert_eq!(texts, lengths);
+            let actual = page.notice.map(|notice| notice.title);
+            let expected = title.map(|title| format!("These experiments have {title}"));
+            assert_eq!(actual, expected);
+            data(&runs)["smallerIsBetter"].clone()
+        };
+        assert_eq!(check(run("loss", "batches", true), &["4 batches"], None), true);
+        assert_eq!(check(run("error", "batches", true), &[], Some("different metrics")), true);
+        let directions = Some("different directions");
+        assert_eq!(check(run("loss", "batches", false), &[], directions), Value::Null);
+        let units = Some("different units of length");
+        assert_eq!(check(run("loss", "epochs", true), &[], units), true);
+    }
+
+    #[test]
+    fn curves_of_trials_begin_with_the_axis_of_the_search() {
+        let check = |length: Value, expected: &str| {
+            let searcher =
+                json!({"metric": "loss", "maxLength": length, "random": {"maxTrials": 8}});
+            let run = fixture::run(json!({"searcher": searcher}), json!({}), &[json!({})]);
+            let text = trials(&Site::default(), &run, &[0], false).render().unwrap();
+            assert!(text.contains(&format!("data-x=\"{expected}\"")), "{text}");
+            let pressed = |axis: &str| format!("data-value=\"{axis}\" aria-pressed=\"true\"");
+            for axis in ["batches", "epochs", "time"] {
+                assert_eq!(text.contains(&pressed(axis)), axis == expected, "{axis} {text}");
+            }
+        };
+        check(json!({"batches": 4}), "batches");
+        check(json!({"epochs": 4}), "epochs");
+        check(json!({"records": 4}), "batches");
+    }
 }

@@ -82,6 +82,8 @@ pub(crate) struct ComparePage {
     pub(crate) is_trials: bool,
     /// URL of the JSON of the curves of trials.
     pub(crate) curves: String,
+    /// Horizontal axis of the curves: unit of the experiment.
+    pub(crate) x: &'static str,
     pub(crate) sections: Vec<CompareSection>,
     /// Link that shows all fields or only the different ones: text and link.
     pub(crate) toggle: Option<Pair>,

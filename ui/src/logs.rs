@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 
+use axum::body::Body;
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use serde::Deserialize;
@@ -112,21 +113,19 @@ pub(crate) async fn logs(run: &Run, index: u32, query: &LogsQuery) -> Result<Val
     }))
 }
 
-/// Returns the whole text of an attempt's logs.
+/// Returns the whole text of an attempt's logs, as a stream.
 ///
 /// # Errors
 ///
-/// The reason why the storage cannot be read.
-pub(crate) async fn text(run: &Run, index: u32, attempt: u32) -> Result<String, String> {
+/// The reason why the storage cannot be listed. If a later read fails, the stream ends early.
+pub(crate) async fn text(run: &Run, index: u32, attempt: u32) -> Result<Body, String> {
     let storage = run.storage.clone()?;
     let objects = objects(run, &storage, index, attempt).await?;
     let (parts, _) = select(&objects, &Position::default(), u64::MAX);
-    let mut reads = pin!(read_each(storage, parts));
-    let mut all = String::new();
-    while let Some((part, bytes)) = reads.try_next().await.map_err(|error| error.to_string())? {
-        all.push_str(&plain(&bytes, is_gang(run).then_some(part.rank)));
-    }
-    Ok(all)
+    let is_gang = is_gang(run);
+    let texts = read_each(storage, parts)
+        .map_ok(move |(part, bytes)| plain(&bytes, is_gang.then_some(part.rank)));
+    Ok(Body::from_stream(texts))
 }
 
 /// Returns the lines of an object, with a rank as prefix unless they have one.
@@ -280,6 +279,8 @@ fn matches(line: &Line, query: &LogsQuery) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::to_bytes;
+
     use super::*;
     use crate::fixture;
 
@@ -320,7 +321,8 @@ mod tests {
         }
         let answer = logs(&run, 0, &query).await.unwrap();
         assert_eq!((&answer["lines"], &answer["total"]), (&json!([]), &json!(0)));
-        let all = text(&run, 0, 0).await.unwrap();
+        let body = text(&run, 0, 0).await.unwrap();
+        let all = to_bytes(body, usize::MAX).await.unwrap();
         assert_eq!(all, "[rank=0] a\n[rank=0] c\n[rank=1] b\n[rank=1] d\n");
     }
 

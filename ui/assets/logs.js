@@ -6,7 +6,6 @@ import { loadJson } from './data.js';
 import { state } from './state.js';
 
 const MOST = 5000;
-const LONGEST = 4000;
 const FILTERS = ['rank', 'level', 'attempt'];
 
 class Logs {
@@ -178,9 +177,8 @@ class Logs {
     const isValid = time && !Number.isNaN(time.getTime());
     const stamp = isValid ? `${time.toLocaleTimeString('en-GB')}.`
       + `${String(time.getMilliseconds()).padStart(3, '0')}` : '';
-    const cut = line.text.length > LONGEST;
-    const string = escapes(line.text.slice(0, LONGEST).replaceAll('\t', '    '))
-      + (cut ? ` … ${count(line.text.length - LONGEST)} more characters` : '');
+    const string = escapes(line.text.replaceAll('\t', '    '))
+      + (line.cut ? ` … ${plural(line.cut, 'more character')}` : '');
     const content = make('span', { class: 'log-text' });
     this.#fill(content, string);
     const row = make('div', { class: `log-line ${level}`.trim() },

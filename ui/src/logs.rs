@@ -55,6 +55,8 @@ pub(crate) struct Line {
     pub(crate) rank: Option<u32>,
     pub(crate) level: Option<&'static str>,
     pub(crate) text: String,
+    /// Number of characters that the text lacks at its end.
+    pub(crate) num_cut: usize,
 }
 
 /// Returns the attempt of a query: its number, or the latest of the trial.
@@ -104,7 +106,10 @@ pub(crate) async fn logs(run: &Run, index: u32, query: &LogsQuery) -> Result<Val
     let latest = ranks.iter().flat_map(|lines| &lines[lines.len().saturating_sub(limit)..]);
     let shown: Vec<Value> = latest
         .map(|line| {
-            json!({ "time": line.time, "rank": line.rank, "level": line.level, "text": line.text })
+            json!({
+                "time": line.time, "rank": line.rank, "level": line.level, "text": line.text,
+                "cut": line.num_cut,
+            })
         })
         .collect();
     Ok(json!({
@@ -208,8 +213,10 @@ pub(crate) fn parse_line(line: &str, rank: Option<u32>) -> Line {
         Some((first, rest)) if is_time(first) => (Some(first.to_owned()), rest),
         _ => (None, line),
     };
-    let text: String = text::escape(line).chars().take(LINE_CHARS_MAX).collect();
-    Line { time, rank, level: level(&text), text }
+    let whole = text::escape(line);
+    let mut chars = whole.chars();
+    let text: String = chars.by_ref().take(LINE_CHARS_MAX).collect();
+    Line { time, rank, level: level(&text), text, num_cut: chars.count() }
 }
 
 /// Returns whether a word is a time such as `2026-11-24T14:04:51.204Z`.
@@ -345,6 +352,16 @@ mod tests {
         let errors = logs(&run, 0, &of("1", "error")).await.unwrap();
         assert_eq!(texts(&errors), ["ERROR 1"]);
         assert_eq!((&errors["total"], &errors["matches"]), (&json!(5_001), &json!(1)));
+    }
+
+    #[test]
+    fn cut_characters_are_counted() {
+        let check = |num_chars: usize, expected: (usize, usize)| {
+            let line = parse_line(&"é".repeat(num_chars), None);
+            assert_eq!((line.text.chars().count(), line.num_cut), expected);
+        };
+        check(LINE_CHARS_MAX, (LINE_CHARS_MAX, 0));
+        check(LINE_CHARS_MAX + 3, (LINE_CHARS_MAX, 3));
     }
 
     #[test]

@@ -6,7 +6,6 @@ import { loadJson } from './data.js';
 import { state } from './state.js';
 
 const MOST = 5000;
-const LONGEST = 4000;
 const FILTERS = ['rank', 'level', 'attempt'];
 
 class Logs {
@@ -15,7 +14,7 @@ class Logs {
     this.card = element.closest('.card') || element.parentElement;
     this.cursor = null;
     this.follow = true;
-    this.lines = 0;
+    this.#clear();
     this.search = '';
     this.touched = new Set(FILTERS.filter((key) => state.get(key)));
     element.tabIndex = 0;
@@ -120,11 +119,13 @@ class Logs {
     try {
       const isFirst = this.cursor === null;
       const json = await loadJson(this.#url(this.cursor), this.abort.signal);
-      if (isFirst) {
-        this.body.replaceChildren();
-        this.lines = 0;
-      }
-      this.cursor = json.next ?? this.cursor;
+      // After many new lines, the answer does not continue the lines shown.
+      if (isFirst || !json.beginning) this.#clear();
+      if (!this.lines) this.body.replaceChildren();
+      this.cursor = json.next;
+      this.total += json.total;
+      this.matches += json.matches;
+      this.isCut ||= !json.beginning;
       this.#append(json.lines);
       this.#note(json);
     } catch (error) {
@@ -133,6 +134,11 @@ class Logs {
     } finally {
       this.busy = false;
     }
+  }
+
+  /** Forgets the lines shown, which the next ones replace. */
+  #clear() {
+    Object.assign(this, { lines: 0, total: 0, matches: 0, isCut: false });
   }
 
   /** Loads the first lines once the page is visible: a tab in the background reads nothing. */
@@ -171,9 +177,8 @@ class Logs {
     const isValid = time && !Number.isNaN(time.getTime());
     const stamp = isValid ? `${time.toLocaleTimeString('en-GB')}.`
       + `${String(time.getMilliseconds()).padStart(3, '0')}` : '';
-    const cut = line.text.length > LONGEST;
-    const string = escapes(line.text.slice(0, LONGEST).replaceAll('\t', '    '))
-      + (cut ? ` … ${count(line.text.length - LONGEST)} more characters` : '');
+    const string = escapes(line.text.replaceAll('\t', '    '))
+      + (line.cut ? ` … ${plural(line.cut, 'more character')}` : '');
     const content = make('span', { class: 'log-text' });
     this.#fill(content, string);
     const row = make('div', { class: `log-line ${level}`.trim() },
@@ -240,11 +245,20 @@ class Logs {
     if (!this.lines) this.body.replaceChildren(make('p', { text: 'No lines.' }));
     const title = this.card.querySelector('[data-log-title]');
     if (title && json.around === 'end') title.textContent = 'Last lines';
+    if (title && json.around === 'error' && this.isCut) {
+      title.textContent = 'First error in the latest lines';
+    }
+    const isShort = this.matches > this.lines;
+    const cut = this.card.querySelector('[data-log-cut]');
+    if (cut) cut.hidden = !this.isCut && !isShort;
+    for (const link of this.card.querySelectorAll('a[download]')) {
+      link.search = `?attempt=${json.attempt ?? 0}`;
+    }
     const target = this.card.querySelector('[data-log-count]');
     if (!target) return;
-    const hidden = Math.max(0, json.total - (json.omitted || 0) - this.lines);
-    const parts = [plural(json.total, 'line')];
-    if (json.omitted || hidden) parts.push(`the last ${count(this.lines)} shown`);
+    const of = this.matches < this.total ? `${count(this.matches)} of ` : '';
+    const parts = [of + plural(this.total, 'line')];
+    if (isShort) parts.push(`the last ${count(this.lines)} shown`);
     target.textContent = parts.join(', ');
   }
 }

@@ -12,6 +12,7 @@ use crate::build::table::TableQuery;
 use crate::build::trial::head;
 use crate::respond::{html, message};
 use crate::server::{App, find};
+use crate::site::Site;
 use crate::store::Run;
 use crate::text;
 use crate::views::{CheckpointPage, Fact, FileRow, TrialTab};
@@ -40,10 +41,6 @@ pub(crate) async fn checkpoint(
     let fact =
         |label: &str, value: String| Fact { label: label.to_owned(), value, ..Fact::default() };
     let metric = &run.experiment.spec.searcher.metric;
-    let arguments = match viewer.site.arguments.is_empty() {
-        true => String::new(),
-        false => format!(" {}", viewer.site.arguments),
-    };
     let query = TableQuery::default();
     html(&CheckpointPage {
         trial: head(&viewer.site, &run, trial, TrialTab::Checkpoints, &query),
@@ -57,12 +54,22 @@ pub(crate) async fn checkpoint(
             .as_ref()
             .map_or_else(|_| Vec::new(), |(manifest, _)| files(&base, manifest)),
         manifest: manifest.map(|(_, text)| text),
-        command: format!(
-            "stoker checkpoint download {}-{index}/{checkpoint} --to DIR{arguments}",
-            run.id()
-        ),
+        command: download_command(&viewer.site, &run, index, &checkpoint),
         name: checkpoint,
     })
+}
+
+/// Returns the command that downloads a checkpoint.
+fn download_command(site: &Site, run: &Run, index: u32, checkpoint: &str) -> String {
+    let (name, namespace) = match site.is_cluster {
+        true => (run.name.clone(), format!(" -n {}", run.namespace)),
+        false => (run.id(), String::new()),
+    };
+    let arguments = match site.arguments.is_empty() {
+        true => String::new(),
+        false => format!(" {}", site.arguments),
+    };
+    format!("stoker checkpoint download {name}-{index}/{checkpoint} --to DIR{namespace}{arguments}")
 }
 
 async fn manifest(run: &Run, index: u32, name: &str) -> Result<(Manifest, String), String> {
@@ -131,4 +138,26 @@ pub(crate) async fn file(
         (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{saved_as}\"")),
     ];
     (headers, Body::from_stream(chunks)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn download_command_names_the_trial() {
+        let run = fixture::run(json!({}), json!({}), &[]);
+        let check = |is_cluster: bool, arguments: &str, expected: &str| {
+            let site = Site { is_cluster, arguments: arguments.to_owned(), ..Site::default() };
+            let command = download_command(&site, &run, 3, "64-0");
+            assert_eq!(command, format!("stoker checkpoint download {expected}"));
+        };
+        // On a cluster, trials are found by the name of their object.
+        check(true, "", "iris-3/64-0 --to DIR -n ml");
+        check(true, "--context lab", "iris-3/64-0 --to DIR -n ml --context lab");
+        check(false, "--root runs", "iris-01234567-3/64-0 --to DIR --root runs");
+    }
 }

@@ -1,19 +1,28 @@
 //! Stored logs of an attempt, line by line.
 
-use std::pin::pin;
+mod parts;
 
-use futures::TryStreamExt as _;
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::Arc;
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use stoker_storage::layout;
+use stoker_storage::{Storage, StorageError, layout};
 
+use self::parts::{LogObject, Part, Position, select, share};
 use crate::store::Run;
 use crate::text;
 
-/// Maximum number of lines in one answer: the latest ones.
-const LINES_MAX: usize = 5_000;
-/// Maximum number of bytes that are read for one answer, from the end of the logs.
+/// Maximum number of lines in one answer: the latest ones of each rank.
+const LINES_MAX: u64 = 5_000;
+/// Maximum number of bytes that are read for one answer, from the end of each rank's logs.
 const BYTES_MAX: u64 = 16 << 20;
+/// Maximum number of concurrent requests to the storage for one answer.
+const READS_MAX: usize = 8;
 /// Maximum number of characters of a line.
 const LINE_CHARS_MAX: usize = 4_000;
 /// Number of lines that are shown before the first error.
@@ -35,7 +44,7 @@ pub(crate) struct LogsQuery {
     pub(crate) q: Option<String>,
     /// `error`: only the lines around the first error.
     around: Option<String>,
-    /// Only lines after this number of lines of the whole log.
+    /// Only lines after this position: `next` of an earlier answer.
     after: Option<String>,
 }
 
@@ -46,6 +55,8 @@ pub(crate) struct Line {
     pub(crate) rank: Option<u32>,
     pub(crate) level: Option<&'static str>,
     pub(crate) text: String,
+    /// Number of characters that the text lacks at its end.
+    pub(crate) num_cut: usize,
 }
 
 /// Returns the attempt of a query: its number, or the latest of the trial.
@@ -61,103 +72,131 @@ pub(crate) fn attempt(run: &Run, index: u32, query: &LogsQuery) -> Option<u32> {
 /// The reason why the storage cannot be read.
 pub(crate) async fn logs(run: &Run, index: u32, query: &LogsQuery) -> Result<Value, String> {
     let Some(attempt) = attempt(run, index, query) else {
-        return Ok(json!({ "attempt": null, "lines": [], "next": 0, "total": 0, "omitted": 0 }));
+        return Ok(json!({
+            "attempt": null, "lines": [], "next": "", "total": 0, "matches": 0, "beginning": true,
+        }));
     };
-    let (mut lines, is_cut) = read(run, index, attempt).await?;
+    let storage = run.storage.clone()?;
+    let mut objects = objects(run, &storage, index, attempt).await?;
+    let rank: Option<u32> = query.rank.as_deref().and_then(|rank| rank.parse().ok());
+    // After a local run, one object contains the lines of all ranks.
+    if let Some(rank) = rank
+        && objects.first().map(|object| object.rank) != objects.last().map(|object| object.rank)
+    {
+        objects.retain(|object| object.rank == rank);
+    }
+    let mut position = query.after.as_deref().map(Position::parse).unwrap_or_default();
+    let (parts, is_cut) = select(&objects, &position, BYTES_MAX);
+    position.advance(&objects);
+    let mut ranks = read(storage, parts, is_gang(run)).await?;
     let mut around = Value::Null;
     if query.around.as_deref() == Some("error") {
-        let is_found;
-        (lines, is_found) = around_error(lines);
+        let (lines, is_found) = around_error(ranks.into_iter().flatten().collect());
+        ranks = vec![lines];
         around = json!(if is_found { "error" } else { "end" });
     }
-    let total = lines.len();
-    let after: usize = query.after.as_deref().and_then(|after| after.parse().ok()).unwrap_or(0);
-    let matching: Vec<&Line> =
-        lines.iter().skip(after).filter(|line| matches(line, query)).collect();
-    let omitted = matching.len().saturating_sub(LINES_MAX);
-    let shown: Vec<Value> = matching[omitted..]
-        .iter()
+    let num = |ranks: &[Vec<Line>]| ranks.iter().map(Vec::len).sum::<usize>();
+    let total = num(&ranks);
+    for lines in &mut ranks {
+        lines.retain(|line| matches(line, query));
+    }
+    let num_matches = num(&ranks);
+    let limit = share(ranks.iter().map(|lines| lines.len() as u64), LINES_MAX);
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let latest = ranks.iter().flat_map(|lines| &lines[lines.len().saturating_sub(limit)..]);
+    let shown: Vec<Value> = latest
         .map(|line| {
-            json!({ "time": line.time, "rank": line.rank, "level": line.level, "text": line.text })
+            json!({
+                "time": line.time, "rank": line.rank, "level": line.level, "text": line.text,
+                "cut": line.num_cut,
+            })
         })
         .collect();
     Ok(json!({
-        "attempt": attempt, "lines": shown, "next": total, "total": total, "omitted": omitted,
-        "beginning": !is_cut, "around": around,
+        "attempt": attempt, "lines": shown, "next": position.to_string(), "total": total,
+        "matches": num_matches, "beginning": !is_cut, "around": around,
     }))
 }
 
-/// Returns the whole text of an attempt's logs.
+/// Returns the whole text of an attempt's logs, as a stream.
 ///
 /// # Errors
 ///
-/// The reason why the storage cannot be read.
-pub(crate) async fn text(run: &Run, index: u32, attempt: u32) -> Result<String, String> {
-    let storage = run.storage.as_ref().map_err(Clone::clone)?;
-    let mut all = String::new();
-    let objects = objects(run, index, attempt).await?;
-    let paths = objects.iter().map(|(_, _, path, _)| path.clone()).collect();
-    let mut reads = pin!(storage.get_each(paths));
-    for (rank, ..) in &objects {
-        let Some(bytes) = reads.try_next().await.map_err(|error| error.to_string())? else { break };
-        let is_gang = run.experiment.spec.resources.slots_per_trial > 1;
-        for line in String::from_utf8_lossy(&bytes).lines() {
-            if is_gang && !line.starts_with("[rank=") {
-                all.push_str(&format!("[rank={rank}] "));
-            }
-            all.push_str(line);
-            all.push('\n');
-        }
-    }
-    Ok(all)
+/// The reason why the storage cannot be listed. If a later read fails, the stream ends early.
+pub(crate) async fn text(run: &Run, index: u32, attempt: u32) -> Result<Body, String> {
+    let storage = run.storage.clone()?;
+    let objects = objects(run, &storage, index, attempt).await?;
+    let (parts, _) = select(&objects, &Position::default(), u64::MAX);
+    let is_gang = is_gang(run);
+    let texts = read_each(storage, parts)
+        .map_ok(move |(part, bytes)| plain(&bytes, is_gang.then_some(part.rank)));
+    Ok(Body::from_stream(texts))
 }
 
-type Object = (u32, u64, String, u64);
+/// Returns the lines of an object, with a rank as prefix unless they have one.
+fn plain(bytes: &[u8], rank: Option<u32>) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for line in String::from_utf8_lossy(bytes).lines() {
+        if let Some(rank) = rank
+            && !line.starts_with("[rank=")
+        {
+            text.push_str(&format!("[rank={rank}] "));
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    text
+}
 
-/// Returns rank, number, path and size of the objects with an attempt's logs.
-async fn objects(run: &Run, index: u32, attempt: u32) -> Result<Vec<Object>, String> {
-    let storage = run.storage.as_ref().map_err(Clone::clone)?;
+/// Returns whether the trials of a run have several ranks.
+fn is_gang(run: &Run) -> bool {
+    run.experiment.spec.resources.slots_per_trial > 1
+}
+
+/// Returns the objects with an attempt's logs, sorted.
+async fn objects(
+    run: &Run,
+    storage: &Storage,
+    index: u32,
+    attempt: u32,
+) -> Result<Vec<LogObject>, String> {
     let folder = layout::logs_path(&run.trial_path(index), attempt);
     let listed = storage.list_sized(&folder).await.map_err(|error| error.to_string())?;
-    let mut objects: Vec<Object> = listed
-        .into_iter()
-        .filter_map(|(path, size)| parse(&path).map(|(rank, seq)| (rank, seq, path, size)))
-        .collect();
+    let mut objects: Vec<LogObject> =
+        listed.into_iter().filter_map(|(path, size)| LogObject::parse(path, size)).collect();
     objects.sort();
     Ok(objects)
 }
 
-/// Returns the lines of an attempt, and whether older ones were left out.
-async fn read(run: &Run, index: u32, attempt: u32) -> Result<(Vec<Line>, bool), String> {
-    let storage = run.storage.as_ref().map_err(Clone::clone)?;
-    let objects = objects(run, index, attempt).await?;
-    let total: u64 = objects.iter().map(|(.., size)| size).sum();
-    let mut skipped = total.saturating_sub(BYTES_MAX);
-    let is_cut = skipped > 0;
-    let is_gang = run.experiment.spec.resources.slots_per_trial > 1;
-    // Old objects of a long log are left out.
-    let is_read = |(.., size): &&Object| {
-        let is_skipped = skipped >= *size;
-        skipped -= if is_skipped { *size } else { 0 };
-        !is_skipped
-    };
-    let objects: Vec<&Object> = objects.iter().filter(is_read).collect();
-    let paths = objects.iter().map(|(_, _, path, _)| path.clone()).collect();
-    let mut reads = pin!(storage.get_each(paths));
-    let mut lines = Vec::new();
-    for (rank, ..) in &objects {
-        let Some(bytes) = reads.try_next().await.map_err(|error| error.to_string())? else { break };
-        let text = String::from_utf8_lossy(&bytes);
-        lines.extend(text.lines().map(|text| parse_line(text, is_gang.then_some(*rank))));
-    }
-    Ok((lines, is_cut))
+/// Reads parts of objects, in their order.
+fn read_each(
+    storage: Arc<Storage>,
+    parts: Vec<Part>,
+) -> impl Stream<Item = Result<(Part, Bytes), StorageError>> + Send + 'static {
+    let reads = parts.into_iter().map(move |part| {
+        let storage = storage.clone();
+        async move {
+            let bytes = storage.get_range(&part.path, part.bytes.clone()).await;
+            bytes.map(|bytes| (part, bytes))
+        }
+    });
+    stream::iter(reads).buffered(READS_MAX)
 }
 
-/// Parses rank and sequence number from `.../RANK-SEQ.log`.
-fn parse(path: &str) -> Option<(u32, u64)> {
-    let name = path.rsplit_once('/')?.1.strip_suffix(".log")?;
-    let (rank, seq) = name.split_once('-')?;
-    Some((rank.parse().ok()?, seq.parse().ok()?))
+/// Returns the lines of parts, for each rank.
+async fn read(
+    storage: Arc<Storage>,
+    parts: Vec<Part>,
+    is_gang: bool,
+) -> Result<Vec<Vec<Line>>, String> {
+    let mut ranks: BTreeMap<u32, Vec<Line>> = BTreeMap::new();
+    let mut reads = pin!(read_each(storage, parts));
+    while let Some((part, bytes)) = reads.try_next().await.map_err(|error| error.to_string())? {
+        let text = String::from_utf8_lossy(&bytes);
+        let lines = part.lines(&text).map(|line| parse_line(line, is_gang.then_some(part.rank)));
+        ranks.entry(part.rank).or_default().extend(lines);
+    }
+    Ok(ranks.into_values().collect())
 }
 
 /// Splits a line into its parts. `rank` is that of the file.
@@ -174,8 +213,10 @@ pub(crate) fn parse_line(line: &str, rank: Option<u32>) -> Line {
         Some((first, rest)) if is_time(first) => (Some(first.to_owned()), rest),
         _ => (None, line),
     };
-    let text: String = text::escape(line).chars().take(LINE_CHARS_MAX).collect();
-    Line { time, rank, level: level(&text), text }
+    let whole = text::escape(line);
+    let mut chars = whole.chars();
+    let text: String = chars.by_ref().take(LINE_CHARS_MAX).collect();
+    Line { time, rank, level: level(&text), text, num_cut: chars.count() }
 }
 
 /// Returns whether a word is a time such as `2026-11-24T14:04:51.204Z`.
@@ -245,7 +286,83 @@ fn matches(line: &Line, query: &LogsQuery) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::to_bytes;
+
     use super::*;
+    use crate::fixture;
+
+    /// Returns a run of gangs with one attempt, and an empty storage.
+    fn gang() -> Run {
+        let spec = json!({"resources": {"slotsPerTrial": 2}});
+        let trial = json!({"phase": "Running", "attempts": [{"number": 0}]});
+        let storage = Storage::open("memory://", None).unwrap();
+        let run = fixture::run(spec, json!({"phase": "Running"}), &[trial]);
+        run.with_storage(Ok(Arc::new(storage)))
+    }
+
+    async fn store(run: &Run, name: &str, text: String) {
+        let path = format!("{}/{name}.log", layout::logs_path(&run.trial_path(0), 0));
+        run.storage.as_ref().unwrap().put(&path, text.into()).await.unwrap();
+    }
+
+    fn texts(answer: &Value) -> Vec<&str> {
+        let lines = answer["lines"].as_array().unwrap().iter();
+        lines.map(|line| line["text"].as_str().unwrap()).collect()
+    }
+
+    #[tokio::test]
+    async fn new_lines_of_each_rank_are_followed() {
+        let run = gang();
+        let mut query = LogsQuery::default();
+        let steps = [
+            ("0-00000000", "a\n", "a"),
+            ("1-00000000", "b\n", "b"),
+            ("0-00000000", "a\nc\n", "c"),
+            ("1-00000001", "d\n", "d"),
+        ];
+        for (name, text, expected) in steps {
+            store(&run, name, text.to_owned()).await;
+            let answer = logs(&run, 0, &query).await.unwrap();
+            assert_eq!(texts(&answer), [expected], "{name} {text:?}");
+            query.after = answer["next"].as_str().map(str::to_owned);
+        }
+        let answer = logs(&run, 0, &query).await.unwrap();
+        assert_eq!((&answer["lines"], &answer["total"]), (&json!([]), &json!(0)));
+        let body = text(&run, 0, 0).await.unwrap();
+        let all = to_bytes(body, usize::MAX).await.unwrap();
+        assert_eq!(all, "[rank=0] a\n[rank=0] c\n[rank=1] b\n[rank=1] d\n");
+    }
+
+    #[tokio::test]
+    async fn latest_lines_of_each_rank_are_shown() {
+        let run = gang();
+        for rank in 0..2 {
+            let lines = format!("{}ERROR {rank}\n", "x\n".repeat(LINES_MAX as usize));
+            store(&run, &format!("{rank}-00000000"), lines).await;
+        }
+        let of = |rank: &str, level: &str| LogsQuery {
+            rank: Some(rank.to_owned()),
+            level: Some(level.to_owned()),
+            ..LogsQuery::default()
+        };
+        let all = logs(&run, 0, &of("all", "all")).await.unwrap();
+        let shown = texts(&all);
+        assert_eq!((shown.len(), shown[2_499], shown[4_999]), (5_000, "ERROR 0", "ERROR 1"));
+        assert_eq!((&all["total"], &all["matches"]), (&json!(10_002), &json!(10_002)));
+        let errors = logs(&run, 0, &of("1", "error")).await.unwrap();
+        assert_eq!(texts(&errors), ["ERROR 1"]);
+        assert_eq!((&errors["total"], &errors["matches"]), (&json!(5_001), &json!(1)));
+    }
+
+    #[test]
+    fn cut_characters_are_counted() {
+        let check = |num_chars: usize, expected: (usize, usize)| {
+            let line = parse_line(&"é".repeat(num_chars), None);
+            assert_eq!((line.text.chars().count(), line.num_cut), expected);
+        };
+        check(LINE_CHARS_MAX, (LINE_CHARS_MAX, 0));
+        check(LINE_CHARS_MAX + 3, (LINE_CHARS_MAX, 3));
+    }
 
     #[test]
     fn lines_are_split_into_their_parts() {

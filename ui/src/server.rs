@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{Extension, Path, Query, RawQuery};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
@@ -298,9 +297,9 @@ pub(crate) async fn trial_tab(
         "logs.txt" => {
             let attempt = logs::attempt(&run, index, &logs_query).unwrap_or(0);
             match logs::text(&run, index, attempt).await {
-                Ok(text) => {
+                Ok(body) => {
                     let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
-                    (kind, Body::from(text)).into_response()
+                    (kind, body).into_response()
                 }
                 Err(error) => (StatusCode::BAD_GATEWAY, error).into_response(),
             }

@@ -54,9 +54,18 @@ fn answer(stream: &TcpStream, folder: &Path, access_key: &str, counter: &AtomicU
             Err(_) => ("404 Not Found", "<Error><Code>NoSuchKey</Code></Error>".into()),
         },
     };
+    let range = headers.iter().find_map(|line| line.strip_prefix("range: bytes=")?.split_once('-'));
+    let (status, body, content_range) = match (status, range) {
+        ("200 OK", Some((first, last))) => {
+            let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
+            let content_range = format!("Content-Range: bytes {first}-{last}/{}\r\n", body.len());
+            ("206 Partial Content", body[first..=last].to_vec(), content_range)
+        }
+        _ => (status, body, String::new()),
+    };
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: \"1\"\r\nLast-Modified: Thu, 01 Jan 2026 \
-         00:00:00 GMT\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\n{content_range}ETag: \"1\"\r\n\
+         Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nConnection: close\r\n\r\n",
         body.len()
     );
     let mut stream = stream;

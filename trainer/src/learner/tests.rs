@@ -107,7 +107,11 @@ impl Batcher<(Vec<f32>, i64), Pair> for Pairs {
 }
 
 fn burns(shuffle: bool) -> Arc<dyn DataLoader<Pair>> {
-    let builder = DataLoaderBuilder::new(Pairs).batch_size(16);
+    burns_of(16, shuffle)
+}
+
+fn burns_of(batch_size: usize, shuffle: bool) -> Arc<dyn DataLoader<Pair>> {
+    let builder = DataLoaderBuilder::new(Pairs).batch_size(batch_size);
     let builder = if shuffle { builder.shuffle(5) } else { builder };
     builder.build(InMemDataset::new(items()))
 }

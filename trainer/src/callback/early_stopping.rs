@@ -117,6 +117,10 @@ impl Callback for EarlyStopping {
         false
     }
 
+    fn needs_validation(&self) -> bool {
+        true
+    }
+
     fn on_validation_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         self.num_seen += 1;
         if self.num_seen <= self.start_after {

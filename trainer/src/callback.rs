@@ -202,6 +202,13 @@ pub trait Callback: Send {
         Ok(())
     }
 
+    /// Returns whether this callback cannot work without validations (default: false). If it
+    /// cannot, [`Context::fit`](crate::Context::fit) fails at the start if there is no validation
+    /// data. Ignored in custom loops, which validate themselves.
+    fn needs_validation(&self) -> bool {
+        false
+    }
+
     /// Called before each validation.
     ///
     /// # Errors

@@ -52,6 +52,8 @@ pub struct SaveRequest {
     pub batches: u64,
     /// Searched metric of a validation at the same batch, if there was one.
     pub metric: Option<f64>,
+    /// Metrics of that validation, as in [`Manifest::validation`].
+    pub validation: BTreeMap<String, String>,
     /// Reports that the runner has not answered yet.
     pub unsent: Vec<Report>,
     /// Metadata from the user's program, stored in the manifest.

@@ -292,11 +292,7 @@ impl<B: Send + 'static> Data<B> {
     /// Returns whether threads prepare batches in advance, from any batch on.
     pub(crate) fn has_workers(&self) -> bool {
         // Opening one of burn's loaders changes the order of its next pass.
-        #[cfg(feature = "learner")]
-        if matches!(self.origin, Origin::Sequential(_)) {
-            return false;
-        }
-        self.workers > 0
+        !self.origin.is_sequential() && self.workers > 0
     }
 
     /// Returns the settings that, with this seed, determine the order of the samples.
@@ -337,7 +333,9 @@ impl<B: Send + 'static> Data<B> {
             )
             .into());
         }
-        if !self.origin.is_batched() && (global_batch == 0 || global_batch > samples) {
+        // The batches of a loader are smaller than its batch size if a rank has fewer items.
+        let is_divided = !self.origin.is_batched() && !self.origin.is_sequential();
+        if is_divided && (global_batch == 0 || global_batch > samples) {
             return Err(InvalidHyperparameters(format!(
                 "global_batch_size is {global_batch}, but must be between 1 and {samples}, the \
                  number of training samples"

@@ -134,6 +134,9 @@ pub fn infer_with<T: Inference>(arguments: impl IntoIterator<Item = String>) -> 
 
 /// Ensures that the plan exists, if this process needs it, and selects its checkpoint.
 fn prepare(mut context: Context, is_standalone: bool) -> Result<Context> {
+    if is_standalone {
+        standalone::select_run(&mut context)?;
+    }
     let task = task(&context)?;
     if is_standalone || task.role == Role::Plan {
         plan::plan(&context)?;

@@ -78,7 +78,10 @@ impl Context {
         step: impl Step<M, B>,
         fit: Fit<B>,
     ) -> Result<Fitted<M>> {
-        catch_raised(|| Run::start(self, model, optimizers, &step, fit)?.train())
+        catch_raised(|| {
+            start::check_validation_data(&fit)?;
+            Run::start(self, model, optimizers, &step, fit)?.train()
+        })
     }
 }
 

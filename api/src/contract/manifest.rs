@@ -36,6 +36,10 @@ pub struct Manifest {
     /// Searched metric of a validation at the same batch, as a decimal string.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<String>,
+    /// Metrics of that validation, as reported to the runner. Empty in checkpoints of `fit`, whose
+    /// `state.json` has them, and of earlier versions.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation: BTreeMap<String, String>,
     /// Files of the checkpoint, by name.
     pub files: BTreeMap<String, FileEntry>,
     /// Unanswered reports, which are sent after a restore.

@@ -6,6 +6,7 @@
 //! OUTPUT/errors-UID8.jsonl                            rejected rows
 //! OUTPUT/_stoker/UID8/plan.json                       the shards; written once
 //! OUTPUT/_stoker/UID8/commits/00042.json              the part of shard 42
+//! OUTPUT/_stoker/UID8/fresh.json                      latest `--fresh` run of a standalone job
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,8 @@ pub const FILES_FORMAT: u32 = 1;
 pub const STATE_FOLDER: &str = "_stoker";
 /// File name of the plan.
 pub const PLAN: &str = "plan.json";
+/// File name of a standalone job's latest run with `--fresh`.
+const FRESH_RUN: &str = "fresh.json";
 /// Directory name of the commits.
 pub const COMMITS: &str = "commits";
 
@@ -275,6 +278,12 @@ pub struct InputFile {
 /// Returns the path of a job's plan in its output directory.
 pub fn plan_path(job_id: &str) -> String {
     format!("{STATE_FOLDER}/{}/{PLAN}", uid8(job_id))
+}
+
+/// Returns the path of a standalone job's latest run with `--fresh`, in the output directory.
+/// `job_id` is the ID without this option.
+pub fn fresh_run_path(job_id: &str) -> String {
+    format!("{STATE_FOLDER}/{}/{FRESH_RUN}", uid8(job_id))
 }
 
 /// Returns the directory of a job's commits in its output directory.

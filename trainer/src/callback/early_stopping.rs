@@ -44,7 +44,8 @@ impl EarlyStopping {
     }
 
     /// Sets the number of consecutive validations without improvement after which training stops.
-    /// With 0 and 1, the first such validation stops training, as in Keras (default: 0).
+    /// With 0 and 1, the first such validation stops training (default: 0). As in Keras, the very
+    /// first validation never does, even if its metric is NaN.
     #[must_use]
     pub fn patience(self, patience: u32) -> Self {
         Self { patience, ..self }
@@ -116,6 +117,10 @@ impl Callback for EarlyStopping {
         false
     }
 
+    fn needs_validation(&self) -> bool {
+        true
+    }
+
     fn on_validation_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         self.num_seen += 1;
         if self.num_seen <= self.start_after {
@@ -132,7 +137,8 @@ impl Callback for EarlyStopping {
             }
             return Ok(());
         }
-        if self.num_waited >= self.patience {
+        // The first validation has nothing to improve on; Keras has the same rule.
+        if self.num_waited >= self.patience && self.num_seen > 1 {
             let best = self.best.unwrap_or(f64::NAN);
             let (metric, waited) = (&self.metric, self.num_waited);
             control.stop_training(format!(

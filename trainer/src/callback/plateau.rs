@@ -83,6 +83,10 @@ impl Callback for ReduceOnPlateau {
         false
     }
 
+    fn needs_validation(&self) -> bool {
+        true
+    }
+
     fn on_train_begin(&mut self, _: &mut Control) -> Result<()> {
         match self.factor {
             factor if factor > 0.0 && factor < 1.0 => Ok(()),

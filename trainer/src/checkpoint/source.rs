@@ -309,6 +309,7 @@ mod tests {
                 attempt: 0,
                 batches: 1,
                 metric: metric.map(str::to_owned),
+                validation: BTreeMap::new(),
                 files: BTreeMap::from([("x".to_owned(), entry)]),
                 unsent: vec![],
                 metadata: BTreeMap::new(),

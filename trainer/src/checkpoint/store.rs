@@ -76,6 +76,7 @@ impl CheckpointStore {
             attempt: self.attempt,
             batches: request.batches,
             metric: request.metric.map(stoker_api::number::format),
+            validation: request.validation,
             files,
             unsent: request.unsent,
             metadata: request.metadata,

@@ -118,4 +118,12 @@ impl<B> Source<B> for SampleRange<B> {
         let samples: Vec<usize> = samples.iter().map(|sample| self.range.start + sample).collect();
         source.batch(&samples, context)
     }
+
+    fn is_batched(&self) -> bool {
+        self.of.is_batched()
+    }
+
+    fn fields(&self) -> Vec<String> {
+        self.of.fields()
+    }
 }

@@ -40,6 +40,15 @@ impl<B> Origin<B> {
         matches!(self, Self::Indexed(source) if source.is_batched())
     }
 
+    /// Returns whether the batches come from a loader, which determines their sizes.
+    pub(super) fn is_sequential(&self) -> bool {
+        #[cfg(feature = "learner")]
+        if matches!(self, Self::Sequential(_)) {
+            return true;
+        }
+        false
+    }
+
     pub(super) fn fields(&self) -> Vec<String> {
         match self {
             Self::Indexed(source) => source.fields(),

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use stoker_api::inference::{
     Commit, FILES_FORMAT, InferenceOutput, OutputManifest, RowFormat, ShardPlan, commit_path,
-    commits_path, part_name, plan_path, shard_of_commit,
+    commits_path, fresh_run_path, part_name, plan_path, shard_of_commit,
 };
 use stoker_api::names::MANIFEST;
 use stoker_storage::{Storage, StorageError};
@@ -20,6 +20,16 @@ use crate::{InvalidInput, Result};
 
 /// Maximum number of concurrent reads.
 const IN_FLIGHT: usize = 32;
+
+/// A run of a standalone job that starts over.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct FreshRun {
+    /// ID of this run, which its files have as job ID.
+    pub(super) job_id: String,
+    /// Job whose manifest this run may replace.
+    pub(super) replaces: Option<String>,
+}
 
 /// Output directory of a job.
 #[derive(Clone, Debug)]
@@ -91,6 +101,19 @@ impl OutputFolder {
 
     pub(super) fn write_plan(&self, plan: &ShardPlan) -> Result<()> {
         self.write(&plan_path(&self.job_id), plan)
+    }
+
+    /// Reads the latest run with `--fresh`; `None` if there was none.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file is invalid.
+    pub(super) fn fresh_run(&self) -> Result<Option<FreshRun>> {
+        self.read(&fresh_run_path(&self.job_id))
+    }
+
+    pub(super) fn write_fresh_run(&self, run: &FreshRun) -> Result<()> {
+        self.write(&fresh_run_path(&self.job_id), run)
     }
 
     /// Reads the manifest in the directory, which may belong to any job.

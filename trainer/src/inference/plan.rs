@@ -9,14 +9,12 @@ use stoker_api::names::MANIFEST;
 
 use super::output_folder::OutputFolder;
 use super::part_writer::PartWriter;
+use super::scan::{Division, SHARDS_MAX};
 use super::source::{ListedFile, Source};
 use super::{infrastructure, interrupted, print_line, progress, scan, task};
 use crate::context::Context;
 use crate::stop::StopSignal;
 use crate::{CheckpointSource, InvalidInput, Result};
-
-/// Maximum number of shards, because the plan and the manifest must fit in memory.
-const SHARDS_MAX: usize = 100_000;
 
 /// Writes the plan. If a plan exists, checks that the input still matches it.
 ///
@@ -170,7 +168,9 @@ fn divide_into_shards(
     let (mut files, mut shards) = (Vec::<PlanFile>::new(), vec![]);
     for (index, file) in (0..).zip(listed) {
         let from = InterruptibleReader { inner: source.stream(file)?, stop: &context.stop };
-        let scanned = scan::scan(format, &file.name, from, shard_rows)?;
+        let shards_max = SHARDS_MAX.saturating_sub(shards.len());
+        let division = Division { shard_rows, shards_max };
+        let scanned = scan::scan(format, &file.name, from, division)?;
         if scanned.bytes != file.bytes {
             let why = format!(
                 "input {} had {} bytes and then {}: another program is writing to it; wait until \
@@ -184,11 +184,6 @@ fn divide_into_shards(
             let scan::ShardRange { rows, start, end, sha256 } = range;
             shards.push(PlanShard { file: index, first_row, rows, start, end, sha256 });
             first_row += u64::from(rows);
-        }
-        if shards.len() > SHARDS_MAX {
-            let why =
-                format!("more than {SHARDS_MAX} shards of {shard_rows} rows; raise shardRows");
-            return Err(InvalidInput(why).into());
         }
         let (name, bytes) = (file.name.clone(), file.bytes);
         let (sha256, rows, columns) = (scanned.sha256, scanned.rows, scanned.columns);

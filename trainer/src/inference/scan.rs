@@ -12,6 +12,36 @@ use crate::{InvalidInput, Result};
 /// Buffer size for reading, in bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
+/// Maximum number of shards of a job, because the plan and the manifest must fit in memory.
+pub(super) const SHARDS_MAX: usize = 100_000;
+
+/// How to divide a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Division {
+    /// Rows per shard; the last shard of a file may be smaller.
+    pub(super) shard_rows: u32,
+    /// Maximum number of shards: those that earlier files leave of [`SHARDS_MAX`].
+    pub(super) shards_max: usize,
+}
+
+impl Division {
+    /// Adds a shard of the file.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there are too many.
+    pub(super) fn add(self, ranges: &mut Vec<ShardRange>, range: ShardRange) -> Result<()> {
+        let Self { shard_rows, shards_max } = self;
+        if ranges.len() >= shards_max {
+            let why =
+                format!("more than {SHARDS_MAX} shards of {shard_rows} rows; raise shardRows");
+            return Err(InvalidInput(why).into());
+        }
+        ranges.push(range);
+        Ok(())
+    }
+}
+
 /// Result of scanning a file.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct ScannedFile {
@@ -32,22 +62,22 @@ pub(super) struct ShardRange {
     pub(super) sha256: String,
 }
 
-/// Divides a file into shards of `shard_rows` rows; the last shard may be smaller.
+/// Divides a file into shards.
 ///
 /// # Errors
 ///
-/// Fails if the file cannot be read or parsed.
+/// Fails if the file cannot be read or parsed, or as soon as it has too many shards.
 pub(super) fn scan(
     format: RowFormat,
     file: &str,
     from: impl Read,
-    shard_rows: u32,
+    division: Division,
 ) -> Result<ScannedFile> {
     match format {
-        RowFormat::JsonLines => lines(file, from, shard_rows),
-        RowFormat::Csv => csv(file, from, shard_rows),
+        RowFormat::JsonLines => lines(file, from, division),
+        RowFormat::Csv => csv(file, from, division),
         #[cfg(feature = "parquet")]
-        typed => super::table::scan(typed, file, from, shard_rows),
+        typed => super::table::scan(typed, file, from, division),
         #[cfg(not(feature = "parquet"))]
         typed => Err(super::unsupported_format(typed)),
     }
@@ -132,7 +162,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn lines(file: &str, from: impl Read, shard_rows: u32) -> Result<ScannedFile> {
+fn lines(file: &str, from: impl Read, division: Division) -> Result<ScannedFile> {
     let mut reader = BufReader::with_capacity(BUFFER_BYTES, HashingReader::new(from));
     let (mut counter, mut ranges, mut end, mut line) = (Counter::default(), vec![], 0, vec![]);
     loop {
@@ -146,17 +176,17 @@ fn lines(file: &str, from: impl Read, shard_rows: u32) -> Result<ScannedFile> {
         }
         let is_row = !is_blank(&line, end == 0);
         end += num as u64;
-        if is_row && counter.count(shard_rows) {
-            ranges.push(reader.get_mut().end_shard(counter.take(), end));
+        if is_row && counter.count(division.shard_rows) {
+            division.add(&mut ranges, reader.get_mut().end_shard(counter.take(), end))?;
         }
     }
     if counter.in_shard > 0 {
-        ranges.push(reader.get_mut().end_shard(counter.take(), end));
+        division.add(&mut ranges, reader.get_mut().end_shard(counter.take(), end))?;
     }
     Ok(reader.into_inner().finish(counter.rows, vec![], ranges))
 }
 
-fn csv(file: &str, from: impl Read, shard_rows: u32) -> Result<ScannedFile> {
+fn csv(file: &str, from: impl Read, division: Division) -> Result<ScannedFile> {
     let mut reader = csv::ReaderBuilder::new()
         .flexible(true)
         .buffer_capacity(BUFFER_BYTES)
@@ -176,12 +206,12 @@ fn csv(file: &str, from: impl Read, shard_rows: u32) -> Result<ScannedFile> {
     reader.get_mut().end_shard(0, end);
     while reader.read_byte_record(&mut record).map_err(failed)? {
         end = reader.position().byte();
-        if counter.count(shard_rows) {
-            ranges.push(reader.get_mut().end_shard(counter.take(), end));
+        if counter.count(division.shard_rows) {
+            division.add(&mut ranges, reader.get_mut().end_shard(counter.take(), end))?;
         }
     }
     if counter.in_shard > 0 {
-        ranges.push(reader.get_mut().end_shard(counter.take(), end));
+        division.add(&mut ranges, reader.get_mut().end_shard(counter.take(), end))?;
     }
     Ok(reader.into_inner().finish(counter.rows, columns, ranges))
 }
@@ -226,7 +256,7 @@ mod tests {
         // The result must not depend on how many bytes each read returns.
         let scanned = [1, 1 << 20].map(|bytes_per_read| {
             let from = ChunkedReader { bytes: text.as_bytes(), bytes_per_read };
-            scan(format, "file", from, shard_rows)
+            scan(format, "file", from, Division { shard_rows, shards_max: SHARDS_MAX })
         });
         for scanned in scanned {
             match (scanned, expected) {
@@ -298,7 +328,8 @@ mod tests {
     fn carriage_returns_are_handled_at_buffer_ends() {
         for bytes_per_read in [1, 2, 3, 100] {
             let from = ChunkedReader { bytes: b"a\r\n1\r\n2\r\n3\r\n", bytes_per_read };
-            let scanned = scan(RowFormat::Csv, "file", from, 1).unwrap();
+            let division = Division { shard_rows: 1, shards_max: 3 };
+            let scanned = scan(RowFormat::Csv, "file", from, division).unwrap();
             assert_eq!((scanned.rows, scanned.ranges.len()), (3, 3));
         }
     }
@@ -307,8 +338,31 @@ mod tests {
     fn compressed_files_are_refused() {
         for format in [RowFormat::JsonLines, RowFormat::Csv] {
             let from: &[u8] = &[0x1f, 0x8b, 8, 0, b'\n'];
-            let error = scan(format, "a.gz", from, 1).unwrap_err().to_string();
+            let division = Division { shard_rows: 1, shards_max: SHARDS_MAX };
+            let error = scan(format, "a.gz", from, division).unwrap_err().to_string();
             assert!(error.contains("gzip"), "{error}");
+        }
+    }
+
+    /// The scan does not read the rest of the file.
+    #[test]
+    fn scan_ends_at_too_many_shards() {
+        struct Broken;
+        impl Read for Broken {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::Error::other("torn"))
+            }
+        }
+        for (format, text) in
+            [(RowFormat::JsonLines, "1\n2\n3\n"), (RowFormat::Csv, "a\n1\n2\n3\n")]
+        {
+            let error = |shards_max| {
+                let from = ChunkedReader { bytes: text.as_bytes(), bytes_per_read: 1 };
+                let division = Division { shard_rows: 1, shards_max };
+                scan(format, "file", from.chain(Broken), division).unwrap_err().to_string()
+            };
+            assert!(error(3).contains("torn"), "{}", error(3));
+            assert_eq!(error(2), "more than 100000 shards of 1 rows; raise shardRows");
         }
     }
 }

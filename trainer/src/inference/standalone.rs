@@ -6,10 +6,15 @@ use stoker_api::inference::{
 };
 use stoker_storage::hash::sha256_hex;
 
+use super::output_folder::{FreshRun, OutputFolder};
+use super::task;
 use crate::context::Context;
 use crate::train::Standalone;
 use crate::train::program::arguments::{from_environment, number, object};
 use crate::{InvalidInput, Result};
+
+/// Length of a job ID.
+const ID_CHARS: usize = 32;
 
 /// Text of `--help`.
 pub(super) const HELP: &str = "\
@@ -26,7 +31,8 @@ Applies a model to a data set, without a runner. Run the same command again to r
   --shard-rows N         rows per shard, the unit of commits (default: 1000)
   --batch-rows N         maximum rows per batch (default: 64)
   --skip-errors          reject rows that cannot be read, instead of failing
-  --fresh                start over and replace the contents of the output directory";
+  --fresh                start over and replace the contents of the output directory; to resume,
+                         run the command again without it";
 
 /// Creates the context from the arguments; `None` if they request help.
 ///
@@ -38,13 +44,14 @@ pub(super) fn context(arguments: impl IntoIterator<Item = String>) -> Result<Opt
         Some((standalone, task)) => {
             let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
             // The job ID is derived from the arguments, so that the same command resumes the job.
-            let identity = (&task, &standalone.hyperparameters, &standalone.data);
-            let fresh = task.replace.then_some(now.as_nanos());
-            let fresh = fresh.map(|nanos| nanos.to_string());
-            let id = sha256_hex(&serde_json::to_vec(&(identity, fresh))?);
+            // `--fresh` does not change it: see `select_run`.
+            let of_job = InferenceTask { replace: false, ..task.clone() };
+            let identity = (&of_job, &standalone.hyperparameters, &standalone.data);
+            // Earlier versions added the time of a fresh run, and `None` otherwise.
+            let id = sha256_hex(&serde_json::to_vec(&(identity, None::<String>))?);
             let mut context = standalone.context()?;
             context.config.experiment = "alone".into();
-            context.config.experiment_id = id[..32].to_owned();
+            context.config.experiment_id = id[..ID_CHARS].to_owned();
             context.config.inference = Some(task);
             // The attempt must differ between processes, so that part names are unique.
             context.config.attempt = u32::try_from(now.as_millis() % u128::from(u32::MAX))?;
@@ -52,6 +59,40 @@ pub(super) fn context(arguments: impl IntoIterator<Item = String>) -> Result<Opt
         }
         None => Ok(None),
     }
+}
+
+/// Selects the run of the job: a new one with `--fresh`, otherwise the latest. A run has its own
+/// ID, so that the output of earlier runs remains until this one is finished.
+///
+/// # Errors
+///
+/// Fails if the output directory cannot be read or written.
+pub(super) fn select_run(context: &mut Context) -> Result<()> {
+    let mut task = task(context)?;
+    let output = OutputFolder::open(context)?;
+    let found = output.manifest()?.map(|manifest| manifest.job_id);
+    let run = match task.replace {
+        true => {
+            let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+            let id = format!("{} {}", context.config.experiment_id, now.as_nanos());
+            let job_id = sha256_hex(id.as_bytes())[..ID_CHARS].to_owned();
+            let run = FreshRun { job_id, replaces: found };
+            output.write_fresh_run(&run)?;
+            Some(run)
+        }
+        false => {
+            let run = output.fresh_run()?;
+            // It may replace what it could replace when it started, but not a later output.
+            let is_unchanged = |run: &FreshRun| run.replaces.is_some() && run.replaces == found;
+            task.replace = run.as_ref().is_some_and(is_unchanged);
+            run
+        }
+    };
+    if let Some(run) = run {
+        context.config.experiment_id = run.job_id;
+    }
+    context.config.inference = Some(task);
+    Ok(())
 }
 
 fn parse(
@@ -237,6 +278,6 @@ mod tests {
         for other in ["--input c --output b", "--input a --output b --checkpoint d"] {
             assert_ne!(id(other), first, "{other}");
         }
-        assert_ne!(id("--input a --output b --fresh"), id("--input a --output b --fresh"));
+        assert_eq!(id("--input a --output b --fresh"), first);
     }
 }

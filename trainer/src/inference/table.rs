@@ -23,7 +23,7 @@ use stoker_storage::hash::sha256_hex;
 
 use super::cell::Cell;
 use super::rows::{Row, Shard, with_path};
-use super::scan::{ScannedFile, ShardRange};
+use super::scan::{Division, ScannedFile, ShardRange};
 use crate::{InvalidInput, Result};
 
 /// Divides a file into shards by row index; the rows have no byte ranges.
@@ -31,7 +31,7 @@ pub(super) fn scan(
     format: RowFormat,
     file: &str,
     mut from: impl Read,
-    shard_rows: u32,
+    division: Division,
 ) -> Result<ScannedFile> {
     let mut bytes = vec![];
     from.read_to_end(&mut bytes)
@@ -61,13 +61,9 @@ pub(super) fn scan(
     let mut ranges = vec![];
     let mut left = rows;
     while left > 0 {
-        let taken = left.min(shard_rows.into());
-        ranges.push(ShardRange {
-            rows: u32::try_from(taken)?,
-            start: 0,
-            end: 0,
-            sha256: String::new(),
-        });
+        let taken = left.min(division.shard_rows.into());
+        let (rows, sha256) = (u32::try_from(taken)?, String::new());
+        division.add(&mut ranges, ShardRange { rows, start: 0, end: 0, sha256 })?;
         left -= taken;
     }
     Ok(ScannedFile { bytes: size, sha256, rows, columns: vec![], ranges })
@@ -306,7 +302,8 @@ mod tests {
         let rows: Vec<Value> = (0..7).map(row).collect();
         for format in [RowFormat::Parquet, RowFormat::Arrow] {
             let bytes = written(format, &rows);
-            let scanned = scan(format, "file", bytes.as_ref(), 3).unwrap();
+            let division = Division { shard_rows: 3, shards_max: 3 };
+            let scanned = scan(format, "file", bytes.as_ref(), division).unwrap();
             let shard_rows: Vec<u32> = scanned.ranges.iter().map(|range| range.rows).collect();
             assert_eq!((scanned.rows, shard_rows), (7, vec![3, 3, 1]), "{format:?}");
             let mut actual = vec![];
@@ -316,9 +313,14 @@ mod tests {
                 actual.extend(shard.rows::<Value>().unwrap().into_iter().map(Result::unwrap));
             }
             assert_eq!(actual, rows, "{format:?}");
-            assert_eq!(scan(format, "file", written(format, &[]).as_ref(), 3).unwrap().rows, 0);
-            let error = scan(format, "a.file", &b"no table"[..], 3).unwrap_err().to_string();
+            let scan = |file: &str, bytes: &[u8], shards_max| {
+                scan(format, file, bytes, Division { shards_max, ..division })
+            };
+            assert_eq!(scan("file", &written(format, &[]), 3).unwrap().rows, 0);
+            let error = scan("a.file", b"no table", 3).unwrap_err().to_string();
             assert!(error.contains("a.file"), "{error}");
+            let error = scan("file", &bytes, 2).unwrap_err().to_string();
+            assert!(error.starts_with("more than 100000 shards"), "{error}");
         }
     }
 

@@ -41,6 +41,8 @@ pub(super) struct Components<M: LearnerModel> {
     pub(super) sums: Option<u32>,
     pub(super) train: Progress,
     pub(super) valid: Progress,
+    /// Samples that this process has trained on in the pass.
+    pub(super) pass_samples: usize,
     /// Batches since the start of the pass.
     pub(super) iteration: usize,
     pub(super) valid_iteration: usize,
@@ -56,6 +58,7 @@ impl<M: LearnerModel> Components<M> {
     pub(super) fn trained(&mut self, item: <M as TrainStep>::Output, samples: usize) -> Metrics {
         self.iteration += 1;
         self.train.items_processed += samples;
+        self.pass_samples += samples;
         let (iteration, rate) = (Some(self.iteration), Some(self.learner.lr_current()));
         let item = TrainingItem::new(item, self.train.clone(), iteration, rate);
         self.process_train_event(LearnerEvent::ProcessedItem(item));

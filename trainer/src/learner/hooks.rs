@@ -44,7 +44,7 @@ impl<M: LearnerModel> Hooks<M> {
     }
 
     /// Ends the current pass over the training data, if any. Returns the metrics that burn computes
-    /// only for the whole pass, as means over ranks.
+    /// only for the whole pass, as means over ranks, weighted by samples.
     fn close(&mut self, named: &Logs) -> Result<Logs> {
         if !std::mem::take(&mut self.is_open) {
             return Ok(Logs::new());
@@ -53,17 +53,24 @@ impl<M: LearnerModel> Hooks<M> {
         let epoch = self.state.epochs + 1;
         let final_values = components
             .end(|components| components.process_train_event(LearnerEvent::EndSplit(epoch)));
+        let samples = components.pass_samples as f64;
         drop(components);
+        let ranks = self.context.distributed();
+        // With one rank, use exactly burn's value.
+        let count = if ranks.size() == 1 { 1.0 } else { samples };
         let mut of_epoch = Metrics::default();
-        for (name, value) in final_values.iter().filter(|(name, _)| !named.contains_key(*name)) {
-            of_epoch.add_one(name, *value, 1.0);
+        // A rank without samples contributes no names.
+        let names = final_values.iter().filter(|_| count > 0.0);
+        for (name, value) in names.filter(|(name, _)| !named.contains_key(*name)) {
+            of_epoch.set(name, *value, count);
         }
-        let all = of_epoch.all_reduce(self.context.distributed().collective())?;
+        let all = of_epoch.all_reduce(ranks.collective())?;
         Ok(all.means(""))
     }
 
     fn begin_pass(&mut self, control: &Control) {
         let mut components = locked(&self.components);
+        components.pass_samples = 0;
         components.iteration =
             usize::try_from(control.batches() % self.steps).unwrap_or(usize::MAX);
         let share = components.train.items_total as u64 * components.iteration as u64 / self.steps;

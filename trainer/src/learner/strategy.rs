@@ -107,6 +107,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
             sums: sums.map(|batches| u32::try_from(batches).unwrap_or(u32::MAX)),
             train: items(),
             valid: items(),
+            pass_samples: 0,
             iteration: 0,
             valid_iteration: 0,
             is_validating: None,

@@ -30,6 +30,7 @@ use crate::trial_io::TrialIo;
 use crate::{Data, Distributed, Standalone, mix_seed, record, rng};
 
 mod errors;
+mod loaders;
 mod ranks;
 
 /// Samples per epoch: seven batches of 16, of which the last has 4.
@@ -107,7 +108,11 @@ impl Batcher<(Vec<f32>, i64), Pair> for Pairs {
 }
 
 fn burns(shuffle: bool) -> Arc<dyn DataLoader<Pair>> {
-    let builder = DataLoaderBuilder::new(Pairs).batch_size(16);
+    burns_of(16, shuffle)
+}
+
+fn burns_of(batch_size: usize, shuffle: bool) -> Arc<dyn DataLoader<Pair>> {
+    let builder = DataLoaderBuilder::new(Pairs).batch_size(batch_size);
     let builder = if shuffle { builder.shuffle(5) } else { builder };
     builder.build(InMemDataset::new(items()))
 }
@@ -352,22 +357,6 @@ fn accumulated_gradients_survive_a_resume() {
         train(Some(folder.path()), Some(stop_at), 3);
         assert!(train(Some(folder.path()), None, 3) == straight, "stopped after {stop_at}");
     }
-}
-
-#[test]
-fn our_loader_works_as_a_burn_loader() {
-    let _guard = lock_random_stream();
-    let context = standalone(None).context().unwrap();
-    let data = Data::dataset(InMemDataset::new(items()), Pairs).shuffle(false);
-    let loader = context.dataloader(data, 16);
-    let labels = |loader: &Arc<dyn DataLoader<Pair>>| -> Vec<i64> {
-        let of = |pair: Pair| pair.1.into_data().convert::<i64>().try_to_vec::<i64>().unwrap();
-        loader.iter().flat_map(|pair| of(pair.unwrap())).collect()
-    };
-    let expected: Vec<i64> = (0..100).map(|i| i % 5).collect();
-    assert_eq!(labels(&loader), expected);
-    let part = loader.slice(30, 70).to_device(&Device::flex());
-    assert_eq!((part.num_items(), labels(&part)), (40, expected[30..70].to_vec()));
 }
 
 #[test]

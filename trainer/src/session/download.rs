@@ -6,12 +6,14 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stoker_api::contract::{CheckpointRef, Manifest, ReportEvent};
+use stoker_api::number;
 use tokio::runtime::Handle;
 
 use super::Session;
 use super::options::{CheckpointMetadata, Download};
 use super::transfer::{TemporaryFolder, download_to, run_blocking};
 use crate::Result;
+use crate::callback::Logs;
 use crate::checkpoint::{CheckpointError, CheckpointSource, CheckpointStore, check_source};
 use crate::collective::RankActivity;
 use crate::error::PeerFailed;
@@ -55,10 +57,8 @@ impl Session<'_> {
         ranks.gather_local(())?;
         let mut io = context.io();
         io.batches = manifest.batches;
-        let metric = manifest.metric.as_ref().and_then(|metric| stoker_api::number::parse(metric));
-        let searched = context.config.metric.clone();
-        io.restored_validation =
-            metric.map(|metric| (manifest.batches, [(searched, metric)].into()));
+        let validation = validation_of(&manifest, &context.config.metric);
+        io.restored_validation = validation.map(|metrics| (manifest.batches, metrics));
         drop(io);
         Ok(Some(state))
     }
@@ -206,4 +206,16 @@ impl Session<'_> {
         let (store, wanted) = (store.of(wanted), wanted.clone());
         Ok(run_blocking(rt, &wanted.name.clone(), async move { store.manifest(&wanted).await })?)
     }
+}
+
+/// Returns the validation in a manifest. Manifests of earlier versions contain only the searched
+/// metric.
+fn validation_of(manifest: &Manifest, searched: &str) -> Option<Logs> {
+    let value = |(name, text): (&String, &String)| Some((name.clone(), number::parse(text)?));
+    let metrics: Logs = manifest.validation.iter().filter_map(value).collect();
+    if !metrics.is_empty() {
+        return Some(metrics);
+    }
+    let metric = number::parse(manifest.metric.as_ref()?)?;
+    Some([(searched.to_owned(), metric)].into())
 }

@@ -1,5 +1,6 @@
 //! Reports of a custom loop to the runner: progress, metrics, granted length and activity.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::{
@@ -171,6 +172,13 @@ impl TrialIo {
     /// Returns the searched metric that was reported at this batch.
     pub(super) fn metric_at(&self, config: &TrialConfig, batches: u64) -> Option<f64> {
         find_searched_metric(config, &self.validation_at(batches)?).ok()
+    }
+
+    /// Returns the validation at this batch as it is reported to the runner; empty if there was
+    /// none.
+    pub(super) fn reported_validation_at(&self, batches: u64) -> BTreeMap<String, String> {
+        let metrics = self.validation_at(batches).unwrap_or_default();
+        reported_metrics(&metrics, &self.decisive_metrics)
     }
 
     /// Reports the last validation to the runner, unless it was reported. Call this when the

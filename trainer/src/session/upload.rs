@@ -216,6 +216,7 @@ impl Session<'_> {
             SaveRequest {
                 batches: upload.batches,
                 metric: io.metric_at(&context.config, upload.batches),
+                validation: io.reported_validation_at(upload.batches),
                 unsent: io.unsent(),
                 metadata: metadata.unwrap_or_else(|| upload.metadata.clone()),
                 after: io.pending_row_writes(),

@@ -144,9 +144,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             if source.is_none() {
                 self.io().restore_unsent(manifest.unsent);
             }
-            self.io().restored = Some(name.clone());
             resumed_from = Some(name);
         }
+        let batches = self.state.base + self.state.batches;
+        self.io().record_resume(resumed_from.clone(), batches);
         for (name, why) in &restored.refused {
             self.io().terminal.print_line(&format!("checkpoint {name} is not used: {why}"));
         }

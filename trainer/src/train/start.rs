@@ -3,7 +3,6 @@
 use burn::module::Module;
 use stoker_api::experiment::Unit;
 
-use super::call_hook;
 use super::directives::StopState;
 use super::exchange::MetricNames;
 use super::fit::{Fit, Step};
@@ -12,6 +11,7 @@ use super::model_slot::ModelSlot;
 use super::run::Run;
 use super::state::RunState;
 use super::timetable::Timetable;
+use super::{CallbackError, call_hook, unique_names};
 use crate::callback::Control;
 use crate::collective::{Distributed, all_gather_cbor};
 use crate::context::Context;
@@ -115,6 +115,21 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             has_custom_loop: false,
             workload: None,
         })
+    }
+}
+
+/// Fails if a callback needs validations, but there is no data for them.
+pub(super) fn check_validation_data<B>(fit: &Fit<B>) -> Result<()> {
+    let position = fit.callbacks.iter().position(|callback| callback.needs_validation());
+    match position.filter(|_| fit.validation.is_none()) {
+        Some(index) => {
+            let name = unique_names(&fit.callbacks).swap_remove(index);
+            let source = "it needs validations, but there is no validation data; add it with \
+                          `Fit::validation`, or remove the callback"
+                .into();
+            Err(CallbackError { name, source }.into())
+        }
+        None => Ok(()),
     }
 }
 

@@ -344,8 +344,8 @@ fn step_adds_metrics_over_the_whole_validation() {
 /// Returns the error of a training with this batch size, these optimizers and callbacks.
 fn refused(batch_size: usize, optimizers: Optimizers, callbacks: Vec<Box<dyn Callback>>) -> String {
     let context = alone(None, 20).context().unwrap();
-    let data = Data::arrays(samples()).unwrap();
-    let fit = Fit::new(data).batch_size(batch_size).callbacks(callbacks);
+    let data = || Data::arrays(samples()).unwrap();
+    let fit = Fit::new(data()).validation(data()).batch_size(batch_size).callbacks(callbacks);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
     context.fit(Net::new(context.device()), optimizers, step, fit).unwrap_err().to_string()
 }

@@ -41,8 +41,9 @@ impl TrialIo {
         let (unsent, batches) = (self.unsent(), self.base + batches);
         let Some(files) = self.writable_files() else { return Ok(()) };
         let after = files.metrics.stored();
-        let metadata = BTreeMap::new();
-        let request = SaveRequest { batches, metric, unsent, metadata, after };
+        // The loop's state contains the validation.
+        let (validation, metadata) = (BTreeMap::new(), BTreeMap::new());
+        let request = SaveRequest { batches, metric, validation, unsent, metadata, after };
         Ok(files.checkpointer.begin(request, produce)?)
     }
 

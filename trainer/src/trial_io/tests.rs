@@ -26,6 +26,7 @@ fn write(folder: &Path, name: &str, metric: Option<f64>) {
         attempt,
         batches,
         metric: metric.map(stoker_api::number::format),
+        validation: BTreeMap::new(),
         files: BTreeMap::new(),
         unsent: vec![],
         metadata: BTreeMap::new(),

@@ -90,3 +90,37 @@ fn finished_output_of_another_checkpoint_is_refused() {
     save(5);
     check_error(again(), ExitCode::InvalidHyperparameters, "its checkpoint has changed");
 }
+
+/// Each `--fresh` is a new run, and the same command without it resumes the latest.
+#[test]
+fn fresh_run_is_resumed_without_the_option() {
+    let job = TestJob::new(&[("a.jsonl", &row("x", 1))]);
+    job.run().unwrap();
+    let prepare = |id: &str, replace: bool| {
+        let mut context = job.context(0, 1, 1);
+        context.config.experiment_id = id.into();
+        context.config.inference = Some(InferenceTask { replace, ..job.task.clone() });
+        crate::inference::prepare(context, true)
+    };
+    let finish = |context: &Context| {
+        work::work::<Echo>(context).unwrap();
+        finish::finish(context).unwrap();
+    };
+    let id = |context: &Context| context.config.experiment_id.clone();
+    // The process is killed after it has planned.
+    let first = id(&prepare("0b3f9c1e-77aa", true).unwrap());
+    assert_eq!(job.manifest().job_id, "0b3f9c1e-77aa");
+    let resumed = prepare("0b3f9c1e-77aa", false).unwrap();
+    assert_eq!(id(&resumed), first);
+    finish(&resumed);
+    assert_eq!(job.manifest().job_id, first);
+    let again = prepare("0b3f9c1e-77aa", false).unwrap();
+    assert_eq!(id(&again), first);
+    finish(&again);
+    let second = id(&prepare("0b3f9c1e-77aa", true).unwrap());
+    assert_ne!(second, first);
+    // Another job takes over the directory. The second run may not replace its output.
+    finish(&prepare("another", true).unwrap());
+    let resumed = prepare("0b3f9c1e-77aa", false).map(drop);
+    check_error(resumed, ExitCode::InvalidHyperparameters, "holds the output of job");
+}

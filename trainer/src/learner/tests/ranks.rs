@@ -1,6 +1,9 @@
 //! burn's trainings on several ranks.
 
+use burn::train::metric::{MetricAttributes, Numeric, NumericAttributes, NumericEntry};
+
 use super::*;
+use crate::stop::StopSignal;
 
 /// Returns the models of ranks in threads after two epochs, with `global` samples per global batch.
 fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<u32>> {
@@ -17,7 +20,7 @@ fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<
                 let train = context.dataloader(data(), global / size);
                 (train, context.dataloader(data(), global / size))
             }
-            false => (burns(true), burns(false)),
+            false => (burns_of(global / size, true), burns_of(global / size, false)),
         };
         let training = training(scratch.path(), loaders).num_epochs(2);
         let result = context.supervise(training).launch(learner_of(0.0, is_normed));
@@ -35,9 +38,10 @@ fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<
 #[test]
 fn ranks_are_bit_identical() {
     let _guard = lock_random_stream();
-    for is_ours in [false, true] {
-        let all = ranks(2, is_ours, 16, true);
-        assert!(all[0] == all[1], "{is_ours}");
+    // In the last row, burn's loader gives each rank one batch per epoch, of 50 samples.
+    for (is_ours, global) in [(false, 16), (true, 16), (false, 128)] {
+        let all = ranks(2, is_ours, global, true);
+        assert!(all[0] == all[1], "{is_ours} {global}");
     }
 }
 
@@ -54,4 +58,91 @@ fn three_ranks_train_like_one() {
     let far = squares(&mut one.iter().zip(&three).map(|(a, b)| a - b));
     let far = (far / squares(&mut one.iter().copied())).sqrt();
     assert!(far < 1e-5, "{far}");
+}
+
+/// A metric of the whole pass: the number of samples.
+#[derive(Clone, Default)]
+struct NumSamples(usize);
+
+impl Metric for NumSamples {
+    type Input = ();
+
+    fn name(&self) -> Arc<String> {
+        Arc::new("samples".into())
+    }
+
+    fn attributes(&self) -> MetricAttributes {
+        NumericAttributes::default().into()
+    }
+
+    fn update(
+        &mut self,
+        _: &(),
+        metadata: &MetricMetadata,
+    ) -> Result<SerializedEntry, TensorReadError> {
+        self.0 = metadata.progress.items_processed;
+        Ok(SerializedEntry::not_available(None))
+    }
+
+    fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
+        let text = self.final_value().serialize();
+        Ok(SerializedEntry::new(text.clone(), text))
+    }
+
+    fn clear(&mut self) {
+        self.0 = 0;
+    }
+}
+
+impl Numeric for NumSamples {
+    fn value(&self) -> Option<NumericEntry> {
+        None
+    }
+
+    fn running_value(&self) -> Option<NumericEntry> {
+        None
+    }
+
+    fn final_value(&self) -> NumericEntry {
+        NumericEntry::Final(self.0 as f64)
+    }
+}
+
+/// The ranks have 33, 33 and 34 samples.
+#[test]
+fn pass_metrics_are_weighted_by_samples() {
+    let _guard = lock_random_stream();
+    let folder = tempfile::tempdir().unwrap();
+    let open = |rank: crate::ThreadRank| {
+        let mut config = standalone(Some(folder.path())).config().unwrap();
+        let is_lead = crate::Collective::rank(&rank) == 0;
+        let io = TrialIo::open(&mut config, Some(RetentionLimits::default()), is_lead).unwrap();
+        let ranks = Distributed::from_collective(Box::new(rank));
+        let device = Device::flex().autodiff();
+        let context = Context::new(config, io, StopSignal::default(), device, ranks);
+        context.silence();
+        context
+    };
+    let train = |context: Context| {
+        let scratch = tempfile::tempdir().unwrap();
+        let training = training(scratch.path(), (burns(true), burns(false))).num_epochs(1);
+        let training = context.supervise(training).metric_train_numeric(NumSamples::default());
+        training.launch(learner_of(0.0, false));
+        context.learner_state.outcome(Ok(())).unwrap();
+        context.io().flush().unwrap();
+    };
+    let contexts: Vec<_> = crate::ThreadRank::group(3).into_iter().map(open).collect();
+    std::thread::scope(|scope| {
+        let train = &train;
+        for context in contexts {
+            scope.spawn(move || train(context));
+        }
+    });
+    let rows = std::fs::read_dir(folder.path().join("trial/metrics")).unwrap();
+    let text: String =
+        rows.map(|row| std::fs::read_to_string(row.unwrap().path()).unwrap()).collect();
+    let rows = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let of_epoch = rows.filter(|row| row["group"] == "epoch");
+    let samples: Vec<_> = of_epoch.map(|row| row["metrics"]["samples"].as_f64()).collect();
+    assert_eq!(samples, [Some((33.0 * 33.0 * 2.0 + 34.0 * 34.0) / 100.0)]);
 }

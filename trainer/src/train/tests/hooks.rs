@@ -313,8 +313,11 @@ fn csv_histograms_and_weights_survive_a_resume() {
     for file in std::fs::read_dir(folder.path().join("trial/tensorboard")).unwrap() {
         events.extend(std::fs::read(file.unwrap().path()).unwrap());
     }
-    let has = |text: &str| events.windows(text.len()).any(|bytes| bytes == text.as_bytes());
+    let find = |bytes: &[u8]| events.windows(bytes.len()).position(|part| part == bytes);
+    let has = |text: &str| find(text.as_bytes()).is_some();
     assert!(has("hidden.weight") && has("norm.running_mean"), "no histograms");
+    // Step 10, then the session log with the status START: events up to batch 9 remain valid.
+    assert!(find(&[0x10, 10, 0x3a, 2, 8, 1]).is_some(), "no restart after batch 9");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //!
 //! - *Improvement*: less than the best by more than `min_delta`, or greater in mode `max`. It
 //!   resets the wait.
-//! - *Stop*: after `patience` consecutive epochs without improvement.
+//! - *Stop*: after `patience` consecutive epochs without improvement, but not after the first
+//!   epoch. The documentation does not mention the first epoch; Keras 3 checks it.
 //! - *Reduce*: likewise, to `max(rate * factor, min_lr)`. The next `cooldown` epochs do not count,
 //!   but an improvement in them becomes the best.
 
@@ -54,6 +55,8 @@ fn early_stopping_stops_where_keras_does() {
     check("max", 0.0, 1, &[-3.0, -2.0, -2.5], 3);
     // NaN is not an improvement.
     check("min", 0.0, 2, &[3.0, f64::NAN, f64::NAN, 1.0], 3);
+    check("min", 0.0, 0, &[f64::NAN, 3.0, 4.0, 1.0], 3);
+    check("min", 0.0, 1, &[f64::NAN, f64::NAN, 1.0], 2);
     check("max", 0.0, 2, &[3.0, f64::NAN, 4.0, f64::NAN, f64::INFINITY, f64::NAN], 6);
 }
 

@@ -1,6 +1,7 @@
 //! Settings of trainings, trials and contexts, and the errors for invalid ones.
 
 use super::*;
+use crate::TensorBoard;
 
 #[test]
 fn invalid_settings_fail_before_the_first_batch() {
@@ -33,6 +34,25 @@ fn invalid_settings_fail_before_the_first_batch() {
         "callback CsvLog: invalid checkpoint file name \"run 1.csv\": use only letters, digits, \
          `.`, `_` and `-`"
     );
+}
+
+#[test]
+fn callbacks_that_need_validation_data_name_it() {
+    let _stream = lock_random_stream();
+    let check = |callback: Box<dyn Callback>, name: &str| {
+        let context = alone(None, 1).context().unwrap();
+        let callbacks = vec![TensorBoard::new().boxed(), callback];
+        let fit = Fit::new(Data::arrays(samples()).unwrap()).callbacks(callbacks);
+        let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+        let trained = context.fit(Net::new(context.device()), optimizers(), step, fit);
+        let expected = format!(
+            "callback {name}: it needs validations, but there is no validation data; add it with \
+             `Fit::validation`, or remove the callback"
+        );
+        assert_eq!(trained.unwrap_err().to_string(), expected);
+    };
+    check(EarlyStopping::new("val_loss").boxed(), "EarlyStopping");
+    check(ReduceOnPlateau::new("val_loss").boxed(), "ReduceOnPlateau");
 }
 
 /// The number of epochs is ignored if the length is set elsewhere.

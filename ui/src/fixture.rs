@@ -62,8 +62,8 @@ pub(crate) fn job(status: Value, is_running: bool) -> Job {
     Job::new(job.unwrap(), is_running, Some(Timestamp(0)), "memory://".to_owned(), output)
 }
 
-/// Accepts any token except `wrong`, as the name of a user. The token `expired` is that. Users see
-/// the namespaces in `namespaces`.
+/// Accepts any token except `wrong`. Its text before the first `.` is the name of the user. The
+/// token `expired` is that. Users see the namespaces in `namespaces`.
 #[derive(Debug)]
 pub(crate) struct FakeDirectory {
     /// Number of checked tokens.
@@ -106,8 +106,8 @@ impl Directory for FakeDirectory {
         *self.asked.lock().unwrap() += 1;
         let answer = match token.expose() {
             "wrong" => Err(Refusal::Token("Unauthorized".to_owned())),
-            name => Ok(Arc::new(FakeAccount {
-                name: name.to_owned(),
+            token => Ok(Arc::new(FakeAccount {
+                name: token.split('.').next().unwrap_or_default().to_owned(),
                 ended: self.ended.clone(),
                 store: self.store.clone(),
                 changes: self.changes.clone(),

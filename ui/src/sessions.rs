@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::Read as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use stoker_storage::hash::sha256_hex;
@@ -63,14 +63,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    fn new(account: Arc<dyn Account>, allows_actions: bool) -> std::io::Result<Self> {
-        let actions = ActionAccess::new(account.api(), allows_actions, random_secret()?);
-        Ok(Self {
+    fn new(account: Arc<dyn Account>, allows_actions: bool, form_token: String) -> Self {
+        let actions = ActionAccess::new(account.api(), allows_actions, form_token);
+        Self {
             account,
             actions: Arc::new(actions),
             used: Mutex::new(Instant::now()),
             has_ended: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Returns whether the session has ended, or the token has expired.
@@ -98,11 +98,18 @@ pub(crate) struct Sessions {
     /// Sessions by the hash of their secret, so that a lookup does not depend on its characters.
     by_hash: Mutex<HashMap<String, Arc<Session>>>,
     failures: Mutex<VecDeque<Instant>>,
+    /// Random key of the form tokens of users whom a proxy signs in.
+    form_key: OnceLock<String>,
 }
 
 impl Sessions {
     pub(crate) fn new(offer: Offer) -> Self {
-        Self { offer, by_hash: Mutex::default(), failures: Mutex::default() }
+        Self {
+            offer,
+            by_hash: Mutex::default(),
+            failures: Mutex::default(),
+            form_key: OnceLock::new(),
+        }
     }
 
     /// Returns the session of a secret, and counts this as a use.
@@ -133,8 +140,8 @@ impl Sessions {
         self.count_failure()?;
         let account = self.offer.directory.sign_in(token).await?;
         lock(&self.failures).pop_back();
-        let session = Session::new(account, self.offer.allows_actions).map_err(unavailable)?;
-        let session = Arc::new(session);
+        let form_token = self.form_token(account.name()).map_err(unavailable)?;
+        let session = Arc::new(Session::new(account, self.offer.allows_actions, form_token));
         self.sweep();
         let mut sessions = lock(&self.by_hash);
         if sessions.len() >= SESSIONS_MAX {
@@ -180,6 +187,24 @@ impl Sessions {
             SignIn::Form => IDLE_MAX,
             SignIn::Header => IDLE_MAX_OF_PROXY,
         }
+    }
+
+    /// Returns the token for the forms of a new session. A proxy replaces its token at any time,
+    /// which starts another session; forms that the user has open must stay valid.
+    fn form_token(&self, user: &str) -> std::io::Result<String> {
+        if self.offer.sign_in == SignIn::Form {
+            return random_secret();
+        }
+        let key = match self.form_key.get() {
+            Some(key) => key,
+            None => {
+                let key = random_secret()?;
+                self.form_key.get_or_init(|| key)
+            }
+        };
+        // The hash of the name has a fixed length: the token of one user cannot be extended to a
+        // token of another.
+        Ok(sha256_hex(format!("{key}{}", sha256_hex(user.as_bytes())).as_bytes()))
     }
 
     /// Counts a sign-in as failed until it succeeds, so that parallel ones count too.

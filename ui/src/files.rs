@@ -40,10 +40,12 @@ pub(crate) async fn checkpoint(
     let fact =
         |label: &str, value: String| Fact { label: label.to_owned(), value, ..Fact::default() };
     let metric = &run.experiment.spec.searcher.metric;
-    let arguments = match viewer.site.arguments.is_empty() {
-        true => String::new(),
-        false => format!(" {}", viewer.site.arguments),
+    // Local runs have IDs; the objects of a cluster have names.
+    let (of, rest) = match viewer.site.is_cluster {
+        true => (run.name.clone(), format!(" -n {}", run.namespace)),
+        false => (run.id(), String::new()),
     };
+    let command = format!("stoker checkpoint download {of}-{index}/{checkpoint} --to DIR{rest}");
     let query = TableQuery::default();
     html(&CheckpointPage {
         trial: head(&viewer.site, &run, trial, TrialTab::Checkpoints, &query),
@@ -57,10 +59,7 @@ pub(crate) async fn checkpoint(
             .as_ref()
             .map_or_else(|_| Vec::new(), |(manifest, _)| files(&base, manifest)),
         manifest: manifest.map(|(_, text)| text),
-        command: format!(
-            "stoker checkpoint download {}-{index}/{checkpoint} --to DIR{arguments}",
-            run.id()
-        ),
+        command: viewer.site.command(&command),
         name: checkpoint,
     })
 }

@@ -246,17 +246,13 @@ fn tabs(run: &Run, current: ExperimentTab) -> Vec<Tab> {
 }
 
 fn commands(site: &Site, run: &Run) -> Vec<Pair> {
-    let arguments = match site.arguments.is_empty() {
-        true => String::new(),
-        false => format!(" {}", site.arguments),
-    };
     let id = match site.is_cluster {
         true => format!("{} -n {}", run.name, run.namespace),
         false => run.id(),
     };
     let command = |purpose: &str, verb: &str| Pair {
         name: purpose.to_owned(),
-        value: format!("stoker experiment {verb} {id}{arguments}"),
+        value: site.command(&format!("stoker experiment {verb} {id}")),
     };
     let mut commands = vec![
         command("Describe on a terminal", "describe"),

@@ -21,7 +21,7 @@ pub(crate) use self::lists::{
 };
 pub(crate) use self::parts::{
     Badge, Bar, Cell, Column, Crumb, DecisionRow, Fact, Frame, ImportanceCard, ImportanceRow,
-    Notice, Pair, Segment, SelectOption, Tab, TrialRow, TrialTable,
+    Notice, Pair, Segment, SelectOption, ShownTime, Tab, TrialRow, TrialTable,
 };
 pub(crate) use self::sign_in::{NamespaceRow, NamespacesPage, SignInPage};
 pub(crate) use self::trial::{AttemptRow, LogsCard, TrialHead, TrialPage, TrialTab};

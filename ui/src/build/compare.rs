@@ -133,6 +133,7 @@ fn metrics_notice(metrics: &BTreeSet<&str>) -> Option<Notice> {
     (names.len() > 1).then(|| Notice {
         class: "invalid",
         title: "These experiments have different metrics".to_owned(),
+        at: None,
         text: format!("{} do not compare. The plots show numbers only.", names.join(", ")),
         links: Vec::new(),
     })

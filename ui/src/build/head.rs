@@ -179,6 +179,7 @@ fn notice(run: &Run) -> Option<Notice> {
         return Some(Notice {
             class: "fail",
             title: "The decisions of the search cannot be read".to_owned(),
+            at: None,
             text: reason.clone(),
             links: Vec::new(),
         });
@@ -202,7 +203,8 @@ fn notice(run: &Run) -> Option<Notice> {
                 }
             };
             let title = "No runner trains this experiment now".to_owned();
-            return Some(Notice { class: "info", title, text: text.to_owned(), links: vec![] });
+            let text = text.to_owned();
+            return Some(Notice { class: "info", title, at: None, text, links: vec![] });
         }
         Phase::Pending => ("info", "The experiment waits"),
         _ => return None,
@@ -213,7 +215,7 @@ fn notice(run: &Run) -> Option<Notice> {
         value: format!("{}#first-error", run.base()),
     });
     let links = links.into_iter().collect();
-    message.map(|text| Notice { class, title: title.to_owned(), text, links })
+    message.map(|text| Notice { class, title: title.to_owned(), at: None, text, links })
 }
 
 fn tabs(run: &Run, current: ExperimentTab) -> Vec<Tab> {

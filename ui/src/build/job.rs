@@ -68,7 +68,8 @@ fn notice(job: &Job) -> Option<Notice> {
     let status = job.status();
     let message = status.message.clone().unwrap_or_default();
     let new = |class, title: &str, text: String| {
-        Some(Notice { class, title: title.to_owned(), text: text::escape(&text), links: vec![] })
+        let (title, text) = (title.to_owned(), text::escape(&text));
+        Some(Notice { class, title, at: None, text, links: vec![] })
     };
     match job.phase() {
         _ if job.invalid().is_some() => {

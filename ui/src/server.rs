@@ -179,7 +179,7 @@ pub(crate) async fn experiment_tab(
             let units = values(raw, "importance").first().and_then(|text| text.parse().ok());
             html(&experiment::hyperparameters(site, &run, units))
         }
-        "checkpoints" => html(&experiment::checkpoints(site, &run)),
+        "checkpoints" => html(&experiment::checkpoints(site, &run, query.skip)),
         "configuration" => html(&experiment::configuration(site, &run)),
         "events" => html(&experiment::events(site, &run)),
         "logs" => html(&experiment::logs(site, &run, number("trial"))),

@@ -1,6 +1,7 @@
 //! Runs and jobs for tests.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -68,6 +69,8 @@ pub(crate) fn job(status: Value, is_running: bool) -> Job {
 pub(crate) struct FakeDirectory {
     /// Number of checked tokens.
     pub(crate) asked: Mutex<usize>,
+    /// Time that a check takes.
+    pub(crate) delay: Duration,
     /// Number of ended accounts.
     pub(crate) ended: Arc<Mutex<usize>>,
     pub(crate) store: Arc<Store>,
@@ -82,6 +85,7 @@ impl Default for FakeDirectory {
         let changes = Changes::default();
         Self {
             asked: Mutex::default(),
+            delay: Duration::ZERO,
             ended: Arc::default(),
             store: Arc::new(Store::with_changes(changes.clone())),
             changes,
@@ -115,7 +119,14 @@ impl Directory for FakeDirectory {
                 no_storage: self.no_storage.clone(),
             }) as Arc<dyn Account>),
         };
-        async move { answer }.boxed()
+        let delay = self.delay;
+        async move {
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+            answer
+        }
+        .boxed()
     }
 }
 

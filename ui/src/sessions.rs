@@ -146,7 +146,14 @@ impl Sessions {
         let form_token = self.form_token(account.name()).map_err(unavailable)?;
         let session = Arc::new(Session::new(account, self.offer.allows_actions, form_token));
         self.sweep();
+        let hash = sha256_hex(secret.as_bytes());
         let mut sessions = lock(&self.by_hash);
+        // A page sends requests side by side. With a new token of a proxy, the first of them starts
+        // the session of all.
+        if let Some(first) = sessions.get(&hash).filter(|first| !first.is_over()) {
+            session.end();
+            return Ok(first.clone());
+        }
         if sessions.len() >= SESSIONS_MAX {
             session.end();
             return Err(Refusal::Unavailable(format!(
@@ -162,7 +169,7 @@ impl Sessions {
             let oldest = of_user.pop().and_then(|(_, hash)| sessions.remove(&hash));
             oldest.inspect(|oldest| oldest.end());
         }
-        let before = sessions.insert(sha256_hex(secret.as_bytes()), session.clone());
+        let before = sessions.insert(hash, session.clone());
         before.inspect(|before| before.end());
         Ok(session)
     }
@@ -300,6 +307,15 @@ mod tests {
         }
         assert!(sessions.find(&first).is_none());
         assert!(sessions.find(&latest).is_some() && sessions.find(&other).is_some());
+    }
+
+    #[tokio::test]
+    async fn requests_side_by_side_start_one_session() {
+        let (sessions, _) = sessions(SignIn::Header);
+        let start = || sessions.start_as(token("ada"), "ada");
+        let (one, other) = futures::future::join(start(), start()).await;
+        let (one, other) = (one.unwrap(), other.unwrap());
+        assert!(Arc::ptr_eq(&one, &other) && !one.is_over());
     }
 
     #[tokio::test(start_paused = true)]

@@ -137,13 +137,28 @@ fn start_local(
     let site = Site {
         place: format!("Runs in {}", run_root.root),
         is_cluster: false,
-        arguments: root.map(|root| format!("--root {root}")).unwrap_or_default(),
+        arguments: root.map(|_| root_argument(&run_root)).unwrap_or_default(),
         actions: Some(Arc::new(actions)),
         ..Site::default()
     };
     let found = stored::start(run_root.clone(), store.clone());
     local::start(run_root, store.clone(), found);
     Ok(site)
+}
+
+/// Returns the argument for commands that act on the runs of a root, in any working directory.
+fn root_argument(run_root: &RunRoot) -> String {
+    format!("--root {}", quoted(&run_root.root))
+}
+
+/// Quotes an argument for a POSIX shell, if that is necessary.
+fn quoted(argument: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+=,".contains(&byte);
+    match !argument.is_empty() && argument.bytes().all(is_plain) {
+        true => argument.to_owned(),
+        // A quote of the shell ends, an escaped quote follows, and a new one begins.
+        false => format!("'{}'", argument.replace('\'', "'\\''")),
+    }
 }
 
 /// Listens on the loopback interface. Other machines cannot reach the page. `flag` sets the port.
@@ -193,5 +208,20 @@ mod tests {
         check("[::1]:8265", &["[::1]:8265"]);
         check("0.0.0.0:8265", &["0.0.0.0:8265"]);
         check("127.0.0.1:0", &["127.0.0.1:0"]);
+    }
+
+    #[test]
+    fn arguments_of_copied_commands_are_quoted() {
+        let check = |argument: &str, expected: &str| assert_eq!(quoted(argument), expected);
+        check("/home/ada/.stoker", "/home/ada/.stoker");
+        check("s3://bucket/a-b_c", "s3://bucket/a-b_c");
+        check("ada@prod:6443", "ada@prod:6443");
+        check("/home/ada/my runs", "'/home/ada/my runs'");
+        check("$(reboot)", "'$(reboot)'");
+        check("~/runs", "'~/runs'");
+        check("it's", "'it'\\''s'");
+        check("", "''");
+        let run_root = RunRoot::resolve(Some("/data/my runs"), None).unwrap();
+        assert_eq!(root_argument(&run_root), "--root '/data/my runs'");
     }
 }

@@ -9,9 +9,10 @@ import { startOptions } from './options.js';
 import { startSelection } from './select.js';
 import { state } from './state.js';
 import { startTheme } from './theme.js';
+import { startTimes } from './times.js';
 
-for (const start of [startTheme, startOptions, startSelection, startPlots, startExport,
-  startKeyboard, startLogs, startLive]) {
+for (const start of [startTheme, startOptions, startTimes, startSelection, startPlots,
+  startExport, startKeyboard, startLogs, startLive]) {
   try {
     start();
   } catch (error) {

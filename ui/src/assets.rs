@@ -26,7 +26,7 @@ macro_rules! assets {
     };
 }
 
-static ASSETS: [Asset; 44] = assets![
+static ASSETS: [Asset; 45] = assets![
     "app.js" => "assets/app.js",
     "data.js" => "assets/data.js",
     "dom.js" => "assets/dom.js",
@@ -42,6 +42,7 @@ static ASSETS: [Asset; 44] = assets![
     "state.js" => "assets/state.js",
     "style.css" => "assets/style.css",
     "theme.js" => "assets/theme.js",
+    "times.js" => "assets/times.js",
     "tooltip.js" => "assets/tooltip.js",
     "touch.js" => "assets/touch.js",
     "plots/chart.js" => "assets/plots/chart.js",

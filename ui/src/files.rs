@@ -65,11 +65,8 @@ fn download_command(site: &Site, run: &Run, index: u32, checkpoint: &str) -> Str
         true => (run.name.clone(), format!(" -n {}", run.namespace)),
         false => (run.id(), String::new()),
     };
-    let arguments = match site.arguments.is_empty() {
-        true => String::new(),
-        false => format!(" {}", site.arguments),
-    };
-    format!("stoker checkpoint download {name}-{index}/{checkpoint} --to DIR{namespace}{arguments}")
+    let trial = format!("{name}-{index}/{checkpoint}");
+    site.command(&format!("stoker checkpoint download {trial} --to DIR{namespace}"))
 }
 
 async fn manifest(run: &Run, index: u32, name: &str) -> Result<(Manifest, String), String> {

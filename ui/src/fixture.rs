@@ -1,6 +1,7 @@
 //! Runs and jobs for tests.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -62,12 +63,14 @@ pub(crate) fn job(status: Value, is_running: bool) -> Job {
     Job::new(job.unwrap(), is_running, Some(Timestamp(0)), "memory://".to_owned(), output)
 }
 
-/// Accepts any token except `wrong`, as the name of a user. The token `expired` is that. Users see
-/// the namespaces in `namespaces`.
+/// Accepts any token except `wrong`. Its text before the first `.` is the name of the user. The
+/// token `expired` is that. Users see the namespaces in `namespaces`.
 #[derive(Debug)]
 pub(crate) struct FakeDirectory {
     /// Number of checked tokens.
     pub(crate) asked: Mutex<usize>,
+    /// Time that a check takes.
+    pub(crate) delay: Duration,
     /// Number of ended accounts.
     pub(crate) ended: Arc<Mutex<usize>>,
     pub(crate) store: Arc<Store>,
@@ -82,6 +85,7 @@ impl Default for FakeDirectory {
         let changes = Changes::default();
         Self {
             asked: Mutex::default(),
+            delay: Duration::ZERO,
             ended: Arc::default(),
             store: Arc::new(Store::with_changes(changes.clone())),
             changes,
@@ -106,8 +110,8 @@ impl Directory for FakeDirectory {
         *self.asked.lock().unwrap() += 1;
         let answer = match token.expose() {
             "wrong" => Err(Refusal::Token("Unauthorized".to_owned())),
-            name => Ok(Arc::new(FakeAccount {
-                name: name.to_owned(),
+            token => Ok(Arc::new(FakeAccount {
+                name: token.split('.').next().unwrap_or_default().to_owned(),
                 ended: self.ended.clone(),
                 store: self.store.clone(),
                 changes: self.changes.clone(),
@@ -115,7 +119,14 @@ impl Directory for FakeDirectory {
                 no_storage: self.no_storage.clone(),
             }) as Arc<dyn Account>),
         };
-        async move { answer }.boxed()
+        let delay = self.delay;
+        async move {
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+            answer
+        }
+        .boxed()
     }
 }
 

@@ -33,6 +33,8 @@ pub(crate) struct Search {
     config: Result<SearchConfig, String>,
     /// Hyperparameters that vary, in the order of their names.
     pub(crate) hyperparameters: Vec<Hyperparameter>,
+    /// Names of all hyperparameters, also of those with one value.
+    pub(crate) names: BTreeSet<String>,
     /// Unit of all lengths.
     pub(crate) unit: Unit,
     /// Greatest length.
@@ -83,9 +85,13 @@ impl Search {
         let of_rungs = of_rungs.flat_map(|bracket| &bracket.rungs).map(|rung| rung.units);
         let of_results = trials.values().flat_map(|trial| results(trial)).map(|(units, _)| units);
         let lengths: BTreeSet<u64> = of_rungs.chain(of_results).collect();
+        let hyperparameters = hyperparameters(valid.as_ref().ok(), &trials);
+        let of_trials = trials.values().flat_map(|trial| flat(&trial.spec.hyperparameters));
+        let names = of_trials.map(|(name, _)| name);
         Self {
             lengths: lengths.into_iter().collect(),
-            hyperparameters: hyperparameters(valid.as_ref().ok(), &trials),
+            names: names.chain(hyperparameters.iter().map(|one| one.name.clone())).collect(),
+            hyperparameters,
             unit: length.map_or(Unit::Batches, |(unit, _)| unit),
             length_max: length.map(|(_, units)| units),
             explanation,

@@ -16,7 +16,7 @@ use crate::logs::{self, LogsQuery};
 use crate::respond::{
     csv, csv_of, curves_csv, data_or_error, html, json, message, objects, series_csv,
 };
-use crate::store::Run;
+use crate::store::{Run, created};
 use crate::viewer::Viewer;
 use crate::views::TrialTab;
 use crate::{assets, data, live};
@@ -57,16 +57,22 @@ pub(crate) async fn list_csv(Extension(viewer): App, Query(query): Query<ListQue
     csv_of(&experiments::export(&viewer.visible, &query))
 }
 
+/// Returns the run with this ID, or the newest with this name.
+fn named<'a>(runs: &'a [Arc<Run>], name: &str) -> Option<&'a Arc<Run>> {
+    let of_name = || runs.iter().filter(|run| run.name == name);
+    let newest = || of_name().max_by_key(|run| (run.is_running, created(run)));
+    runs.iter().find(|run| run.id() == name).or_else(newest)
+}
+
 /// Goes to the experiment or the trial of a text such as `iris` or `iris-3`.
 pub(crate) async fn go(Extension(viewer): App, RawQuery(query): RawQuery) -> Response {
     let wanted = values(query.as_deref(), "q").into_iter().next().unwrap_or_default();
     let wanted = wanted.trim();
     let runs = viewer.visible.runs();
-    let is_named = |name: &str| runs.iter().find(|run| run.id() == name || run.name == name);
-    let target = is_named(wanted).map(|run| run.base()).or_else(|| {
+    let target = named(&runs, wanted).map(|run| run.base()).or_else(|| {
         let (name, index) = wanted.rsplit_once(['-', '/', ' '])?;
         let index = index.parse().ok()?;
-        let run = is_named(name).filter(|run| run.trials.contains_key(&index))?;
+        let run = named(&runs, name).filter(|run| run.trials.contains_key(&index))?;
         Some(run.trial_base(index))
     });
     let target = target.unwrap_or_else(|| {
@@ -178,7 +184,7 @@ pub(crate) async fn experiment_tab(
             let units = values(raw, "importance").first().and_then(|text| text.parse().ok());
             html(&experiment::hyperparameters(site, &run, units))
         }
-        "checkpoints" => html(&experiment::checkpoints(site, &run)),
+        "checkpoints" => html(&experiment::checkpoints(site, &run, query.skip)),
         "configuration" => html(&experiment::configuration(site, &run)),
         "events" => html(&experiment::events(site, &run)),
         "logs" => html(&experiment::logs(site, &run, number("trial"))),
@@ -308,5 +314,36 @@ pub(crate) async fn trial_tab(
             let text = format!("`{tab}` is not a page of a trial.");
             message(&viewer.site, StatusCode::NOT_FOUND, "Page not found", &text)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn names_mean_the_newest_run() {
+        let run = |uid: &str, created: &str, is_running: bool| {
+            let mut run = fixture::run(json!({}), json!({}), &[]);
+            let metadata = &mut Arc::make_mut(&mut run.experiment).metadata;
+            metadata.creation_timestamp = serde_json::from_value(json!(created)).unwrap();
+            run.uid = uid.to_owned();
+            run.is_running = is_running;
+            Arc::new(run)
+        };
+        let mut runs = vec![
+            run("10000000", "2026-11-21T00:00:00Z", false),
+            run("20000000", "2026-11-23T00:00:00Z", false),
+            run("30000000", "2026-11-22T00:00:00Z", false),
+        ];
+        let uid = |runs: &[Arc<Run>], name: &str| named(runs, name).map(|run| run.uid.clone());
+        assert_eq!(uid(&runs, "iris").as_deref(), Some("20000000"));
+        assert_eq!(uid(&runs, "iris-30000000").as_deref(), Some("30000000"));
+        assert_eq!(uid(&runs, "iri"), None);
+        runs.push(run("40000000", "2026-11-20T00:00:00Z", true));
+        assert_eq!(uid(&runs, "iris").as_deref(), Some("40000000"), "runs precede ended ones");
     }
 }

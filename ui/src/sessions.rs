@@ -1,13 +1,14 @@
 //! Sessions of a page that many viewers share. Tokens are only in memory, and only in accounts.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use stoker_storage::hash::sha256_hex;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::actions::ActionAccess;
@@ -23,9 +24,9 @@ const IDLE_MAX_OF_PROXY: Duration = Duration::from_secs(10 * 60);
 const SESSIONS_MAX: usize = 2_000;
 /// Maximum number of sessions of one user. Another one ends the session that is idle longest.
 const SESSIONS_OF_USER_MAX: usize = 20;
-/// Maximum number of failed sign-ins in a time. They cost the API server a request each.
-const FAILURES_MAX: usize = 60;
-const FAILURES_TIME: Duration = Duration::from_secs(60);
+/// Maximum number of tokens that are checked at the same time. Each costs the API server a request.
+/// Others wait: a limit that refuses would let anyone keep all viewers from signing in.
+const CHECKS_MAX: usize = 16;
 /// Bytes of session IDs and form tokens.
 const SECRET_BYTES: usize = 32;
 
@@ -63,14 +64,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    fn new(account: Arc<dyn Account>, allows_actions: bool) -> std::io::Result<Self> {
-        let actions = ActionAccess::new(account.api(), allows_actions, random_secret()?);
-        Ok(Self {
+    fn new(account: Arc<dyn Account>, allows_actions: bool, form_token: String) -> Self {
+        let actions = ActionAccess::new(account.api(), allows_actions, form_token);
+        Self {
             account,
             actions: Arc::new(actions),
             used: Mutex::new(Instant::now()),
             has_ended: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Returns whether the session has ended, or the token has expired.
@@ -97,12 +98,19 @@ pub(crate) struct Sessions {
     pub(crate) offer: Offer,
     /// Sessions by the hash of their secret, so that a lookup does not depend on its characters.
     by_hash: Mutex<HashMap<String, Arc<Session>>>,
-    failures: Mutex<VecDeque<Instant>>,
+    checks: Semaphore,
+    /// Random key of the form tokens of users whom a proxy signs in.
+    form_key: OnceLock<String>,
 }
 
 impl Sessions {
     pub(crate) fn new(offer: Offer) -> Self {
-        Self { offer, by_hash: Mutex::default(), failures: Mutex::default() }
+        Self {
+            offer,
+            by_hash: Mutex::default(),
+            checks: Semaphore::new(CHECKS_MAX),
+            form_key: OnceLock::new(),
+        }
     }
 
     /// Returns the session of a secret, and counts this as a use.
@@ -130,13 +138,22 @@ impl Sessions {
         token: Token,
         secret: &str,
     ) -> Result<Arc<Session>, Refusal> {
-        self.count_failure()?;
-        let account = self.offer.directory.sign_in(token).await?;
-        lock(&self.failures).pop_back();
-        let session = Session::new(account, self.offer.allows_actions).map_err(unavailable)?;
-        let session = Arc::new(session);
+        let account = {
+            // The semaphore is never closed.
+            let _permit = self.checks.acquire().await.ok();
+            self.offer.directory.sign_in(token).await?
+        };
+        let form_token = self.form_token(account.name()).map_err(unavailable)?;
+        let session = Arc::new(Session::new(account, self.offer.allows_actions, form_token));
         self.sweep();
+        let hash = sha256_hex(secret.as_bytes());
         let mut sessions = lock(&self.by_hash);
+        // A page sends requests side by side. With a new token of a proxy, the first of them starts
+        // the session of all.
+        if let Some(first) = sessions.get(&hash).filter(|first| !first.is_over()) {
+            session.end();
+            return Ok(first.clone());
+        }
         if sessions.len() >= SESSIONS_MAX {
             session.end();
             return Err(Refusal::Unavailable(format!(
@@ -152,7 +169,7 @@ impl Sessions {
             let oldest = of_user.pop().and_then(|(_, hash)| sessions.remove(&hash));
             oldest.inspect(|oldest| oldest.end());
         }
-        let before = sessions.insert(sha256_hex(secret.as_bytes()), session.clone());
+        let before = sessions.insert(hash, session.clone());
         before.inspect(|before| before.end());
         Ok(session)
     }
@@ -182,18 +199,22 @@ impl Sessions {
         }
     }
 
-    /// Counts a sign-in as failed until it succeeds, so that parallel ones count too.
-    fn count_failure(&self) -> Result<(), Refusal> {
-        let mut failures = lock(&self.failures);
-        while failures.front().is_some_and(|at| at.elapsed() >= FAILURES_TIME) {
-            failures.pop_front();
+    /// Returns the token for the forms of a new session. A proxy replaces its token at any time,
+    /// which starts another session; forms that the user has open must stay valid.
+    fn form_token(&self, user: &str) -> std::io::Result<String> {
+        if self.offer.sign_in == SignIn::Form {
+            return random_secret();
         }
-        if failures.len() >= FAILURES_MAX {
-            let text = "too many failed sign-ins; try again in a minute";
-            return Err(Refusal::Unavailable(text.to_owned()));
-        }
-        failures.push_back(Instant::now());
-        Ok(())
+        let key = match self.form_key.get() {
+            Some(key) => key,
+            None => {
+                let key = random_secret()?;
+                self.form_key.get_or_init(|| key)
+            }
+        };
+        // The hash of the name has a fixed length: the token of one user cannot be extended to a
+        // token of another.
+        Ok(sha256_hex(format!("{key}{}", sha256_hex(user.as_bytes())).as_bytes()))
     }
 
     /// Checks the token of a form.
@@ -224,9 +245,11 @@ mod tests {
 
     fn sessions(sign_in: SignIn) -> (Sessions, Arc<FakeDirectory>) {
         let directory = Arc::new(FakeDirectory::default());
-        let offer =
-            Offer { directory: directory.clone(), sign_in, hosts: vec![], allows_actions: true };
-        (Sessions::new(offer), directory)
+        (sessions_of(sign_in, directory.clone()), directory)
+    }
+
+    fn sessions_of(sign_in: SignIn, directory: Arc<FakeDirectory>) -> Sessions {
+        Sessions::new(Offer { directory, sign_in, hosts: vec![], allows_actions: true })
     }
 
     fn token(text: &str) -> Token {
@@ -259,22 +282,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failed_sign_ins_are_limited() {
-        let (sessions, directory) = sessions(SignIn::Form);
-        let is_refused = |refusal: &Refusal| matches!(refusal, Refusal::Token(_));
-        // Successes do not count.
-        for _ in 0..2 * FAILURES_MAX {
-            sessions.start(token("ada")).await.unwrap();
-        }
-        for _ in 0..FAILURES_MAX {
-            assert!(is_refused(&sessions.start(token("wrong")).await.unwrap_err()));
-        }
-        let asked = *directory.asked.lock().unwrap();
-        let refusal = sessions.start(token("ada")).await.unwrap_err();
-        assert!(matches!(&refusal, Refusal::Unavailable(text) if text.contains("too many")));
-        assert_eq!(*directory.asked.lock().unwrap(), asked);
-        tokio::time::advance(FAILURES_TIME).await;
-        sessions.start(token("ada")).await.unwrap();
+    async fn failed_sign_ins_delay_others_only() {
+        let delay = Duration::from_secs(1);
+        let directory = Arc::new(FakeDirectory { delay, ..FakeDirectory::default() });
+        let sessions = sessions_of(SignIn::Form, directory);
+        let begin = Instant::now();
+        let tokens = std::iter::repeat_n("wrong", 10 * CHECKS_MAX).chain(["ada"]);
+        let all = tokens.map(|text| sessions.start(token(text)));
+        let mut answers = futures::future::join_all(all).await;
+        assert_eq!(begin.elapsed().as_secs(), 11, "{CHECKS_MAX} at a time");
+        assert!(answers.pop().unwrap().is_ok());
+        assert!(answers.iter().all(|answer| matches!(answer, Err(Refusal::Token(_)))));
     }
 
     #[tokio::test(start_paused = true)]
@@ -289,6 +307,15 @@ mod tests {
         }
         assert!(sessions.find(&first).is_none());
         assert!(sessions.find(&latest).is_some() && sessions.find(&other).is_some());
+    }
+
+    #[tokio::test]
+    async fn requests_side_by_side_start_one_session() {
+        let (sessions, _) = sessions(SignIn::Header);
+        let start = || sessions.start_as(token("ada"), "ada");
+        let (one, other) = futures::future::join(start(), start()).await;
+        let (one, other) = (one.unwrap(), other.unwrap());
+        assert!(Arc::ptr_eq(&one, &other) && !one.is_over());
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,13 +11,23 @@ pub struct Site {
     pub place: String,
     /// Whether the experiments run on a cluster.
     pub is_cluster: bool,
-    /// Arguments that let `stoker` find the same runs, such as `--root /data/runs`; empty if they
-    /// are not needed.
+    /// Arguments that let `stoker` find the same runs, such as `--root /data/runs` or `--context
+    /// prod`, quoted for a shell; empty if they are not needed. `kubectl` takes those of a cluster.
     pub arguments: String,
     /// Access to actions; `None` on a page that cannot have any.
     pub actions: Option<Arc<ActionAccess>>,
     /// Viewer who has signed in; `None` on a page with one viewer.
     pub viewer: Option<SiteViewer>,
+}
+
+impl Site {
+    /// Returns a command with the arguments.
+    pub(crate) fn command(&self, command: &str) -> String {
+        match self.arguments.is_empty() {
+            true => command.to_owned(),
+            false => format!("{command} {}", self.arguments),
+        }
+    }
 }
 
 /// Viewer who has signed in.

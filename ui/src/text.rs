@@ -149,9 +149,19 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Returns the time of day in UTC, such as `14:04:26`.
+/// Returns a time with its zone, and with the date unless it is today: `14:04:26 UTC`. Scripts
+/// replace it by local time.
 pub(crate) fn clock(at: Timestamp) -> String {
-    at.to_string().get(11..19).unwrap_or_default().to_owned()
+    clock_on(at, now())
+}
+
+fn clock_on(at: Timestamp, today: Timestamp) -> String {
+    let (at, today) = (at.to_string(), today.to_string());
+    let at = match (at.split_once('T'), today.split_once('T')) {
+        (Some((date, time)), Some((today, _))) if date == today => time.to_owned(),
+        _ => at.replace('T', " "),
+    };
+    at.replace('Z', " UTC")
 }
 
 /// Returns the current time.
@@ -256,6 +266,16 @@ mod tests {
         check(120, "2 min");
         check(9060, "2 h 31 min");
         check(90_000, "1 d 1 h");
+    }
+
+    #[test]
+    fn times_have_a_date_unless_it_is_today() {
+        let time = |text: &str| text.parse::<Timestamp>().unwrap();
+        let check = |today: &str, expected: &str| {
+            assert_eq!(clock_on(time("2026-11-24T23:04:26Z"), time(today)), expected, "{today}");
+        };
+        check("2026-11-24T23:59:59Z", "23:04:26 UTC");
+        check("2026-11-25T00:00:00Z", "2026-11-24 23:04:26 UTC");
     }
 
     #[test]

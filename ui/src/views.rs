@@ -21,7 +21,7 @@ pub(crate) use self::lists::{
 };
 pub(crate) use self::parts::{
     Badge, Bar, Cell, Column, Crumb, DecisionRow, Fact, Frame, ImportanceCard, ImportanceRow,
-    Notice, Pair, Segment, SelectOption, Tab, TrialRow, TrialTable,
+    Notice, Pair, Segment, SelectOption, ShownTime, Tab, TrialRow, TrialTable,
 };
 pub(crate) use self::sign_in::{NamespaceRow, NamespacesPage, SignInPage};
 pub(crate) use self::trial::{AttemptRow, LogsCard, TrialHead, TrialPage, TrialTab};
@@ -72,8 +72,10 @@ pub(crate) struct OverviewPage {
     /// The latest decisions, newest first.
     pub(crate) decisions: Vec<DecisionRow>,
     pub(crate) decisions_total: usize,
-    /// Failed and invalid trials, grouped by message.
+    /// Failed and invalid trials, grouped by message: the largest groups.
     pub(crate) errors: Vec<ErrorGroup>,
+    /// Number of all groups.
+    pub(crate) errors_total: usize,
     pub(crate) first_error: Option<FirstError>,
 }
 
@@ -192,8 +194,16 @@ pub(crate) struct CheckpointsPage {
     pub(crate) head: ExperimentHead,
     pub(crate) metric: String,
     pub(crate) rows: Vec<CheckpointRow>,
+    /// Number of all checkpoints, such as `9,340`.
+    pub(crate) num: String,
     /// Total size, such as `1.2 GB`.
     pub(crate) total: String,
+    /// Shown rows, such as `101–200`.
+    pub(crate) shown: String,
+    /// Page before this one; `None` on the first.
+    pub(crate) previous_href: Option<String>,
+    /// Page after this one; `None` on the last.
+    pub(crate) next_href: Option<String>,
 }
 
 /// A checkpoint.

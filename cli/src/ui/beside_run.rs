@@ -6,7 +6,7 @@ use std::sync::mpsc::sync_channel;
 use stoker_ui::{Site, Store};
 
 use super::stored::StoredRuns;
-use super::{THREADS, address, listen, local, local_actions};
+use super::{THREADS, address, listen, local, local_actions, root_argument};
 use crate::failure::Failure;
 use crate::run_root::RunRoot;
 
@@ -55,7 +55,7 @@ pub(crate) fn start(
             let store = Arc::new(Store::default());
             let site = Site {
                 place: format!("Local runs in {}", run_root.root),
-                arguments: format!("--root {}", run_root.root),
+                arguments: root_argument(&run_root),
                 actions: Some(Arc::new(actions)),
                 ..Site::default()
             };

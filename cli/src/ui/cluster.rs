@@ -11,6 +11,7 @@ use stoker_ui::{ActionAccess, Site, Store};
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::objects::{Objects, Opening};
+use super::quoted;
 use super::requests::Requests;
 use super::watch::{Clients, OneClient, watch};
 use crate::cluster::connect::{Cluster, Options};
@@ -63,7 +64,41 @@ pub(super) async fn start(
     Ok(Site {
         place,
         is_cluster: true,
+        arguments: arguments(options),
         actions: Some(Arc::new(ActionAccess::new(requests, allows_actions, token))),
         ..Site::default()
     })
+}
+
+/// Returns the arguments for commands that act on the same cluster, in any working directory.
+/// Commands contain the namespace already.
+fn arguments(options: &Options) -> String {
+    let kubeconfig = options.kubeconfig.as_ref().map(|path| {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        format!("--kubeconfig {}", quoted(&path.to_string_lossy()))
+    });
+    let context = options.context.as_deref();
+    let context = context.map(|context| format!("--context {}", quoted(context)));
+    kubeconfig.into_iter().chain(context).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copied_commands_name_the_cluster() {
+        let check = |kubeconfig: Option<&str>, context: Option<&str>, expected: &str| {
+            let options = Options {
+                kubeconfig: kubeconfig.map(Into::into),
+                context: context.map(str::to_owned),
+                namespace: Some("ml".to_owned()),
+            };
+            assert_eq!(arguments(&options), expected);
+        };
+        check(None, None, "");
+        check(None, Some("prod"), "--context prod");
+        check(None, Some("prod east"), "--context 'prod east'");
+        check(Some("/etc/kube"), Some("prod"), "--kubeconfig /etc/kube --context prod");
+    }
 }

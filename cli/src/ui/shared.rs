@@ -8,6 +8,7 @@
 //! ```
 
 mod account;
+mod added;
 mod connect;
 mod hub;
 mod secrets;
@@ -25,6 +26,7 @@ use kube::{Api, Client};
 use stoker_ui::{Account, Directory, Offer, Refusal, SignIn, Token};
 
 use self::account::ClusterAccount;
+use self::added::Added;
 use self::hub::Hub;
 use self::secrets::Storages;
 use crate::cluster::connect::{Cluster, Options, chain};
@@ -72,6 +74,7 @@ struct Shared {
     /// The cluster, with a client without credentials.
     cluster: Cluster,
     offered: BTreeSet<String>,
+    added: Added,
     hub: Arc<Hub>,
     storages: Storages,
 }
@@ -92,6 +95,7 @@ pub(super) async fn offer(
     let shared = Shared {
         cluster,
         offered: args.offer_namespaces.iter().cloned().collect(),
+        added: Added::default(),
         hub: Arc::default(),
         storages: Storages::default(),
     };

@@ -9,7 +9,9 @@ use crate::site::Site;
 use crate::state::{FAILED, PAUSED, PENDING, QUEUED, RUNNING, STOPPED_EARLY, WAITING};
 use crate::store::{Run, Standing};
 use crate::text;
-use crate::views::{ActionButton, Badge, ConfirmPage, Controls, Crumb, Notice, SelectOption};
+use crate::views::{
+    ActionButton, Badge, ConfirmPage, Controls, Crumb, Notice, SelectOption, ShownTime,
+};
 
 const NOT_ALLOWED: &str = "This page is read-only: start it with --allow-actions for buttons, or \
                            run these commands in a terminal.";
@@ -142,10 +144,11 @@ fn is_confirmed(site: &Site, run: &Run, asked: &Asked) -> bool {
 /// Returns the action that the record does not confirm yet.
 fn asked(site: &Site, access: &ActionAccess, run: &Run) -> Option<Notice> {
     let asked = access.asked(&run.uid)?;
-    let waits = if asked.is_followed { ": waits for the record" } else { "" };
+    let waits = if asked.is_followed { "waits for the record, " } else { "" };
     (!is_confirmed(site, run, &asked)).then(|| Notice {
         class: "info",
-        title: format!("{} asked at {}{waits}", asked.action.title(), text::clock(asked.at)),
+        title: format!("{} {waits}asked at", asked.action.title()),
+        at: Some(ShownTime { utc: asked.at.to_string(), text: text::clock(asked.at) }),
         text: text::escape(&asked.effect),
         links: Vec::new(),
     })

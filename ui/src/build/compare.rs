@@ -151,7 +151,7 @@ fn difference(runs: &[Arc<Run>]) -> Option<Notice> {
         return None;
     };
     let title = format!("These experiments have {title}");
-    Some(Notice { class: "invalid", title, text, links: Vec::new() })
+    Some(Notice { class: "invalid", title, at: None, text, links: Vec::new() })
 }
 
 fn experiment_sections(runs: &[Arc<Run>], show_all: bool) -> Vec<CompareSection> {

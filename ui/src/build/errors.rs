@@ -7,11 +7,17 @@ use crate::store::Run;
 use crate::text;
 use crate::views::{ErrorGroup, FirstError};
 
+/// Maximum number of groups on the page.
+const GROUPS_MAX: usize = 20;
+/// Maximum number of ranges of trials in a group.
+const RANGES_MAX: usize = 6;
+
 /// Failed or invalid trials with the same message: state and message, and the trials.
 type Group = ((&'static str, String), Vec<u32>);
 
-/// Returns failed and invalid trials, grouped by state and message, the largest group first.
-pub(crate) fn errors(run: &Run) -> Vec<ErrorGroup> {
+/// Returns failed and invalid trials, grouped by state and message, the largest group first, and
+/// the number of all groups.
+pub(crate) fn errors(run: &Run) -> (Vec<ErrorGroup>, usize) {
     let group = |((class, message), trials): Group| ErrorGroup {
         badge: if class == "failed" { crate::state::FAILED } else { crate::state::INVALID },
         count: trials.len(),
@@ -20,7 +26,9 @@ pub(crate) fn errors(run: &Run) -> Vec<ErrorGroup> {
         href: run.trial_base(trials[0]),
         logs_href: format!("{}/logs", run.trial_base(trials[0])),
     };
-    grouped(run).into_iter().map(group).collect()
+    let groups = grouped(run);
+    let total = groups.len();
+    (groups.into_iter().take(GROUPS_MAX).map(group).collect(), total)
 }
 
 fn grouped(run: &Run) -> Vec<Group> {
@@ -38,7 +46,8 @@ fn grouped(run: &Run) -> Vec<Group> {
     groups
 }
 
-/// Returns ascending numbers as ranges, such as `0–3, 5–15`.
+/// Returns ascending numbers as ranges, such as `0–3, 5–15`, or the first ranges and the number of
+/// others.
 fn ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
@@ -51,7 +60,13 @@ fn ranges(numbers: &[u32]) -> String {
         true => begin.to_string(),
         false => format!("{begin}–{end}"),
     };
-    parts.iter().map(part).collect::<Vec<_>>().join(", ")
+    let shown = &parts[..parts.len().min(RANGES_MAX)];
+    let ranges = shown.iter().map(part).collect::<Vec<_>>().join(", ");
+    let num_shown: u32 = shown.iter().map(|(begin, end)| end - begin + 1).sum();
+    match numbers.len() - num_shown as usize {
+        0 => ranges,
+        others => format!("{ranges} and {} more", text::count(others as u64)),
+    }
 }
 
 /// Returns an attempt whose logs show why trials failed: the latest attempt of the first trial with
@@ -85,6 +100,20 @@ mod tests {
     fn ranges_are_short() {
         assert_eq!(ranges(&[0, 1, 2, 3, 5, 7, 8]), "0–3, 5, 7–8");
         assert_eq!(ranges(&[]), "");
+        let even: Vec<u32> = (0..2_000).step_by(2).collect();
+        assert_eq!(ranges(&even), "0, 2, 4, 6, 8, 10 and 994 more");
+        assert_eq!(ranges(&even[..6]), "0, 2, 4, 6, 8, 10");
+    }
+
+    #[test]
+    fn groups_of_errors_are_limited() {
+        let failed = |number: usize| {
+            json!({"phase": "Failed", "message": format!("error {number}"),
+                "facts": [{"closed": {"cause": "Failed"}}]})
+        };
+        let trials: Vec<Value> = (0..30).map(failed).collect();
+        let (groups, total) = errors(&run(json!({}), json!({}), &trials));
+        assert_eq!((groups.len(), total), (GROUPS_MAX, 30));
     }
 
     #[test]

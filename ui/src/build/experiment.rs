@@ -23,6 +23,8 @@ use crate::views::{
 /// Number of trials and decisions in the overview.
 const TRIALS: usize = 12;
 const DECISIONS: usize = 8;
+/// Number of checkpoints on one page.
+const CHECKPOINTS: usize = 100;
 /// Maximum number of decisions on the page of events.
 const EVENTS_MAX: usize = 1_000;
 
@@ -30,6 +32,7 @@ const EVENTS_MAX: usize = 1_000;
 pub(crate) fn overview(site: &Site, run: &Run, query: &table::TableQuery) -> OverviewPage {
     let (latest, decisions_total) = decisions(run, None, DECISIONS);
     let has_rungs = run.search().has_rungs();
+    let (errors, errors_total) = errors(run);
     OverviewPage {
         head: head(site, run, ExperimentTab::Overview),
         curves: curves_card(run, query),
@@ -42,7 +45,8 @@ pub(crate) fn overview(site: &Site, run: &Run, query: &table::TableQuery) -> Ove
         trials: table::overview(run, query, TRIALS),
         decisions: latest,
         decisions_total,
-        errors: errors(run),
+        errors,
+        errors_total,
         first_error: first_error(run),
     }
 }
@@ -195,13 +199,24 @@ pub(crate) fn hyperparameters(site: &Site, run: &Run, units: Option<u64>) -> Hyp
     }
 }
 
-/// Returns the page with the checkpoints of all trials, the latest trial last.
-pub(crate) fn checkpoints(site: &Site, run: &Run) -> CheckpointsPage {
-    let rows: Vec<CheckpointRow> =
-        run.trials.values().flat_map(|trial| checkpoint_rows(run, trial)).collect();
-    let all = run.trials.values().flat_map(|trial| &trial.status.checkpoints);
-    let total: u64 = all.map(|checkpoint| checkpoint.bytes).sum();
+/// Returns a page with the checkpoints of all trials, the latest trial last. `skip` is the number
+/// of checkpoints on earlier pages.
+pub(crate) fn checkpoints(site: &Site, run: &Run, skip: Option<usize>) -> CheckpointsPage {
+    let all = || run.trials.values().flat_map(|trial| &trial.status.checkpoints);
+    let total: u64 = all().map(|checkpoint| checkpoint.bytes).sum();
+    let num = all().count();
+    // Checkpoints may have been deleted since the link was made.
+    let skip = skip.unwrap_or(0).min(num.saturating_sub(1) / CHECKPOINTS * CHECKPOINTS);
+    let rows = run.trials.values().flat_map(|trial| checkpoint_rows(run, trial));
+    let rows: Vec<CheckpointRow> = rows.skip(skip).take(CHECKPOINTS).collect();
+    let end = skip + rows.len();
+    let href = |skip: usize| format!("{}/checkpoints?skip={skip}", run.base());
+    let place = |number: usize| text::count(number as u64);
     CheckpointsPage {
+        num: place(num),
+        shown: format!("{}–{}", place(skip + 1), place(end)),
+        previous_href: (skip > 0).then(|| href(skip.saturating_sub(CHECKPOINTS))),
+        next_href: (end < num).then(|| href(end)),
         head: head(site, run, ExperimentTab::Checkpoints),
         metric: run.experiment.spec.searcher.metric.clone(),
         rows,
@@ -314,6 +329,30 @@ mod tests {
         let card = importance_by_length(run, units);
         let links = card.lengths.into_iter().map(|length| (length.href, length.is_current));
         (links.collect(), card.empty.unwrap_or(card.title))
+    }
+
+    #[test]
+    fn checkpoints_have_pages() {
+        let checkpoint = |number: u64| {
+            json!({"name": format!("{number:012}-0"), "batches": number, "manifestSha256": "",
+                "bytes": 1})
+        };
+        let trial =
+            |num: u64| json!({"checkpoints": (1..=num).map(checkpoint).collect::<Vec<_>>()});
+        let run = fixture::run(json!({}), json!({}), &[trial(150), json!({}), trial(80)]);
+        let page = |skip: Option<usize>| {
+            let page = checkpoints(&Site::default(), &run, skip);
+            assert_eq!((page.num.as_str(), page.total.as_str()), ("230", "230 B"));
+            let ends = [page.previous_href, page.next_href];
+            let skips = ends.map(|href| Some(href?.split('=').next_back()?.to_owned()));
+            (page.rows.len(), page.shown, skips)
+        };
+        let skip = |number: &str| Some(number.to_owned());
+        assert_eq!(page(None), (100, "1–100".to_owned(), [None, skip("100")]));
+        assert_eq!(page(Some(100)), (100, "101–200".to_owned(), [skip("0"), skip("200")]));
+        let last = (30, "201–230".to_owned(), [skip("100"), None]);
+        assert_eq!(page(Some(200)), last);
+        assert_eq!(page(Some(9_999)), last);
     }
 
     #[test]

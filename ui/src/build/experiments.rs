@@ -135,14 +135,8 @@ pub(crate) fn page(site: &Site, visible: &Visible, query: &ListQuery) -> Experim
 
 fn first_command(site: &Site) -> String {
     match site.is_cluster {
-        true => "kubectl apply -f examples/iris/random.yaml".to_owned(),
-        false => {
-            let arguments = match site.arguments.is_empty() {
-                true => String::new(),
-                false => format!(" {}", site.arguments),
-            };
-            format!("stoker run examples/iris/random.yaml{arguments}")
-        }
+        true => site.command("kubectl apply -f examples/iris/random.yaml"),
+        false => site.command("stoker run examples/iris/random.yaml"),
     }
 }
 

@@ -179,6 +179,7 @@ fn notice(run: &Run) -> Option<Notice> {
         return Some(Notice {
             class: "fail",
             title: "The decisions of the search cannot be read".to_owned(),
+            at: None,
             text: reason.clone(),
             links: Vec::new(),
         });
@@ -202,7 +203,8 @@ fn notice(run: &Run) -> Option<Notice> {
                 }
             };
             let title = "No runner trains this experiment now".to_owned();
-            return Some(Notice { class: "info", title, text: text.to_owned(), links: vec![] });
+            let text = text.to_owned();
+            return Some(Notice { class: "info", title, at: None, text, links: vec![] });
         }
         Phase::Pending => ("info", "The experiment waits"),
         _ => return None,
@@ -213,7 +215,7 @@ fn notice(run: &Run) -> Option<Notice> {
         value: format!("{}#first-error", run.base()),
     });
     let links = links.into_iter().collect();
-    message.map(|text| Notice { class, title: title.to_owned(), text, links })
+    message.map(|text| Notice { class, title: title.to_owned(), at: None, text, links })
 }
 
 fn tabs(run: &Run, current: ExperimentTab) -> Vec<Tab> {
@@ -246,17 +248,13 @@ fn tabs(run: &Run, current: ExperimentTab) -> Vec<Tab> {
 }
 
 fn commands(site: &Site, run: &Run) -> Vec<Pair> {
-    let arguments = match site.arguments.is_empty() {
-        true => String::new(),
-        false => format!(" {}", site.arguments),
-    };
     let id = match site.is_cluster {
         true => format!("{} -n {}", run.name, run.namespace),
         false => run.id(),
     };
     let command = |purpose: &str, verb: &str| Pair {
         name: purpose.to_owned(),
-        value: format!("stoker experiment {verb} {id}{arguments}"),
+        value: site.command(&format!("stoker experiment {verb} {id}")),
     };
     let mut commands = vec![
         command("Describe on a terminal", "describe"),

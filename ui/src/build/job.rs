@@ -68,7 +68,8 @@ fn notice(job: &Job) -> Option<Notice> {
     let status = job.status();
     let message = status.message.clone().unwrap_or_default();
     let new = |class, title: &str, text: String| {
-        Some(Notice { class, title: title.to_owned(), text: text::escape(&text), links: vec![] })
+        let (title, text) = (title.to_owned(), text::escape(&text));
+        Some(Notice { class, title, at: None, text, links: vec![] })
     };
     match job.phase() {
         _ if job.invalid().is_some() => {
@@ -265,7 +266,7 @@ fn commands(site: &Site, job: &Job) -> Vec<Pair> {
     }
     let command = |purpose: &str, verb: &str| Pair {
         name: purpose.to_owned(),
-        value: format!("stoker job {verb} {} -n {}", job.name, job.namespace),
+        value: site.command(&format!("stoker job {verb} {} -n {}", job.name, job.namespace)),
     };
     let mut commands =
         vec![command("Describe on a terminal", "describe"), command("Logs of all slots", "logs")];
@@ -295,6 +296,18 @@ mod tests {
         check(failed, true, ["Completed", "Completed", "Failed"]);
         let completed = json!({"phase": "Completed", "stage": "finish"});
         check(completed, true, ["Completed", "Completed", "Completed"]);
+    }
+
+    #[test]
+    fn commands_name_the_cluster() {
+        let arguments = "--context prod".to_owned();
+        let site = Site { is_cluster: true, arguments, ..Site::default() };
+        let commands = commands(&site, &fixture::job(json!({"phase": "Running"}), true));
+        assert_eq!(commands.len(), 4);
+        for command in commands {
+            let value = command.value;
+            assert!(value.ends_with(" species -n ml --context prod"), "{value}");
+        }
     }
 
     #[test]

@@ -31,20 +31,13 @@ pub(crate) fn page(site: &Site, visible: &Visible) -> JobsPage {
     let mut frame = plain_frame(site, "jobs", "Inference jobs · Stoker");
     frame.live = Some(format!("/live?v={version}"));
     let first_command = match site.is_cluster {
-        true => "stoker job create job.yaml".to_owned(),
-        false => with_arguments(site, "stoker job run job.yaml"),
+        true => site.command("stoker job create job.yaml"),
+        false => site.command("stoker job run job.yaml"),
     };
     let now = text::now();
     let rows = jobs.iter().map(|job| row(job, now)).collect();
     let error = visible.jobs_error().map(|error| text::escape(&error));
     JobsPage { frame, rows, error, first_command }
-}
-
-fn with_arguments(site: &Site, command: &str) -> String {
-    match site.arguments.is_empty() {
-        true => command.to_owned(),
-        false => format!("{command} {}", site.arguments),
-    }
 }
 
 /// Returns the phase. Without a runner, a job that has not ended is stopped.

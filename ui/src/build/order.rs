@@ -26,11 +26,53 @@ pub(super) struct Entry<'a> {
 /// Names of columns.
 pub(super) const TRIAL: &str = "trial";
 pub(super) const STATE: &str = "state";
+pub(super) const LENGTH: &str = "length";
+const METRIC: &str = "metric";
+/// Sign before the name of a column that is neither a hyperparameter nor a metric.
+const BUILT_IN: char = '@';
+
+/// Returns the name of a built-in column in links, filters and exports. A hyperparameter or metric
+/// of the same name precedes it, so the column then needs the sign.
+pub(super) fn built_in(run: &Run, name: &str) -> String {
+    let is_taken = name == run.experiment.spec.searcher.metric || run.search().names.contains(name);
+    if is_taken { format!("{BUILT_IN}{name}") } else { name.to_owned() }
+}
+
+/// Same as [`built_in`] for the metric of the search.
+pub(super) fn searched_metric(run: &Run) -> String {
+    let metric = &run.experiment.spec.searcher.metric;
+    match run.search().names.contains(metric) {
+        true => format!("{BUILT_IN}{METRIC}"),
+        false => metric.clone(),
+    }
+}
+
+/// Returns the name that links use for a column of a query, which may have an unnecessary sign.
+pub(super) fn column_name(run: &Run, wanted: &str) -> String {
+    match wanted.strip_prefix(BUILT_IN) {
+        Some(METRIC) => searched_metric(run),
+        Some(name) => built_in(run, name),
+        None => wanted.to_owned(),
+    }
+}
 
 impl Entry<'_> {
-    /// Returns the value of a column for filters and orders.
+    /// Returns the value of a column for filters and orders. Hyperparameters precede the metric of
+    /// the search, which precedes built-in columns and other metrics.
     fn value(&self, name: &str) -> Option<Option<String>> {
-        let spec = &self.run.experiment.spec.searcher;
+        let with_sign = name.strip_prefix(BUILT_IN).and_then(|name| self.built_in(name));
+        if with_sign.is_some() {
+            return with_sign;
+        }
+        if self.run.search().names.contains(name) {
+            return Some(self.hyperparameters.get(name).map(category));
+        }
+        let is_metric = name == self.run.experiment.spec.searcher.metric;
+        let of_column = self.built_in(if is_metric { METRIC } else { name });
+        of_column.or_else(|| Some(Some(self.trial.status.metrics.get(name)?.clone())))
+    }
+
+    fn built_in(&self, name: &str) -> Option<Option<String>> {
         let status = &self.trial.status;
         let explained = self.run.search().trial(self.trial.spec.index);
         let number = |value: Option<f64>| Some(value.map(|value| value.to_string()));
@@ -44,22 +86,11 @@ impl Entry<'_> {
             "rung" | "results" => Some(Some(results(self.trial).count().to_string())),
             "attempts" => Some(Some(status.attempts.len().to_string())),
             "hours" => number(Some(self.slot_seconds() as f64 / 3600.0)),
-            "length" | "units" => number(Some(trained(self.trial))),
+            LENGTH | "units" => number(Some(trained(self.trial))),
+            METRIC => number(best_value(self.trial)),
             name if name == self.run.search().unit.plural() => number(Some(trained(self.trial))),
-            name if name == spec.metric => number(best_value(self.trial)),
-            name => match self.hyperparameters.get(name) {
-                Some(value) => Some(Some(category(value))),
-                None if self.is_known(name) => Some(None),
-                None => {
-                    let value = status.metrics.get(name)?;
-                    Some(Some(value.clone()))
-                }
-            },
+            _ => None,
         }
-    }
-
-    fn is_known(&self, name: &str) -> bool {
-        self.run.search().hyperparameters.iter().any(|one| one.name == name)
     }
 
     pub(super) fn slot_seconds(&self) -> u64 {
@@ -95,13 +126,13 @@ fn entries(run: &Run) -> Vec<Entry<'_>> {
 
 /// Sorts entries by a column. Without one: the best first. Entries without a value come last.
 pub(super) fn sort(entries: &mut [Entry<'_>], run: &Run, order: Option<&str>) {
-    let searcher = &run.experiment.spec.searcher;
+    let metric = searched_metric(run);
     let (name, is_descending) = match order {
         Some(order) => match order.strip_prefix('-') {
             Some(name) => (name, true),
             None => (order, false),
         },
-        None => (searcher.metric.as_str(), !searcher.smaller_is_better),
+        None => (metric.as_str(), !run.experiment.spec.searcher.smaller_is_better),
     };
     let mut keyed: Vec<(Option<String>, usize)> = entries
         .iter()
@@ -178,13 +209,13 @@ fn filtered<'a>(run: &'a Run, filter: Option<&str>) -> (Vec<Entry<'a>>, Option<F
 /// Returns the trials that match a filter, with all fields, for export.
 pub(crate) fn export(run: &Run, query: &TableQuery) -> (Vec<String>, Vec<Vec<Value>>) {
     let Matching { entries: mut all, .. } = matching(run, query);
-    sort(&mut all, run, query.sort.as_deref().or(Some(TRIAL)));
-    let searcher = &run.experiment.spec.searcher;
+    let column = |name: &str| built_in(run, name);
+    sort(&mut all, run, Some(query.sort.as_deref().unwrap_or(&column(TRIAL))));
     let names = &run.search().hyperparameters;
-    let mut header: Vec<String> =
-        ["trial", "state", searcher.metric.as_str(), "length", "granted"].map(str::to_owned).into();
+    let mut header = vec![column(TRIAL), column(STATE), searched_metric(run)];
+    header.extend([LENGTH, "granted"].map(column));
     header.extend(names.iter().map(|one| one.name.clone()));
-    header.extend(["bracket", "attempts", "slot_hours", "why"].map(str::to_owned));
+    header.extend(["bracket", "attempts", "slot_hours", "why"].map(column));
     let rows =
         all.iter()
             .map(|entry| {
@@ -227,4 +258,45 @@ pub(crate) fn place(run: &Run, index: u32) -> Option<(usize, usize)> {
     sort(&mut all, run, None);
     let position = all.iter().position(|entry| entry.trial.spec.index == index)?;
     Some((position + 1, all.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn hyperparameters_precede_built_in_columns() {
+        let spec = json!({"hyperparameters": {
+            "state": {"categorical": ["on", "off"]},
+            "units": {"int": {"min": 1, "max": 64}},
+            "loss": "mse",
+        }});
+        let trial = |loss: &str| json!({"phase": "Running", "batches": 4, "bestMetric": loss});
+        let mut run = fixture::run(spec, json!({}), &[trial("0.5"), trial("0.25"), json!({})]);
+        for (trial, units) in Arc::make_mut(&mut run.trials).values_mut().zip([48, 8, 16]) {
+            let values = json!({"state": "on", "units": units, "loss": "mse"});
+            Arc::make_mut(trial).spec.hyperparameters = values;
+        }
+        let found = |filter: &str, order: Option<&str>| -> Vec<u32> {
+            let query = TableQuery { filter: Some(filter.to_owned()), ..TableQuery::default() };
+            let Matching { entries: mut found, error, .. } = matching(&run, &query);
+            assert_eq!(error, None, "{filter}");
+            sort(&mut found, &run, order);
+            found.iter().map(|entry| entry.trial.spec.index).collect()
+        };
+        assert_eq!(found("units > 32", None), [0]);
+        assert!(found("@units > 32", None).is_empty());
+        assert_eq!(found("@length < 32 and state = on", Some("units")), [1, 2, 0]);
+        assert!(found("state = off", None).is_empty());
+        // The best first: the metric of the search, not the hyperparameter.
+        assert_eq!(found("loss = mse", None), [1, 0, 2]);
+        assert_eq!(found("@metric < 0.3", Some("-@trial")), [1]);
+        let (header, rows) = export(&run, &TableQuery::default());
+        let expected = ["trial", "@state", "@metric", "length", "granted", "state", "units"];
+        assert_eq!(header[..7], expected);
+        assert_eq!(rows[0][5..7], [json!("on"), json!(48)]);
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::decisions;
 use super::head::{ExperimentTab, head};
+use super::order::built_in;
 use crate::site::Site;
 use crate::store::Run;
 use crate::text;
@@ -53,10 +54,11 @@ pub(crate) fn page(site: &Site, run: &Run, bracket: Option<u32>) -> RungsPage {
 
 fn rows(run: &Run) -> Vec<RungRow> {
     let Ok(explanation) = &run.search().explanation else { return Vec::new() };
+    let (of_bracket, of_rung) = (built_in(run, "bracket"), built_in(run, "rung"));
     let mut rows = Vec::new();
     for bracket in explanation.brackets.iter().filter(|bracket| bracket.rungs.len() > 1) {
         for (position, rung) in bracket.rungs.iter().enumerate() {
-            let filter = format!("bracket = {} and rung > {position}", bracket.bracket);
+            let filter = format!("{of_bracket} = {} and {of_rung} > {position}", bracket.bracket);
             let is_top = position + 1 == bracket.rungs.len();
             rows.push(RungRow {
                 bracket: if position == 0 { bracket.bracket.to_string() } else { String::new() },

@@ -4,7 +4,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use stoker_engine::trial::{TrialRecord, granted_units};
 
-use super::order::{Entry, Matching, STATE, TRIAL, matching, sort};
+use super::order::{
+    Entry, LENGTH, Matching, STATE, TRIAL, built_in, column_name, matching, searched_metric, sort,
+};
 use crate::data::{best_value, trained};
 use crate::filter::FilterError;
 use crate::search::{Hyperparameter, category, results};
@@ -175,18 +177,19 @@ fn columns(run: &Run, query: &TableQuery, path: &str) -> Vec<Column> {
     let searcher = &run.experiment.spec.searcher;
     let (sorted, is_descending) = match query.sort.as_deref() {
         Some(order) => match order.strip_prefix('-') {
-            Some(name) => (name.to_owned(), true),
-            None => (order.to_owned(), false),
+            Some(name) => (column_name(run, name), true),
+            None => (column_name(run, order), false),
         },
-        None => (searcher.metric.clone(), !searcher.smaller_is_better),
+        None => (searched_metric(run), !searcher.smaller_is_better),
     };
+    let unsortable = [RUNGS, CURVE].map(|name| built_in(run, name));
     let column = |title: &str, name: &str, is_number: bool| {
         let is_sorted = name == sorted;
         let order = match is_sorted && !is_descending {
             true => format!("-{name}"),
             false => name.to_owned(),
         };
-        let is_sortable = !matches!(name, RUNGS | CURVE);
+        let is_sortable = unsortable.iter().all(|of| of != name);
         let by = TableQuery { sort: Some(order), menu: None, skip: None, ..query.clone() };
         Column {
             name: text::name(title),
@@ -203,12 +206,14 @@ fn columns(run: &Run, query: &TableQuery, path: &str) -> Vec<Column> {
     unit[..1].make_ascii_uppercase();
     let optional = |name: &str, is_number: bool| {
         let title = OPTIONAL.iter().find(|(_, of)| *of == name).map_or(name, |(title, _)| *title);
-        shows(run, query, name).then(|| column(title, name, is_number))
+        shows(run, query, name).then(|| column(title, &built_in(run, name), is_number))
     };
-    let mut columns = vec![column("Trial", TRIAL, true), column("State", STATE, false)];
+    let always =
+        |title: &str, name: &str, is_number: bool| column(title, &built_in(run, name), is_number);
+    let mut columns = vec![always("Trial", TRIAL, true), always("State", STATE, false)];
     columns.extend([optional(RUNGS, false), optional(CURVE, false)].into_iter().flatten());
-    columns.push(column(&searcher.metric, &searcher.metric, true));
-    columns.push(column(&unit, "length", true));
+    columns.push(column(&searcher.metric, &searched_metric(run), true));
+    columns.push(always(&unit, LENGTH, true));
     for one in shown_hyperparameters(run, query) {
         columns.push(column(&one.name, &one.name, one.scale != "category"));
     }
@@ -227,7 +232,7 @@ fn shown_hyperparameters<'a>(
 /// brackets to show.
 fn shows(run: &Run, query: &TableQuery, name: &str) -> bool {
     let is_there = !matches!(name, RUNGS | "bracket") || run.search().has_rungs();
-    is_there && query.shows(name)
+    is_there && query.shows(&built_in(run, name))
 }
 
 /// Returns the menu of states with the number of trials in each.
@@ -266,7 +271,7 @@ fn column_menu(run: &Run, query: &TableQuery, path: &str) -> Vec<SelectOption> {
     let mut options: Vec<SelectOption> =
         hyperparameters.map(|one| option(&one.name, &one.name)).collect();
     let others = OPTIONAL.iter().filter(|(_, name)| shows(run, &TableQuery::default(), name));
-    options.extend(others.map(|(title, name)| option(title, name)));
+    options.extend(others.map(|(title, name)| option(title, &built_in(run, name))));
     options
 }
 
@@ -437,5 +442,34 @@ mod tests {
         let kind = &table.optional_columns[0].href;
         assert!(kind.ends_with("hidden=curve&menu=columns"), "{kind}");
         assert!(!table.is_column_menu_open);
+    }
+
+    #[test]
+    fn columns_of_one_name_are_hidden_and_sorted_alone() {
+        let int = json!({"int": {"min": 1, "max": 8}});
+        let spec = json!({"hyperparameters": {"attempts": int, "curve": int}});
+        let run = run(spec, json!({}), &[json!({})]);
+        let query = TableQuery {
+            hidden: Some("attempts,@curve".to_owned()),
+            sort: Some("-@attempts".to_owned()),
+            ..TableQuery::default()
+        };
+        let table = page(&run, &query);
+        let names: Vec<&str> = table.columns.iter().map(|column| column.name.as_str()).collect();
+        assert_eq!(names, ["Trial", "State", "loss", "Batches", "curve", "Attempts", "Slot h"]);
+        assert!(
+            table.columns[4].href.starts_with("/experiments/ml/iris-01234567/trials?sort=curve&")
+        );
+        assert_eq!(table.columns[5].sort, "descending");
+        assert!(table.columns[5].href.contains("?sort=%40attempts&"), "{}", table.columns[5].href);
+        let menu = options(&table.optional_columns);
+        let expected = [
+            ("attempts", false),
+            ("curve", true),
+            ("Curve", false),
+            ("Attempts", true),
+            ("Slot h", true),
+        ];
+        assert_eq!(menu, expected);
     }
 }

@@ -196,6 +196,7 @@ fn notice(run: &Run, trial: &TrialRecord) -> Option<Notice> {
             "fail" => "The trial failed".to_owned(),
             _ => "The program rejected the hyperparameters".to_owned(),
         },
+        at: None,
         text: text::escape(&text),
         links: vec![Pair { name: "Logs".to_owned(), value: logs }],
     })

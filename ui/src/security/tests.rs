@@ -323,6 +323,29 @@ async fn proxy_signs_viewers_in_by_a_header() {
 }
 
 #[tokio::test]
+async fn forms_stay_valid_when_a_proxy_refreshes_a_token() {
+    let page = Shared::new(SignIn::Header, None);
+    let csrf_of = async |token: &str| {
+        let value = format!("Bearer {token}");
+        let (_, _, text) = page.get("/namespaces", &[("authorization", &value)]).await;
+        let csrf = text.split("name=\"csrf\" value=\"").nth(1).unwrap();
+        csrf.split('"').next().unwrap().to_owned()
+    };
+    let add = async |token: &str, csrf: &str| {
+        let request = HttpRequest::post("/namespaces").header("host", "stoker.example.com");
+        let request = request.header("authorization", format!("Bearer {token}"));
+        send(page.gate(), request, &format!("csrf={csrf}&name=vision")).await.0
+    };
+    let csrf = csrf_of("ada").await;
+    assert_eq!(add("ada.2", &csrf).await, 303);
+    assert_eq!(add("grace", &csrf).await, 403, "the form of another user");
+    // Another server has another key.
+    let other = Shared::new(SignIn::Header, None);
+    let value = [("authorization", "Bearer ada")];
+    assert!(!other.get("/namespaces", &value).await.2.contains(&csrf));
+}
+
+#[tokio::test]
 async fn shared_page_answers_to_its_names_only() {
     let page = Shared::new(SignIn::Form, None);
     let status = async |path: &str, host: &str| {

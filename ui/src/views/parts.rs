@@ -95,8 +95,19 @@ pub(crate) struct Notice {
     /// `fail`, `invalid` or `info`.
     pub(crate) class: &'static str,
     pub(crate) title: String,
+    /// Time after the title.
+    pub(crate) at: Option<ShownTime>,
     pub(crate) text: String,
     pub(crate) links: Vec<Pair>,
+}
+
+/// A time. Scripts show it in the time zone of the viewer.
+#[derive(Debug, Clone)]
+pub(crate) struct ShownTime {
+    /// RFC 3339 in UTC.
+    pub(crate) utc: String,
+    /// Text without scripts.
+    pub(crate) text: String,
 }
 
 /// A tab.
@@ -209,7 +220,7 @@ pub(crate) struct DecisionRow {
     pub(crate) order: u64,
     /// Time in UTC, for the title and scripts; empty if unknown.
     pub(crate) time: String,
-    /// Time of day.
+    /// Time without scripts.
     pub(crate) clock: String,
     pub(crate) trial: u32,
     pub(crate) trial_href: String,

@@ -80,7 +80,7 @@ pub(crate) struct AttemptRow {
     pub(crate) number: u32,
     /// Start in UTC; empty if unknown.
     pub(crate) started: String,
-    /// Start, time of day.
+    /// Start without scripts.
     pub(crate) clock: String,
     pub(crate) ran: String,
     /// Checkpoint that it resumed from, or `scratch`.

@@ -25,8 +25,6 @@ use crate::ui::requests::{Requests, may};
 
 /// Time for which the answers about permissions are used.
 const RIGHTS_AGE: Duration = Duration::from_secs(60);
-/// Maximum number of namespaces that a viewer adds.
-const ADDED_MAX: usize = 50;
 /// Maximum number of namespaces whose permissions are asked for at the same time.
 const REVIEWS_MAX: usize = 8;
 const VERBS: [&str; 2] = ["list", "watch"];
@@ -76,8 +74,6 @@ pub(super) struct ClusterAccount {
     name: String,
     expires_at: Option<i64>,
     cluster: Cluster,
-    /// Namespaces that the viewer has added.
-    added: Mutex<BTreeSet<String>>,
     /// Time of the last review. The lock lasts across it: requests at the same time share one.
     reviewed: tokio::sync::Mutex<Option<Instant>>,
     is_stale: AtomicBool,
@@ -102,7 +98,6 @@ impl ClusterAccount {
             name,
             expires_at: expiry(token.expose()),
             cluster,
-            added: Mutex::default(),
             reviewed: tokio::sync::Mutex::default(),
             is_stale: AtomicBool::new(false),
             rights: Mutex::new(Rights::none()),
@@ -172,7 +167,7 @@ impl ClusterAccount {
             return Ok(Rights { experiments, jobs, jobs_error, namespaces: Vec::new() });
         }
         let mut names = self.shared.offered.clone();
-        names.extend(lock(&self.added).iter().cloned());
+        names.extend(self.shared.added.of(&self.name));
         let reviews = names.into_iter().map(|name| async move {
             let missing = match self.missing(Some(&name), "experiments").await? {
                 None => self.missing(Some(&name), "trials").await?,
@@ -247,19 +242,7 @@ impl Account for ClusterAccount {
     }
 
     fn add_namespace(&self, name: &str) -> Result<(), String> {
-        let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-        let is_valid = name.len() <= 63
-            && name.bytes().all(|byte| is_inner(byte) || byte == b'-')
-            && name.bytes().next().is_some_and(is_inner)
-            && name.bytes().last().is_some_and(is_inner);
-        if !is_valid {
-            return Err(format!("{name:?} is not the name of a namespace"));
-        }
-        let mut added = lock(&self.added);
-        if added.len() >= ADDED_MAX && !added.contains(name) {
-            return Err(format!("{ADDED_MAX} namespaces were added, the maximum"));
-        }
-        added.insert(name.to_owned());
+        self.shared.added.add(&self.name, name)?;
         self.is_stale.store(true, Ordering::Release);
         Ok(())
     }

@@ -130,6 +130,26 @@ async function error(page) {
   page.faults.splice(0);
 }
 
+/** The page reports that updates have ended, although it connects again every 3 s. */
+async function reports(page) {
+  const isLive = ({ pathname }) => pathname === '/live';
+  const isPage = ({ pathname }) => pathname === base();
+  const banner = page.locator('[data-live-banner]');
+  await page.route(isLive, unavailable);
+  await visit(page, base());
+  await banner.filter({ hasText: 'Live updates stopped' }).waitFor();
+  equal(await page.innerText('[data-live-word]'), 'Reconnecting', 'word beside the dot');
+  // The end of a session is known at once, and the banner leads to the sign-in.
+  await visit(page, base());
+  await page.route(isPage, (route) => route.fulfill({ status: 401, body: 'sign in' }));
+  await banner.getByRole('link', { name: 'Sign in again' }).waitFor();
+  await page.unroute(isPage);
+  await page.unroute(isLive);
+  await page.waitForSelector('[data-live-state=live]');
+  await banner.waitFor({ state: 'hidden' });
+  page.faults.splice(0);
+}
+
 await browse(async (open) => {
   await list(await open('/experiments'));
   // An experiment that waits for its runner: nothing else changes the record.
@@ -141,6 +161,7 @@ await browse(async (open) => {
   }, 'the page is live');
   await plots(page);
   await error(page);
+  await reports(page);
   noFaults(page);
   // The clock holds for all pages, so this comes last.
   await times(await open());

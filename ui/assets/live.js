@@ -13,16 +13,18 @@ const RETRY = 3000;
 const url = document.body.dataset.live;
 
 let stream = null;
-let lastBeat = 0;
+let lastBeat = Date.now();
 let dataTime = Date.now() / 1000;
 let isLost = false;
+// Address of the sign-in, after the end of the session.
+let signIn = null;
 let phase = null;
 const waiting = new Map();
 
 function open() {
   if (stream || document.hidden || !url) return;
+  // An attempt to connect is no heartbeat: otherwise repeated ones would hide the silence.
   stream = new EventSource(url);
-  lastBeat = Date.now();
   const beat = (event) => {
     lastBeat = Date.now();
     if (isLost) recover();
@@ -42,10 +44,11 @@ function open() {
   stream.addEventListener('metrics', () => metrics());
   stream.addEventListener('error', () => {
     // EventSource connects again by itself, except after an HTTP error.
-    if (stream?.readyState === EventSource.CLOSED) {
-      close();
-      setTimeout(open, RETRY);
-    }
+    if (stream?.readyState !== EventSource.CLOSED) return;
+    close();
+    setTimeout(open, RETRY);
+    // Its status is unknown here. The page itself leads to the sign-in if the session has ended.
+    if (!isLost) partsRetry.run();
   });
 }
 
@@ -80,8 +83,19 @@ function setLost(is) {
   setConnected(!is);
 }
 
+/** Shows that updates have ended, before the silence is long enough. */
+function lose() {
+  setLost(true);
+  show('Reconnecting');
+  // Events of a session that ends would report that all is well.
+  if (!stream) return;
+  close();
+  setTimeout(open, RETRY);
+}
+
 function recover() {
   setLost(false);
+  signIn = null;
   show('Live');
   changed();
 }
@@ -101,11 +115,20 @@ function show(word) {
     const place = banner.querySelector('[data-live-banner-text]') || banner;
     const button = banner.querySelector('[data-live-retry]') ? null : make('button', {
       type: 'button', class: 'button small', 'data-live-retry': true, text: 'Try now' });
-    place.replaceChildren(make('strong', { text: 'Live updates stopped.' }),
-      ` The page shows the state of ${clock(dataTime)}. If "stoker ui" was started again, open `,
-      'the URL that it printed. ');
+    place.replaceChildren(...reason());
     if (button) banner.append(button);
   }
+}
+
+/** Returns the texts and links of the banner. */
+function reason() {
+  const time = ` The page shows the state of ${clock(dataTime)}. `;
+  if (signIn) {
+    return [make('strong', { text: 'Your session has ended.' }), time,
+      make('a', { href: signIn, text: 'Sign in again' })];
+  }
+  return [make('strong', { text: 'Live updates stopped.' }), time,
+    'If "stoker ui" was started again, open the URL that it printed. '];
 }
 
 /** Connects again and loads the data, on request of the user. */
@@ -150,7 +173,19 @@ async function replaceParts() {
     const address = location.pathname + state.query() + location.hash;
     const response = await fetch(address, { cache: 'no-cache', headers: { Accept: 'text/html' } });
     const { status } = response;
+    const target = new URL(response.url, location.href);
+    if (status === 401 || (response.redirected && target.pathname === '/sign-in')) {
+      // With an authenticating proxy, loading the page again leads to the sign-in.
+      signIn = status === 401 ? location.pathname + state.query() : target.pathname + target.search;
+      lose();
+      return { status: 401 };
+    }
     if (!response.ok) return { status };
+    if (response.redirected && target.pathname !== location.pathname) {
+      // The viewer may no longer see any namespace.
+      location.reload();
+      return null;
+    }
     page = new DOMParser().parseFromString(await response.text(), 'text/html');
   } catch {
     // The connection has ended, perhaps within the answer.
@@ -257,7 +292,9 @@ export function startLive() {
   });
   window.addEventListener('pagehide', close);
   window.addEventListener('pageshow', (event) => {
-    if (event.persisted) open();
+    if (!event.persisted) return;
+    lastBeat = Date.now();
+    open();
   });
   setInterval(watch, 1000);
   open();

@@ -4,12 +4,15 @@
 import { make, sayNews, throttle } from './dom.js';
 import { clock, plural, result } from './format.js';
 import { store } from './data.js';
+import { hosts } from './host.js';
 import { Retry, setConnected } from './retry.js';
 import { state } from './state.js';
 import { isTouch } from './touch.js';
 
 const SILENCE = 10000;
 const RETRY = 3000;
+// Plots of metric rows. The others draw data.json, which changes with the record only.
+const OF_ROWS = ['curves', 'trial', 'profiler'];
 const url = document.body.dataset.live;
 
 let stream = null;
@@ -69,12 +72,13 @@ const dataRetry = new Retry((isRepeated) => store.refresh(isRepeated));
 const partsRetry = new Retry(() => replaceParts());
 
 const metrics = throttle(() => {
-  document.dispatchEvent(new CustomEvent('stoker:metrics'));
-  dataRetry.run();
+  for (const host of hosts.values()) {
+    if (host.connected && OF_ROWS.includes(host.kind)) host.retry.run();
+  }
 }, 500);
 
 const changed = throttle(() => {
-  metrics();
+  dataRetry.run();
   partsRetry.run();
 }, 1000);
 

@@ -14,6 +14,7 @@ use futures::stream::{self, Stream};
 use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
+use crate::state::num_training;
 use crate::text;
 use crate::viewer::{Refusal, Viewer};
 use crate::visible::Visible;
@@ -68,6 +69,9 @@ struct Live {
     metrics: tokio::time::Interval,
     last_version: Version,
     last_change: Instant,
+    /// Whether a trial trained in this version of the run. The search costs milliseconds for
+    /// 100,000 trials.
+    training: (u64, bool),
 }
 
 /// Returns the version of what is shown.
@@ -103,6 +107,7 @@ impl Live {
             metrics: interval(METRICS),
             last_version: version.unwrap_or_else(|| version_of(&visible, &of)),
             last_change: Instant::now(),
+            training: (0, false),
             visible: Some(visible),
             viewer,
             of,
@@ -114,10 +119,15 @@ impl Live {
         live
     }
 
-    fn is_training(&self) -> bool {
+    /// Returns whether a trial may write metrics.
+    fn is_training(&mut self) -> bool {
         let Shown::Run(namespace, id) = &self.of else { return false };
         let run = self.visible.as_ref().and_then(|visible| visible.run(namespace, id));
-        run.is_some_and(|run| run.is_live())
+        let Some(run) = run else { return false };
+        if self.training.0 != run.version {
+            self.training = (run.version, num_training(&run) > 0);
+        }
+        self.training.1
     }
 
     async fn next(&mut self) -> Option<Event> {
@@ -176,7 +186,31 @@ mod tests {
     use crate::fixture::{self, FakeDirectory};
     use crate::sessions::{Offer, Sessions, SignIn};
     use crate::site::Site;
+    use crate::store::Store;
     use crate::viewer::Token;
+
+    #[tokio::test]
+    async fn metrics_are_announced_while_a_trial_trains() {
+        let store = Arc::new(Store::default());
+        let viewer = Viewer {
+            visible: Visible::all(store.clone()),
+            site: Site::default(),
+            metrics: Arc::default(),
+            session: None,
+        };
+        let id = fixture::run(json!({}), json!({}), &[]).id();
+        let mut live = Live::new(Arc::new(viewer), Shown::Run("ml".to_owned(), id), None);
+        let mut check = |phase: &str, attempts: serde_json::Value, expected: bool| {
+            let trials = [json!({}), json!({ "phase": "Running", "attempts": attempts })];
+            store.replace(fixture::run(json!({}), json!({ "phase": phase }), &trials));
+            assert_eq!(live.is_training(), expected, "{phase} {attempts}");
+        };
+        check("Running", json!([]), false);
+        check("Running", json!([{"number": 0}]), true);
+        check("Running", json!([{"number": 0, "end": "Preempted"}]), false);
+        check("Paused", json!([{"number": 0, "end": "Preempted"}, {"number": 1}]), true);
+        check("Completed", json!([{"number": 0}]), false);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn outages_silence_a_stream_until_permissions_are_known() {

@@ -15,7 +15,7 @@ use crate::curves::{self, CurvesQuery};
 use crate::live::Version;
 use crate::logs::{self, LogsQuery};
 use crate::respond::{
-    csv, csv_of, curves_csv, data_or_error, html, json, message, objects, series_csv,
+    csv, csv_of, curves_csv, data_or_error, html, json, large_json, message, objects, series_csv,
 };
 use crate::store::Run;
 use crate::viewer::Viewer;
@@ -188,7 +188,7 @@ pub(crate) async fn experiment_tab(
             let show_all = !values(raw, "all").is_empty();
             html(&compare::trials(site, &run, &curves::indexes(Some(&list)), show_all))
         }
-        "data.json" => json(&data::data(&run)),
+        "data.json" => large_json(move || data::data(&run)).await,
         "curves.json" => match Query::<CurvesQuery>::try_from_uri(&uri(raw)) {
             Ok(Query(query)) => {
                 data_or_error(curves::of_experiment(&run, &viewer.metrics, &query).await)

@@ -150,6 +150,18 @@ async function reports(page) {
   page.faults.splice(0);
 }
 
+/** The page of a deleted experiment keeps its last state, and follows it no longer. */
+async function deleted(page) {
+  const { stop } = await failAll(page, 404);
+  relabel('deleted');
+  const banner = page.locator('[data-live-banner]');
+  await banner.filter({ hasText: 'This experiment was deleted.' }).waitFor();
+  equal(await page.locator('[data-live-state]').isVisible(), false, 'whether the page is live');
+  equal(await banner.getByRole('button').count(), 0, 'buttons of the banner');
+  await stop();
+  page.faults.splice(0);
+}
+
 await browse(async (open) => {
   await list(await open('/experiments'));
   // An experiment that waits for its runner: nothing else changes the record.
@@ -162,6 +174,7 @@ await browse(async (open) => {
   await plots(page);
   await error(page);
   await reports(page);
+  await deleted(page);
   noFaults(page);
   // The clock holds for all pages, so this comes last.
   await times(await open());

@@ -14,6 +14,8 @@ const RETRY = 3000;
 // Plots of metric rows. The others draw data.json, which changes with the record only.
 const OF_ROWS = ['curves', 'trial', 'profiler'];
 const url = document.body.dataset.live;
+const NOUN = location.pathname.startsWith('/jobs/') ? 'job'
+  : /\/trials\/\d/.test(location.pathname) ? 'trial' : 'experiment';
 
 let stream = null;
 let lastBeat = Date.now();
@@ -21,11 +23,14 @@ let dataTime = Date.now() / 1000;
 let isLost = false;
 // Address of the sign-in, after the end of the session.
 let signIn = null;
+// Whether the record of the page was deleted, and when its absence was first seen.
+let isGone = false;
+let missingSince = 0;
 let phase = null;
 const waiting = new Map();
 
 function open() {
-  if (stream || document.hidden || !url) return;
+  if (stream || isGone || document.hidden || !url) return;
   // An attempt to connect is no heartbeat: otherwise repeated ones would hide the silence.
   stream = new EventSource(url);
   const beat = (event) => {
@@ -97,6 +102,20 @@ function lose() {
   setTimeout(open, RETRY);
 }
 
+/** Ends the updates of a record that stays missing. After a restart, the server lists it late. */
+function miss() {
+  missingSince ||= Date.now();
+  if (Date.now() - missingSince < RETRY) {
+    setTimeout(() => partsRetry.run(), RETRY);
+    return;
+  }
+  isGone = true;
+  close();
+  setLost(true);
+  show('Deleted');
+  sayNews(`This ${NOUN} was deleted.`);
+}
+
 function recover() {
   setLost(false);
   signIn = null;
@@ -110,22 +129,30 @@ function show(word) {
     const label = element.querySelector('[data-live-word]') || element;
     if (label.textContent !== word) label.textContent = word;
     element.dataset.liveState = word.toLowerCase();
-    element.hidden = false;
+    element.hidden = isGone;
   }
   const isDown = word !== 'Live';
   for (const banner of document.querySelectorAll('[data-live-banner]')) {
     banner.hidden = !isDown;
     if (!isDown) continue;
     const place = banner.querySelector('[data-live-banner-text]') || banner;
-    const button = banner.querySelector('[data-live-retry]') ? null : make('button', {
-      type: 'button', class: 'button small', 'data-live-retry': true, text: 'Try now' });
     place.replaceChildren(...reason());
-    if (button) banner.append(button);
+    if (!banner.querySelector('[data-live-retry]')) {
+      banner.append(make('button', { type: 'button', class: 'button small',
+        'data-live-retry': true, text: 'Try now' }));
+    }
+    banner.querySelector('[data-live-retry]').hidden = isGone;
   }
 }
 
 /** Returns the texts and links of the banner. */
 function reason() {
+  if (isGone) {
+    // The server answers alike if a viewer may no longer list the namespace.
+    const end = document.querySelector('.viewer') ? ', or you may no longer see it.' : '.';
+    return [make('strong', { text: `This ${NOUN} was deleted${end}` }),
+      ' The page shows its last state.'];
+  }
   const time = ` The page shows the state of ${clock(dataTime)}. `;
   if (signIn) {
     return [make('strong', { text: 'Your session has ended.' }), time,
@@ -143,7 +170,7 @@ function retry() {
 }
 
 function watch() {
-  if (document.hidden || !url) return;
+  if (isGone || document.hidden || !url) return;
   if (Date.now() - lastBeat > SILENCE && !isLost) {
     setLost(true);
     show('Reconnecting');
@@ -184,7 +211,9 @@ async function replaceParts() {
       lose();
       return { status: 401 };
     }
+    if (status === 404) miss();
     if (!response.ok) return { status };
+    missingSince = 0;
     if (response.redirected && target.pathname !== location.pathname) {
       // The viewer may no longer see any namespace.
       location.reload();
@@ -288,7 +317,7 @@ export function startLive() {
   });
   document.addEventListener('visibilitychange', () => {
     if (document.hidden) close();
-    else {
+    else if (!isGone) {
       lastBeat = Date.now();
       open();
       changed();

@@ -195,19 +195,31 @@ function isBusy(part) {
     || (table.matches('[data-trials]') && state.selection.length > 0);
 }
 
+/** Returns the number of rows of the table of trials, which grows with "Load more rows". */
+const rowsShown = () => document.querySelectorAll('#trials-rows > tr').length;
+
+/** Returns the address of the page with the rows that it shows. */
+function addressNow() {
+  const address = new URL(location.pathname + state.query(), location.href);
+  if (rowsShown()) address.searchParams.set('rows', rowsShown());
+  return address;
+}
+
 /** Replaces the parts of the page that have changed. Returns the error of a failed request. */
 async function replaceParts() {
   const parts = [...document.querySelectorAll('[data-live-part][id]')];
   if (!parts.length) return null;
+  const rows = rowsShown();
   let page = null;
   try {
-    const address = location.pathname + state.query() + location.hash;
-    const response = await fetch(address, { cache: 'no-cache', headers: { Accept: 'text/html' } });
+    const headers = { Accept: 'text/html' };
+    const response = await fetch(addressNow(), { cache: 'no-cache', headers });
     const { status } = response;
     const target = new URL(response.url, location.href);
     if (status === 401 || (response.redirected && target.pathname === '/sign-in')) {
+      const here = location.pathname + state.query();
       // With an authenticating proxy, loading the page again leads to the sign-in.
-      signIn = status === 401 ? location.pathname + state.query() : target.pathname + target.search;
+      signIn = status === 401 ? here : `/sign-in?next=${encodeURIComponent(here)}`;
       lose();
       return { status: 401 };
     }
@@ -224,6 +236,8 @@ async function replaceParts() {
     // The connection has ended, perhaps within the answer.
     return { status: 0 };
   }
+  // More rows were loaded meanwhile.
+  if (rowsShown() !== rows) return replaceParts();
   const isEmpty = (of) => Boolean(of.querySelector('[data-live-reload]'));
   if (isEmpty(document) !== isEmpty(page)) {
     // The first experiment has come, or the last one is deleted: the page has other parts.
@@ -311,6 +325,15 @@ export function startLive() {
     if (row >= 0) sayNews(`New best ${result(data.trials.value[row])}, trial ${data.best}.`);
   });
   if (!url) return;
+  // Rows that wait were asked for with another filter, or before more were loaded.
+  for (const event of ['htmx:afterSwap', 'htmx:after:swap']) {
+    document.addEventListener(event, () => {
+      waiting.clear();
+      showPending(0);
+      // The URL has the new filter a moment later.
+      setTimeout(() => partsRetry.run(), 100);
+    });
+  }
   document.addEventListener('click', (event) => {
     if (event.target.closest?.('[data-live-update]')) update();
     if (event.target.closest?.('[data-live-retry]')) retry();

@@ -238,8 +238,8 @@ async function replaceParts() {
   }
   // More rows were loaded meanwhile.
   if (rowsShown() !== rows) return replaceParts();
-  const isEmpty = (of) => Boolean(of.querySelector('[data-live-reload]'));
-  if (isEmpty(document) !== isEmpty(page)) {
+  const layout = (of) => of.querySelector('[data-live-reload]')?.dataset.liveReload;
+  if (layout(document) !== layout(page)) {
     // The first experiment has come, or the last one is deleted: the page has other parts.
     location.reload();
     return null;

@@ -14,7 +14,9 @@ use futures::stream::{self, Stream};
 use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
+use crate::job::Job;
 use crate::state::num_training;
+use crate::store::Run;
 use crate::text;
 use crate::viewer::{Refusal, Viewer};
 use crate::visible::Visible;
@@ -34,14 +36,20 @@ pub(crate) enum Shown {
     Job(String, String),
 }
 
-/// Number of the latest change of what a page shows, and how many records there are.
+/// Number of the latest change of what a page shows, and how many records and errors of their
+/// sources there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version(pub(crate) u64, pub(crate) usize);
 
 impl Version {
-    /// Returns the version of a page about one run or job.
-    pub(crate) fn of_one(number: u64) -> Self {
-        Self(number, 1)
+    /// Returns the version of a page about a job.
+    pub(crate) fn of_job(job: &Job) -> Self {
+        Self(job.version, 1)
+    }
+
+    /// Returns the version of a page about a run.
+    pub(crate) fn of_run(run: &Run) -> Self {
+        Self(run.version, 1 + usize::from(run.watch_error.is_some()))
     }
 
     /// Parses the text of [`Display`](fmt::Display).
@@ -76,12 +84,12 @@ struct Live {
 
 /// Returns the version of what is shown.
 fn version_of(visible: &Visible, of: &Shown) -> Version {
-    let one = |number: Option<u64>| number.map_or(Version(0, 0), Version::of_one);
-    match of {
-        Shown::All => visible.version(),
-        Shown::Run(namespace, id) => one(visible.run(namespace, id).map(|run| run.version)),
-        Shown::Job(namespace, id) => one(visible.job(namespace, id).map(|job| job.version)),
-    }
+    let version = match of {
+        Shown::All => Some(visible.version()),
+        Shown::Run(namespace, id) => visible.run(namespace, id).map(|run| Version::of_run(&run)),
+        Shown::Job(namespace, id) => visible.job(namespace, id).map(|job| Version::of_job(&job)),
+    };
+    version.unwrap_or(Version(0, 0))
 }
 
 /// Returns the events of what a page shows since `version`, or since now.

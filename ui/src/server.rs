@@ -37,9 +37,18 @@ pub(crate) async fn find(
     name: &str,
 ) -> Result<Arc<Run>, Box<Response>> {
     viewer.run(namespace, name).await.ok_or_else(|| {
-        let text = format!("`{name}` is not an experiment of namespace `{namespace}`.");
-        let status = StatusCode::NOT_FOUND;
-        Box::new(message(&viewer.site, status, "Experiment not found", &text))
+        let (status, title, text) = match viewer.visible.watch_error() {
+            // It may exist.
+            Some(why) => {
+                let title = "Experiments cannot be read now";
+                (StatusCode::SERVICE_UNAVAILABLE, title, crate::text::escape(&why))
+            }
+            None => {
+                let text = format!("`{name}` is not an experiment of namespace `{namespace}`.");
+                (StatusCode::NOT_FOUND, "Experiment not found", text)
+            }
+        };
+        Box::new(message(&viewer.site, status, title, &text))
     })
 }
 

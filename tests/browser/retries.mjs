@@ -130,6 +130,38 @@ async function error(page) {
   page.faults.splice(0);
 }
 
+/** The page reports that updates have ended, although it connects again every 3 s. */
+async function reports(page) {
+  const isLive = ({ pathname }) => pathname === '/live';
+  const isPage = ({ pathname }) => pathname === base();
+  const banner = page.locator('[data-live-banner]');
+  await page.route(isLive, unavailable);
+  await visit(page, base());
+  await banner.filter({ hasText: 'Live updates stopped' }).waitFor();
+  equal(await page.innerText('[data-live-word]'), 'Reconnecting', 'word beside the dot');
+  // The end of a session is known at once, and the banner leads to the sign-in.
+  await visit(page, base());
+  await page.route(isPage, (route) => route.fulfill({ status: 401, body: 'sign in' }));
+  await banner.getByRole('link', { name: 'Sign in again' }).waitFor();
+  await page.unroute(isPage);
+  await page.unroute(isLive);
+  await page.waitForSelector('[data-live-state=live]');
+  await banner.waitFor({ state: 'hidden' });
+  page.faults.splice(0);
+}
+
+/** The page of a deleted experiment keeps its last state, and follows it no longer. */
+async function deleted(page) {
+  const { stop } = await failAll(page, 404);
+  relabel('deleted');
+  const banner = page.locator('[data-live-banner]');
+  await banner.filter({ hasText: 'This experiment was deleted.' }).waitFor();
+  equal(await page.locator('[data-live-state]').isVisible(), false, 'whether the page is live');
+  equal(await banner.getByRole('button').count(), 0, 'buttons of the banner');
+  await stop();
+  page.faults.splice(0);
+}
+
 await browse(async (open) => {
   await list(await open('/experiments'));
   // An experiment that waits for its runner: nothing else changes the record.
@@ -141,6 +173,8 @@ await browse(async (open) => {
   }, 'the page is live');
   await plots(page);
   await error(page);
+  await reports(page);
+  await deleted(page);
   noFaults(page);
   // The clock holds for all pages, so this comes last.
   await times(await open());

@@ -4,25 +4,35 @@
 import { make, sayNews, throttle } from './dom.js';
 import { clock, plural, result } from './format.js';
 import { store } from './data.js';
+import { hosts } from './host.js';
 import { Retry, setConnected } from './retry.js';
 import { state } from './state.js';
 import { isTouch } from './touch.js';
 
 const SILENCE = 10000;
 const RETRY = 3000;
+// Plots of metric rows. The others draw data.json, which changes with the record only.
+const OF_ROWS = ['curves', 'trial', 'profiler'];
 const url = document.body.dataset.live;
+const NOUN = location.pathname.startsWith('/jobs/') ? 'job'
+  : /\/trials\/\d/.test(location.pathname) ? 'trial' : 'experiment';
 
 let stream = null;
-let lastBeat = 0;
+let lastBeat = Date.now();
 let dataTime = Date.now() / 1000;
 let isLost = false;
+// Address of the sign-in, after the end of the session.
+let signIn = null;
+// Whether the record of the page was deleted, and when its absence was first seen.
+let isGone = false;
+let missingSince = 0;
 let phase = null;
 const waiting = new Map();
 
 function open() {
-  if (stream || document.hidden || !url) return;
+  if (stream || isGone || document.hidden || !url) return;
+  // An attempt to connect is no heartbeat: otherwise repeated ones would hide the silence.
   stream = new EventSource(url);
-  lastBeat = Date.now();
   const beat = (event) => {
     lastBeat = Date.now();
     if (isLost) recover();
@@ -42,10 +52,11 @@ function open() {
   stream.addEventListener('metrics', () => metrics());
   stream.addEventListener('error', () => {
     // EventSource connects again by itself, except after an HTTP error.
-    if (stream?.readyState === EventSource.CLOSED) {
-      close();
-      setTimeout(open, RETRY);
-    }
+    if (stream?.readyState !== EventSource.CLOSED) return;
+    close();
+    setTimeout(open, RETRY);
+    // Its status is unknown here. The page itself leads to the sign-in if the session has ended.
+    if (!isLost) partsRetry.run();
   });
 }
 
@@ -66,12 +77,13 @@ const dataRetry = new Retry((isRepeated) => store.refresh(isRepeated));
 const partsRetry = new Retry(() => replaceParts());
 
 const metrics = throttle(() => {
-  document.dispatchEvent(new CustomEvent('stoker:metrics'));
-  dataRetry.run();
+  for (const host of hosts.values()) {
+    if (host.connected && OF_ROWS.includes(host.kind)) host.retry.run();
+  }
 }, 500);
 
 const changed = throttle(() => {
-  metrics();
+  dataRetry.run();
   partsRetry.run();
 }, 1000);
 
@@ -80,8 +92,33 @@ function setLost(is) {
   setConnected(!is);
 }
 
+/** Shows that updates have ended, before the silence is long enough. */
+function lose() {
+  setLost(true);
+  show('Reconnecting');
+  // Events of a session that ends would report that all is well.
+  if (!stream) return;
+  close();
+  setTimeout(open, RETRY);
+}
+
+/** Ends the updates of a record that stays missing. After a restart, the server lists it late. */
+function miss() {
+  missingSince ||= Date.now();
+  if (Date.now() - missingSince < RETRY) {
+    setTimeout(() => partsRetry.run(), RETRY);
+    return;
+  }
+  isGone = true;
+  close();
+  setLost(true);
+  show('Deleted');
+  sayNews(`This ${NOUN} was deleted.`);
+}
+
 function recover() {
   setLost(false);
+  signIn = null;
   show('Live');
   changed();
 }
@@ -92,20 +129,37 @@ function show(word) {
     const label = element.querySelector('[data-live-word]') || element;
     if (label.textContent !== word) label.textContent = word;
     element.dataset.liveState = word.toLowerCase();
-    element.hidden = false;
+    element.hidden = isGone;
   }
   const isDown = word !== 'Live';
   for (const banner of document.querySelectorAll('[data-live-banner]')) {
     banner.hidden = !isDown;
     if (!isDown) continue;
     const place = banner.querySelector('[data-live-banner-text]') || banner;
-    const button = banner.querySelector('[data-live-retry]') ? null : make('button', {
-      type: 'button', class: 'button small', 'data-live-retry': true, text: 'Try now' });
-    place.replaceChildren(make('strong', { text: 'Live updates stopped.' }),
-      ` The page shows the state of ${clock(dataTime)}. If "stoker ui" was started again, open `,
-      'the URL that it printed. ');
-    if (button) banner.append(button);
+    place.replaceChildren(...reason());
+    if (!banner.querySelector('[data-live-retry]')) {
+      banner.append(make('button', { type: 'button', class: 'button small',
+        'data-live-retry': true, text: 'Try now' }));
+    }
+    banner.querySelector('[data-live-retry]').hidden = isGone;
   }
+}
+
+/** Returns the texts and links of the banner. */
+function reason() {
+  if (isGone) {
+    // The server answers alike if a viewer may no longer list the namespace.
+    const end = document.querySelector('.viewer') ? ', or you may no longer see it.' : '.';
+    return [make('strong', { text: `This ${NOUN} was deleted${end}` }),
+      ' The page shows its last state.'];
+  }
+  const time = ` The page shows the state of ${clock(dataTime)}. `;
+  if (signIn) {
+    return [make('strong', { text: 'Your session has ended.' }), time,
+      make('a', { href: signIn, text: 'Sign in again' })];
+  }
+  return [make('strong', { text: 'Live updates stopped.' }), time,
+    'If "stoker ui" was started again, open the URL that it printed. '];
 }
 
 /** Connects again and loads the data, on request of the user. */
@@ -116,7 +170,7 @@ function retry() {
 }
 
 function watch() {
-  if (document.hidden || !url) return;
+  if (isGone || document.hidden || !url) return;
   if (Date.now() - lastBeat > SILENCE && !isLost) {
     setLost(true);
     show('Reconnecting');
@@ -141,23 +195,51 @@ function isBusy(part) {
     || (table.matches('[data-trials]') && state.selection.length > 0);
 }
 
+/** Returns the number of rows of the table of trials, which grows with "Load more rows". */
+const rowsShown = () => document.querySelectorAll('#trials-rows > tr').length;
+
+/** Returns the address of the page with the rows that it shows. */
+function addressNow() {
+  const address = new URL(location.pathname + state.query(), location.href);
+  if (rowsShown()) address.searchParams.set('rows', rowsShown());
+  return address;
+}
+
 /** Replaces the parts of the page that have changed. Returns the error of a failed request. */
 async function replaceParts() {
   const parts = [...document.querySelectorAll('[data-live-part][id]')];
   if (!parts.length) return null;
+  const rows = rowsShown();
   let page = null;
   try {
-    const address = location.pathname + state.query() + location.hash;
-    const response = await fetch(address, { cache: 'no-cache', headers: { Accept: 'text/html' } });
+    const headers = { Accept: 'text/html' };
+    const response = await fetch(addressNow(), { cache: 'no-cache', headers });
     const { status } = response;
+    const target = new URL(response.url, location.href);
+    if (status === 401 || (response.redirected && target.pathname === '/sign-in')) {
+      const here = location.pathname + state.query();
+      // With an authenticating proxy, loading the page again leads to the sign-in.
+      signIn = status === 401 ? here : `/sign-in?next=${encodeURIComponent(here)}`;
+      lose();
+      return { status: 401 };
+    }
+    if (status === 404) miss();
     if (!response.ok) return { status };
+    missingSince = 0;
+    if (response.redirected && target.pathname !== location.pathname) {
+      // The viewer may no longer see any namespace.
+      location.reload();
+      return null;
+    }
     page = new DOMParser().parseFromString(await response.text(), 'text/html');
   } catch {
     // The connection has ended, perhaps within the answer.
     return { status: 0 };
   }
-  const isEmpty = (of) => Boolean(of.querySelector('[data-live-reload]'));
-  if (isEmpty(document) !== isEmpty(page)) {
+  // More rows were loaded meanwhile.
+  if (rowsShown() !== rows) return replaceParts();
+  const layout = (of) => of.querySelector('[data-live-reload]')?.dataset.liveReload;
+  if (layout(document) !== layout(page)) {
     // The first experiment has come, or the last one is deleted: the page has other parts.
     location.reload();
     return null;
@@ -243,13 +325,22 @@ export function startLive() {
     if (row >= 0) sayNews(`New best ${result(data.trials.value[row])}, trial ${data.best}.`);
   });
   if (!url) return;
+  // Rows that wait were asked for with another filter, or before more were loaded.
+  for (const event of ['htmx:afterSwap', 'htmx:after:swap']) {
+    document.addEventListener(event, () => {
+      waiting.clear();
+      showPending(0);
+      // The URL has the new filter a moment later.
+      setTimeout(() => partsRetry.run(), 100);
+    });
+  }
   document.addEventListener('click', (event) => {
     if (event.target.closest?.('[data-live-update]')) update();
     if (event.target.closest?.('[data-live-retry]')) retry();
   });
   document.addEventListener('visibilitychange', () => {
     if (document.hidden) close();
-    else {
+    else if (!isGone) {
       lastBeat = Date.now();
       open();
       changed();
@@ -257,7 +348,9 @@ export function startLive() {
   });
   window.addEventListener('pagehide', close);
   window.addEventListener('pageshow', (event) => {
-    if (event.persisted) open();
+    if (!event.persisted) return;
+    lastBeat = Date.now();
+    open();
   });
   setInterval(watch, 1000);
   open();

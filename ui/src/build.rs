@@ -23,7 +23,7 @@ use crate::site::Site;
 use crate::state;
 use crate::store::Run;
 use crate::text;
-use crate::views::{ConditionRow, Crumb, DecisionRow, Frame, SelectOption};
+use crate::views::{ConditionRow, Crumb, DecisionRow, Frame, Notice, SelectOption};
 
 /// Returns the frame of a page about a run.
 pub(crate) fn frame(site: &Site, run: &Run, view: &'static str, title: &str) -> Frame {
@@ -52,7 +52,7 @@ pub(crate) fn frame(site: &Site, run: &Run, view: &'static str, title: &str) -> 
 
 /// Returns the address of a run's live updates.
 fn live(run: &Run) -> String {
-    let version = Version::of_one(run.version);
+    let version = Version::of_run(run);
     format!("/live?e={}/{}&v={version}", text::query(&run.namespace), run.id())
 }
 
@@ -72,6 +72,17 @@ pub(crate) fn plain_frame(site: &Site, section: &'static str, title: &str) -> Fr
         viewer: site.viewer.clone(),
         is_signed_out: false,
     }
+}
+
+/// Returns the reason why the page of a run may be out of date.
+fn stale(run: &Run) -> Option<Notice> {
+    let why = run.watch_error.as_deref()?;
+    Some(Notice {
+        class: "invalid",
+        title: "This page may be out of date".to_owned(),
+        text: text::escape(why),
+        links: Vec::new(),
+    })
 }
 
 /// Returns the options of a control. Each links to the current page with `name=value`.

@@ -1,5 +1,6 @@
 //! Runs and jobs for tests.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -78,6 +79,8 @@ pub(crate) struct FakeDirectory {
     pub(crate) namespaces: Arc<Mutex<Vec<String>>>,
     /// Why the storage cannot be read; `None` for an empty one.
     pub(crate) no_storage: Option<String>,
+    /// Whether permissions cannot be reviewed.
+    pub(crate) is_unavailable: Arc<AtomicBool>,
 }
 
 impl Default for FakeDirectory {
@@ -91,6 +94,7 @@ impl Default for FakeDirectory {
             changes,
             namespaces: Arc::default(),
             no_storage: None,
+            is_unavailable: Arc::default(),
         }
     }
 }
@@ -103,6 +107,7 @@ struct FakeAccount {
     changes: Changes,
     namespaces: Arc<Mutex<Vec<String>>>,
     no_storage: Option<String>,
+    is_unavailable: Arc<AtomicBool>,
 }
 
 impl Directory for FakeDirectory {
@@ -117,6 +122,7 @@ impl Directory for FakeDirectory {
                 changes: self.changes.clone(),
                 namespaces: self.namespaces.clone(),
                 no_storage: self.no_storage.clone(),
+                is_unavailable: self.is_unavailable.clone(),
             }) as Arc<dyn Account>),
         };
         let delay = self.delay;
@@ -149,6 +155,9 @@ impl Account for FakeAccount {
     }
 
     fn sight(&self) -> BoxFuture<'_, Result<Sight, Refusal>> {
+        if self.is_unavailable.load(Ordering::Acquire) {
+            return async { Err(Refusal::Unavailable("no answer".to_owned())) }.boxed();
+        }
         let names = match self.name.as_str() {
             "eve" => Vec::new(),
             _ => self.namespaces.lock().unwrap().clone(),

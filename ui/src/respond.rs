@@ -34,8 +34,24 @@ pub(crate) fn message(site: &Site, status: StatusCode, title: &str, text: &str) 
 
 /// Returns JSON.
 pub(crate) fn json(value: &Value) -> Response {
+    json_text(value.to_string())
+}
+
+fn json_text(text: String) -> Response {
     let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
-    (headers, value.to_string()).into_response()
+    (headers, text).into_response()
+}
+
+/// Returns JSON that may take long to build, such as the data of many trials. Other requests do not
+/// wait for it.
+pub(crate) async fn large_json(build: impl FnOnce() -> Value + Send + 'static) -> Response {
+    match tokio::task::spawn_blocking(move || build().to_string()).await {
+        Ok(text) => json_text(text),
+        Err(error) => {
+            let text = format!("cannot build the data: {error}\n");
+            (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+        }
+    }
 }
 
 /// Returns the data of a plot, or the reason why there is none.

@@ -14,7 +14,7 @@ use crate::curves::{self, CurvesQuery};
 use crate::live::Version;
 use crate::logs::{self, LogsQuery};
 use crate::respond::{
-    csv, csv_of, curves_csv, data_or_error, html, json, message, objects, series_csv,
+    csv, csv_of, curves_csv, data_or_error, html, json, large_json, message, objects, series_csv,
 };
 use crate::store::{Run, created};
 use crate::viewer::Viewer;
@@ -36,9 +36,18 @@ pub(crate) async fn find(
     name: &str,
 ) -> Result<Arc<Run>, Box<Response>> {
     viewer.run(namespace, name).await.ok_or_else(|| {
-        let text = format!("`{name}` is not an experiment of namespace `{namespace}`.");
-        let status = StatusCode::NOT_FOUND;
-        Box::new(message(&viewer.site, status, "Experiment not found", &text))
+        let (status, title, text) = match viewer.visible.watch_error() {
+            // It may exist.
+            Some(why) => {
+                let title = "Experiments cannot be read now";
+                (StatusCode::SERVICE_UNAVAILABLE, title, crate::text::escape(&why))
+            }
+            None => {
+                let text = format!("`{name}` is not an experiment of namespace `{namespace}`.");
+                (StatusCode::NOT_FOUND, "Experiment not found", text)
+            }
+        };
+        Box::new(message(&viewer.site, status, title, &text))
     })
 }
 
@@ -193,7 +202,7 @@ pub(crate) async fn experiment_tab(
             let show_all = !values(raw, "all").is_empty();
             html(&compare::trials(site, &run, &curves::indexes(Some(&list)), show_all))
         }
-        "data.json" => json(&data::data(&run)),
+        "data.json" => large_json(move || data::data(&run)).await,
         "curves.json" => match Query::<CurvesQuery>::try_from_uri(&uri(raw)) {
             Ok(Query(query)) => {
                 data_or_error(curves::of_experiment(&run, &viewer.metrics, &query).await)

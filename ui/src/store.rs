@@ -46,6 +46,8 @@ pub struct Run {
     pub standing: Standing,
     /// Storage with the files, or the reason why it cannot be read.
     pub storage: Result<Arc<Storage>, String>,
+    /// Why this state may be out of date; `None` while its source works.
+    pub(crate) watch_error: Option<String>,
     /// Number of the change that this state contains; assigned by the store.
     pub version: u64,
     /// Search in the record; derived when it is first needed.
@@ -70,6 +72,7 @@ impl Run {
             is_running,
             standing: Standing::Current,
             storage,
+            watch_error: None,
             version: 0,
             search: Arc::default(),
         }
@@ -92,9 +95,15 @@ impl Run {
             is_running: self.is_running,
             standing: self.standing,
             storage,
+            watch_error: self.watch_error.clone(),
             version: self.version,
             search: self.search.clone(),
         }
+    }
+
+    /// Returns the same run with the reason why it may be out of date.
+    pub(crate) fn with_watch_error(&self, why: String) -> Self {
+        Self { watch_error: Some(why), ..self.with_storage(self.storage.clone()) }
     }
 
     /// Returns the name and the first 8 characters of the UID.
@@ -187,6 +196,8 @@ pub struct Store {
     runs: RwLock<BTreeMap<Key, Arc<Run>>>,
     jobs: RwLock<BTreeMap<Key, Arc<Job>>>,
     unreadable: RwLock<Unreadable>,
+    /// Why experiments and trials may be missing or out of date.
+    watch_error: RwLock<Option<String>>,
     /// Why jobs cannot be read.
     jobs_error: RwLock<Option<String>>,
     changes: Changes,
@@ -253,9 +264,24 @@ impl Store {
         });
     }
 
+    /// Replaces the reason why experiments and trials may be missing or out of date.
+    pub fn set_watch_error(&self, error: Option<String>) {
+        self.set_error(&self.watch_error, error);
+    }
+
     /// Replaces the reason why jobs cannot be read.
     pub fn set_jobs_error(&self, error: Option<String>) {
-        *write(&self.jobs_error) = error;
+        self.set_error(&self.jobs_error, error);
+    }
+
+    fn set_error(&self, of: &RwLock<Option<String>>, error: Option<String>) {
+        self.changes.0.send_if_modified(|version| {
+            let mut before = write(of);
+            let is_changed = *before != error;
+            *before = error;
+            *version += u64::from(is_changed);
+            is_changed
+        });
     }
 
     /// Removes everything.
@@ -263,6 +289,12 @@ impl Store {
         self.retain(|_| false);
         self.retain_jobs(|_| false);
         self.set_unreadable(Unreadable::new());
+        self.set_watch_error(None);
+        self.set_jobs_error(None);
+    }
+
+    pub(crate) fn watch_error(&self) -> Option<String> {
+        read(&self.watch_error).clone()
     }
 
     pub(crate) fn jobs_error(&self) -> Option<String> {

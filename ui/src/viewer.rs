@@ -136,12 +136,18 @@ impl Viewer {
         Some(Arc::new(Job { output, ..Job::clone(&job) }))
     }
 
-    /// Returns what the viewer may see now; `None` after the end of the session.
-    pub(crate) async fn visible_now(&self) -> Option<Visible> {
+    /// Returns what the viewer may see now.
+    ///
+    /// # Errors
+    ///
+    /// The session has ended, or the permissions cannot be reviewed now.
+    pub(crate) async fn visible_now(&self) -> Result<Visible, Refusal> {
         match &self.session {
-            None => Some(self.visible.clone()),
-            Some((session, _)) if session.is_over() => None,
-            Some((session, _)) => Some(session.account.sight().await.ok()?.visible),
+            None => Ok(self.visible.clone()),
+            Some((session, _)) if session.is_over() => {
+                Err(Refusal::Token("the session has ended".to_owned()))
+            }
+            Some((session, _)) => Ok(session.account.sight().await?.visible),
         }
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct ExperimentHead {
     pub(crate) description: Option<String>,
     pub(crate) facts: Vec<Fact>,
     pub(crate) bar: Bar,
+    /// Reason why the page may be out of date.
+    pub(crate) stale: Option<Notice>,
     /// Message of the experiment's phase, such as the cause of a failure.
     pub(crate) notice: Option<Notice>,
     pub(crate) tabs: Vec<Tab>,

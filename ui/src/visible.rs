@@ -72,7 +72,13 @@ impl Visible {
     /// store: see [`Viewer::run`](crate::viewer::Viewer::run).
     pub(crate) fn run(&self, namespace: &str, name: &str) -> Option<Arc<Run>> {
         let mut parts = self.runs.iter().filter(|part| part.shows(namespace));
-        parts.find_map(|part| part.store.run(namespace, name))
+        parts.find_map(|part| {
+            let run = part.store.run(namespace, name)?;
+            Some(match part.store.watch_error() {
+                None => run,
+                Some(why) => Arc::new(run.with_watch_error(why)),
+            })
+        })
     }
 
     /// Returns all shown jobs, by namespace and ID.
@@ -93,8 +99,13 @@ impl Visible {
         parts.find_map(|part| part.store.job(namespace, name))
     }
 
+    /// Returns why some experiments and trials may be missing or out of date.
+    pub fn watch_error(&self) -> Option<String> {
+        self.runs.iter().find_map(|part| part.store.watch_error())
+    }
+
     /// Returns why some jobs cannot be shown.
-    pub(crate) fn jobs_error(&self) -> Option<String> {
+    pub fn jobs_error(&self) -> Option<String> {
         let of_stores = || self.jobs.iter().find_map(|part| part.store.jobs_error());
         self.jobs_error.clone().or_else(of_stores)
     }
@@ -111,12 +122,14 @@ impl Visible {
     }
 
     /// Returns a number that differs after each change of what is shown: that of the latest change,
-    /// and how many records there are.
+    /// and how many records and errors there are.
     pub(crate) fn version(&self) -> Version {
         let (runs, jobs) = (self.runs(), self.jobs());
         let versions = runs.iter().map(|run| run.version).chain(jobs.iter().map(|job| job.version));
         let num_records = runs.len() + jobs.len() + self.unreadable().len();
-        Version(versions.max().unwrap_or(0), num_records)
+        let errors = [self.watch_error(), self.jobs_error()];
+        let num_errors = errors.iter().flatten().count();
+        Version(versions.max().unwrap_or(0), num_records + num_errors)
     }
 
     /// Returns a receiver that wakes after changes, also of records that are not shown.
@@ -178,5 +191,25 @@ mod tests {
         assert_eq!(both.version(), before);
         store.retain_jobs(|_| false);
         assert_ne!(both.version(), before);
+    }
+
+    #[test]
+    fn errors_of_watches_change_the_list_and_pages() {
+        let store = Arc::new(Store::default());
+        store.replace(fixture::run(json!({}), json!({}), &[]));
+        let view = Visible::all(store.clone());
+        let state = || {
+            let run = view.run("ml", "iris").unwrap();
+            (view.version(), Version::of_run(&run), run.watch_error.clone())
+        };
+        let changes = view.changes();
+        let before = state();
+        store.set_watch_error(Some("no answer".to_owned()));
+        assert!(changes.has_changed().unwrap());
+        let failed = state();
+        assert!(failed.0 != before.0 && failed.1 != before.1);
+        assert_eq!((failed.2.as_deref(), before.2.as_deref()), (Some("no answer"), None));
+        store.set_watch_error(None);
+        assert_eq!(state(), before);
     }
 }

@@ -28,13 +28,18 @@ pub(super) enum Change {
     Trial(Box<Parsed<Trial>>, bool),
     Job(Box<Parsed<InferenceJob>>, bool),
     /// Kind that cannot be read now, with the reason.
-    Failed(String, String),
+    Failed(&'static str, String),
+    /// Kind that is watched again.
+    Recovered(&'static str),
     /// No client may watch any more.
     Ended,
 }
 
 /// A kind that the page shows.
 pub(super) trait Watched: kube::Resource<DynamicType = ()> + Sized {
+    /// Name of the kind in changes.
+    const KIND: &'static str;
+
     /// All objects of the kind.
     fn listed(objects: Vec<Parsed<Self>>) -> Change;
     /// An object that has changed, and whether it exists.
@@ -42,6 +47,8 @@ pub(super) trait Watched: kube::Resource<DynamicType = ()> + Sized {
 }
 
 impl Watched for Experiment {
+    const KIND: &'static str = EXPERIMENT;
+
     fn listed(objects: Vec<Parsed<Self>>) -> Change {
         Change::Experiments(objects)
     }
@@ -52,6 +59,8 @@ impl Watched for Experiment {
 }
 
 impl Watched for Trial {
+    const KIND: &'static str = TRIAL;
+
     fn listed(objects: Vec<Parsed<Self>>) -> Change {
         Change::Trials(objects)
     }
@@ -62,6 +71,8 @@ impl Watched for Trial {
 }
 
 impl Watched for InferenceJob {
+    const KIND: &'static str = JOB;
+
     fn listed(objects: Vec<Parsed<Self>>) -> Change {
         Change::Jobs(objects)
     }
@@ -90,8 +101,8 @@ pub(super) struct Objects {
     jobs: BTreeMap<String, InferenceJob>,
     /// Objects that cannot be parsed by kind and UID: namespace, name and reason.
     unreadable: BTreeMap<(&'static str, String), (String, String, String)>,
-    /// Why jobs cannot be read.
-    jobs_error: Option<String>,
+    /// Why kinds cannot be read now.
+    failures: BTreeMap<&'static str, String>,
     /// Kinds that were listed.
     listed: BTreeSet<&'static str>,
     /// Storage by the UID of the experiment.
@@ -127,7 +138,7 @@ impl Objects {
             trials: BTreeMap::new(),
             jobs: BTreeMap::new(),
             unreadable: BTreeMap::new(),
-            jobs_error: None,
+            failures: BTreeMap::new(),
             listed: BTreeSet::new(),
             storages: BTreeMap::new(),
             outputs: BTreeMap::new(),
@@ -138,6 +149,11 @@ impl Objects {
     /// Returns whether experiments and trials, or jobs, have been listed.
     pub(super) fn is_complete(&self) -> bool {
         self.listed.contains(JOB) || self.listed.is_superset(&BTreeSet::from([EXPERIMENT, TRIAL]))
+    }
+
+    /// Returns whether a kind cannot be read now.
+    pub(super) fn has_failed(&self) -> bool {
+        !self.failures.is_empty()
     }
 
     /// Returns whether no client may watch any more.
@@ -168,6 +184,7 @@ impl Objects {
 
     fn start_list(&mut self, kind: &'static str) {
         self.listed.insert(kind);
+        self.failures.remove(kind);
         self.unreadable.retain(|(of, _), _| *of != kind);
     }
 
@@ -192,7 +209,6 @@ impl Objects {
             }
             Change::Jobs(all) => {
                 self.start_list(JOB);
-                self.jobs_error = None;
                 let before = std::mem::take(&mut self.jobs).into_keys();
                 let now: Vec<String> = all
                     .into_iter()
@@ -220,9 +236,11 @@ impl Objects {
                 self.take_in_trial(*trial, is_there).into_iter().collect()
             }
             Change::Failed(kind, why) => {
-                if kind == <InferenceJob as kube::Resource>::kind(&()) {
-                    self.jobs_error = Some(why);
-                }
+                self.failures.insert(kind, why);
+                Vec::new()
+            }
+            Change::Recovered(kind) => {
+                self.failures.remove(kind);
                 Vec::new()
             }
             Change::Ended => Vec::new(),
@@ -261,15 +279,22 @@ impl Objects {
             store.replace(Run::new(experiment, trials, true, storage));
         }
         store.retain(|run| self.experiments.contains_key(&run.uid));
-        store.set_jobs_error(self.jobs_error.clone());
         store.retain_jobs(|job| self.jobs.contains_key(&job.uid));
         let unreadable = self.unreadable.iter().map(|((kind, _), (namespace, name, why))| {
             ((namespace.clone(), format!("{kind} {name}")), why.clone())
         });
         store.set_unreadable(unreadable.collect::<Unreadable>());
+        self.publish_failures(store);
         self.trials.retain(|uid, trials| self.experiments.contains_key(uid) || !trials.is_empty());
         self.storages.retain(|uid, _| self.experiments.contains_key(uid));
         self.outputs.retain(|uid, _| self.jobs.contains_key(uid));
+    }
+
+    /// Puts the reasons why kinds cannot be read into the store.
+    pub(super) fn publish_failures(&self, store: &Store) {
+        let why = |kind: &str| self.failures.get(kind).cloned();
+        store.set_watch_error(why(EXPERIMENT).or_else(|| why(TRIAL)));
+        store.set_jobs_error(why(JOB));
     }
 
     fn storage(&mut self, uid: &str, experiment: &Experiment) -> Result<Arc<Storage>, String> {
@@ -387,5 +412,27 @@ mod tests {
         assert_eq!(publish(fixed).0, ["ml/broken: 0 trials", "ml/good: 2 trials"]);
         let gone = Change::Experiment(Box::new(parse(experiment("broken", &json!(7)))), false);
         assert_eq!(publish(gone).0, ["ml/good: 2 trials"]);
+    }
+
+    #[test]
+    fn failed_watches_are_reported_until_they_recover() {
+        let store = Arc::new(Store::default());
+        let visible = Visible::all(store.clone());
+        let mut objects = Objects::new(Opening::PerViewer);
+        let mut check = |change: Change, expected: [Option<&str>; 2]| {
+            objects.take_in(change);
+            objects.publish_failures(&store);
+            let (watch, jobs) = (visible.watch_error(), visible.jobs_error());
+            assert_eq!([watch.as_deref(), jobs.as_deref()], expected);
+            assert_eq!(objects.has_failed(), expected != [None, None]);
+        };
+        let failed = |kind: &'static str, why: &str| Change::Failed(kind, why.to_owned());
+        check(failed(TRIAL, "500"), [Some("500"), None]);
+        check(failed(JOB, "403"), [Some("500"), Some("403")]);
+        check(failed(EXPERIMENT, "401"), [Some("401"), Some("403")]);
+        // A list succeeds, or a watch after a list that came earlier.
+        check(Change::Experiments(Vec::new()), [Some("500"), Some("403")]);
+        check(Change::Recovered(TRIAL), [None, Some("403")]);
+        check(Change::Jobs(Vec::new()), [None, None]);
     }
 }

@@ -76,7 +76,7 @@ pub(super) async fn watch<K>(
     K: Watched + Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned,
     K: Clone + std::fmt::Debug + Send + 'static,
 {
-    let mut version = None;
+    let (mut version, mut num_failures) = (None, 0);
     loop {
         let Some(lease) = clients.next() else {
             let _ = sender.send(Change::Ended);
@@ -89,7 +89,7 @@ pub(super) async fn watch<K>(
         let followed = {
             let ended = select_all([lease.ended().boxed(), sender.closed().boxed()]);
             tokio::select! {
-                followed = follow(&api, &mut version, &sender) => followed,
+                followed = follow(&api, &mut version, &mut num_failures, &sender) => followed,
                 _ = ended => Ok(()),
             }
         };
@@ -97,9 +97,9 @@ pub(super) async fn watch<K>(
             return;
         }
         let Err(error) = followed else { continue };
-        let mut delay = RETRY;
+        let (mut delay, mut is_refused) = (RETRY, false);
         if let kube::Error::Api(status) = &error {
-            let is_refused = status.is_forbidden() || status.code == 401;
+            is_refused = status.is_forbidden() || status.code == 401;
             if is_refused && clients.refused() {
                 continue;
             }
@@ -114,15 +114,21 @@ pub(super) async fn watch<K>(
         }
         let why = chain(&error);
         print::err(format!("stoker: cannot watch the cluster: {why}; trying again"));
-        let _ = sender.send(Change::Failed(K::kind(&()).into_owned(), why));
+        // A watch that ends once misses nothing: the next one continues at its version.
+        if num_failures > 0 || is_refused || version.is_none() {
+            let _ = sender.send(Change::Failed(K::KIND, why));
+        }
+        num_failures += 1;
         tokio::time::sleep(delay).await;
     }
 }
 
-/// Lists unless `version` is known, and takes in one watch.
+/// Lists unless `version` is known, and takes in one watch. Once it has started, `num_failures` is
+/// zero.
 async fn follow<K>(
     api: &Api<DeserializeGuard<K>>,
     version: &mut Option<String>,
+    num_failures: &mut u32,
     sender: &UnboundedSender<Change>,
 ) -> kube::Result<()>
 where
@@ -150,6 +156,9 @@ where
     *version = Some(from.clone());
     let params = WatchParams::default().timeout(WATCH_SECONDS);
     let mut events = api.watch(&params, &from).await?.boxed();
+    if std::mem::take(num_failures) > 0 {
+        let _ = sender.send(Change::Recovered(K::KIND));
+    }
     while let Some(event) = events.try_next().await? {
         let (object, is_there) = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),

@@ -118,6 +118,7 @@ pub(crate) fn page(site: &Site, visible: &Visible, query: &ListQuery) -> Experim
         more_href: (shown < matches).then(|| href(query, &[("rows", &(shown + PAGE).to_string())])),
         csv_href: href(query, &[]).replacen("/experiments", "/experiments.csv", 1),
         json_href: href(query, &[]).replacen("/experiments", "/experiments.json", 1),
+        watch_error: visible.watch_error().map(|why| text::escape(&why)),
         unreadable: unreadable
             .into_iter()
             .map(|((namespace, name), value)| Pair {
@@ -332,7 +333,30 @@ pub(crate) fn export(visible: &Visible, query: &ListQuery) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
+    use askama::Template as _;
+
     use super::*;
+    use crate::fixture;
+    use crate::store::Store;
+
+    #[test]
+    fn failed_watches_are_not_an_empty_list() {
+        let store = Arc::new(Store::default());
+        let visible = Visible::all(store.clone());
+        let check = |expected: [bool; 3]| {
+            let page = page(&Site::default(), &visible, &ListQuery::default());
+            let html = page.render().unwrap();
+            let texts = ["No experiments yet", "no answer", "experiments-table"];
+            assert_eq!(texts.map(|text| html.contains(text)), expected);
+        };
+        check([true, false, false]);
+        store.set_watch_error(Some("no answer".to_owned()));
+        check([false, true, false]);
+        store.replace(fixture::run(json!({}), json!({}), &[]));
+        check([false, true, true]);
+        store.set_watch_error(None);
+        check([false, false, true]);
+    }
 
     #[test]
     fn links_keep_hidden_columns() {

@@ -10,7 +10,7 @@ use stoker_engine::experiment::explain::length;
 use stoker_engine::trial::TrialRecord;
 
 use super::errors::first_error;
-use super::frame;
+use super::{frame, stale};
 use crate::data::{attempt_seconds, state};
 use crate::site::Site;
 use crate::store::{Run, Standing, created};
@@ -79,6 +79,7 @@ pub(crate) fn head(site: &Site, run: &Run, tab: ExperimentTab) -> ExperimentHead
         description: spec.description.clone().filter(|text| !text.is_empty()),
         facts: facts(run),
         bar: bar(run),
+        stale: stale(run),
         notice: notice(run),
         tabs: tabs(run, tab),
         commands: commands(site, run),

@@ -34,7 +34,7 @@ pub(crate) fn page(site: &Site, job: &Job, output: &Output) -> JobPage {
     frame.base = job.base();
     // A local job without a runner continues when its command runs again.
     frame.live = (!job.phase().is_terminal()).then(|| {
-        let version = Version::of_one(job.version);
+        let version = Version::of_job(job);
         format!("/live?j={}/{}&v={version}", text::query(&job.namespace), job.id())
     });
     let crumb = |text: &str, href: &str| Crumb { text: text.to_owned(), href: href.to_owned() };

@@ -48,6 +48,8 @@ pub(crate) struct TableQuery {
     pub(crate) menu: Option<String>,
     /// Number of rows to skip. Plots use `from` for their range.
     pub(crate) skip: Option<usize>,
+    /// Number of rows that the page shows already, after loading more. Links leave it out.
+    pub(crate) rows: Option<usize>,
 }
 
 impl TableQuery {
@@ -126,7 +128,8 @@ pub(crate) fn page(run: &Run, query: &TableQuery) -> TrialTable {
     sort(&mut all, run, query.sort.as_deref());
     let matches = all.len();
     let skip = query.skip.unwrap_or(0).min(matches);
-    let shown: Vec<Entry<'_>> = all.into_iter().skip(skip).take(PAGE).collect();
+    let num_rows = query.rows.unwrap_or(PAGE).max(PAGE);
+    let shown: Vec<Entry<'_>> = all.into_iter().skip(skip).take(num_rows).collect();
     let end = skip + shown.len();
     let path = format!("{}/trials", run.base());
     let more_href = (end < matches)
@@ -410,6 +413,26 @@ mod tests {
         let none = page(&run, &query("paused", ""));
         assert!(none.rows.is_empty());
         assert!(options(&none.states).contains(&("paused (0)", true)));
+    }
+
+    #[test]
+    fn updates_keep_rows_that_were_loaded() {
+        let trials = vec![json!({}); 3 * PAGE];
+        let searcher = json!({"metric": "loss", "maxLength": {"batches": 4},
+            "random": {"maxTrials": trials.len()}});
+        let run = run(json!({"searcher": searcher}), json!({}), &trials);
+        let check = |skip: Option<usize>, rows: Option<usize>, num_rows: usize, more: &str| {
+            let table = page(&run, &TableQuery { skip, rows, ..TableQuery::default() });
+            assert_eq!(table.rows.len(), num_rows);
+            let href = table.more_href.unwrap_or_default();
+            assert_eq!(href.split_once('?').map_or("", |(_, query)| query), more);
+        };
+        check(None, None, PAGE, "skip=100");
+        check(None, Some(2 * PAGE), 2 * PAGE, "skip=200");
+        check(None, Some(3 * PAGE), 3 * PAGE, "");
+        // A table with few rows grows to a page.
+        check(None, Some(2), PAGE, "skip=100");
+        check(Some(PAGE), Some(2 * PAGE), 2 * PAGE, "");
     }
 
     #[test]

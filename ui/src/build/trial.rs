@@ -9,7 +9,7 @@ use stoker_engine::trial::TrialRecord;
 use super::experiment::{checkpoint_rows, yaml};
 use super::order::{neighbors, place};
 use super::table::{TableQuery, length};
-use super::{decision, frame, options};
+use super::{decision, frame, options, stale};
 use crate::curves::axis;
 use crate::data::{attempt_seconds, best_value, state};
 use crate::logs::LogsQuery;
@@ -92,6 +92,7 @@ pub(crate) fn head(
         tabs: tabs(run, trial, tab),
         previous: previous.map(link),
         next: next.map(link),
+        stale: stale(run),
         notice: notice(run, trial),
     }
 }

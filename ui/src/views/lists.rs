@@ -33,6 +33,8 @@ pub(crate) struct ExperimentsPage {
     pub(crate) more_href: Option<String>,
     pub(crate) csv_href: String,
     pub(crate) json_href: String,
+    /// Why experiments may be missing or out of date.
+    pub(crate) watch_error: Option<String>,
     /// Records that cannot be read, with the reason.
     pub(crate) unreadable: Vec<Pair>,
     /// Command that starts a first experiment, for an empty list.

@@ -24,6 +24,8 @@ pub(crate) struct TrialHead {
     /// Neighbors in the order of the table: text and link.
     pub(crate) previous: Option<Pair>,
     pub(crate) next: Option<Pair>,
+    /// Reason why the page may be out of date.
+    pub(crate) stale: Option<Notice>,
     pub(crate) notice: Option<Notice>,
 }
 

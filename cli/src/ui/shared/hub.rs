@@ -6,6 +6,7 @@
 //! its objects leave memory.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -74,8 +75,10 @@ struct Feed {
     candidates: Candidates<ClusterAccount>,
     /// Viewer whose token the watch uses.
     current: Mutex<Option<Weak<ClusterAccount>>>,
-    /// Whether the first list is complete, or the watch has ended.
+    /// Whether the first list is complete or has failed, or the watch has ended.
     is_ready: Sender<bool>,
+    /// Whether the store contains a complete list.
+    is_complete: AtomicBool,
     used: Mutex<Instant>,
 }
 
@@ -168,8 +171,7 @@ impl Hub {
     fn all(&self, kind: Kind) -> Option<Arc<Feed>> {
         let feed = lock(&self.feeds).get(&(kind, None)).cloned()?;
         *lock(&feed.used) = Instant::now();
-        feed.is_ready.borrow().then_some(())?;
-        Some(feed)
+        feed.is_complete.load(Ordering::Acquire).then_some(feed)
     }
 
     /// Returns a watch, and lets it use the token of a viewer.
@@ -192,6 +194,7 @@ impl Hub {
             candidates: Candidates::new(),
             current: Mutex::default(),
             is_ready: Sender::new(false),
+            is_complete: AtomicBool::new(false),
             used: Mutex::new(Instant::now()),
         });
         feed.candidates.offer(account);
@@ -250,6 +253,11 @@ async fn watch_once(feed: &Arc<Feed>) {
                 // Until all kinds are listed, the store would lack trials that exist.
                 if objects.is_complete() {
                     objects.publish(&std::mem::take(&mut unpublished), &feed.store);
+                    feed.is_complete.store(true, Ordering::Release);
+                    feed.is_ready.send_replace(true);
+                } else if objects.has_failed() {
+                    // Pages show the reason instead of waiting.
+                    objects.publish_failures(&feed.store);
                     feed.is_ready.send_replace(true);
                 }
             }

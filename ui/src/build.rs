@@ -78,6 +78,7 @@ pub(crate) fn plain_frame(site: &Site, section: &'static str, title: &str) -> Fr
 fn stale(run: &Run) -> Option<Notice> {
     let why = run.watch_error.as_deref()?;
     Some(Notice {
+        at: None,
         class: "invalid",
         title: "This page may be out of date".to_owned(),
         text: text::escape(why),

@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::*;
 use crate::testing::{bits, device, random};
@@ -174,6 +174,30 @@ fn bits_do_not_depend_on_threads() {
         for num_threads in [2, 4, 8] {
             assert!(run_on(num_threads) == expected, "{name}, {num_threads} threads");
         }
+    }
+}
+
+/// Flex sums 4 Mi values or more in an order that depends on its threads.
+#[test]
+fn large_norms_do_not_depend_on_threads() {
+    const NUM: usize = 4 << 20;
+    // Single precision has no odd numbers beyond 2^24, so the order of these sums matters.
+    let mut values = vec![0.0_f32; NUM];
+    values.iter_mut().step_by(64 << 10).for_each(|value| *value = 1.0);
+    values[0] = 4096.0;
+    let gradient = Tensor::<1>::from_data(TensorData::new(values, [NUM]), &device());
+    let optimizer = FusedSgd::new(None, None, Some(GradientClippingConfig::Norm(1.0)));
+    let step_on = |num_threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads).build().unwrap();
+        let (weights, gradient) = (gradient.zeros_like(), gradient.clone());
+        pool.install(|| {
+            let (weights, _) = optimizer.step(1.0, weights, gradient, None);
+            bits(&weights.slice(0..1).into_data())
+        })
+    };
+    let expected = step_on(1);
+    for num_threads in [2, 4, 8] {
+        assert_eq!(step_on(num_threads), expected, "{num_threads} threads");
     }
 }
 

@@ -33,7 +33,9 @@ impl Array {
     /// The tensor is not on Flex.
     pub(super) fn new<const D: usize>(tensor: Tensor<D>) -> Self {
         let tensor = tensor.try_into_primitive::<Flex>().expect("the tensor is on Flex");
-        let is_plain = tensor.is_contiguous() && tensor.layout().start_offset() == 0;
+        // A part of a larger buffer would keep all of it in memory.
+        let is_whole = tensor.bytes().len() == tensor.layout().num_elements() * size_of::<f32>();
+        let is_plain = is_whole && tensor.is_contiguous();
         Self(if is_plain { tensor } else { tensor.to_contiguous() })
     }
 

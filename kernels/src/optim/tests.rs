@@ -214,6 +214,19 @@ fn steps_do_not_change_copies() {
     }
 }
 
+/// Gradients of concatenated parameters are parts of one tensor.
+#[test]
+fn parameters_do_not_keep_larger_gradients() {
+    let gradients: Tensor<2> = random([4, 3], 1).into_tensor(&device());
+    let optimizer = SgdConfig::new().build_fused();
+    for rows in [0..2, 2..4] {
+        let weights: Tensor<2> = random([2, 3], 2).into_tensor(&device());
+        let (weights, _) = optimizer.step(0.1, weights, gradients.clone().slice([rows]), None);
+        let weights = weights.try_into_primitive::<Flex>().unwrap();
+        assert_eq!(weights.bytes().len(), 6 * size_of::<f32>());
+    }
+}
+
 #[test]
 fn groups_take_fused_optimizers() {
     let group = || ParamGroup::from_predicate("bias");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::nn::loss::CrossEntropyLoss;
-use burn::tensor::{Bool, Int, Tensor, activation};
+use burn::tensor::{Bool, FloatDType, Int, Tensor, activation};
 
 use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
@@ -76,7 +76,10 @@ fn composed(loss: &CrossEntropyLoss, logits: Tensor<2>, targets: Tensor<1, Int>)
     let log_probabilities = match loss.logits {
         true => activation::log_softmax(logits, 1),
         // The same limit as in burn's loss.
-        false => logits.clamp_min(f64::from(f32::MIN_POSITIVE).sqrt()).log(),
+        false => {
+            let info = logits.dtype().finfo().unwrap_or(FloatDType::F32.finfo());
+            logits.clamp_min(info.min_positive.sqrt()).log()
+        }
     };
     let [_, classes] = log_probabilities.dims();
     let weighted = match &loss.weights {
@@ -468,6 +471,20 @@ mod tests {
                 let name = format!("{config}, logits {has_logits}");
                 assert_matches_burn(&name, &Case::new(&[20]), &ours, &burns);
             }
+        }
+    }
+
+    #[test]
+    fn zero_probabilities_have_the_loss_of_burn() {
+        let loss = CrossEntropyLossConfig::new().with_logits(false).init(&device());
+        for dtype in [FloatDType::F16, FloatDType::F32, FloatDType::F64] {
+            let probabilities = Tensor::<2>::from_floats([[1.0, 0.0]], &device()).cast(dtype);
+            let targets = Tensor::<1, Int>::from_data([1_i64], &device());
+            let ours = cross_entropy_of_samples(&loss, probabilities.clone(), targets.clone());
+            let burns = loss.forward(probabilities, targets);
+            let [ours, burns]: [f32; 2] =
+                [ours, burns].map(|loss| loss.cast(FloatDType::F32).into_scalar());
+            assert!(ours.is_finite() && ours == burns, "{dtype:?}: {ours} instead of {burns}");
         }
     }
 

@@ -24,7 +24,10 @@ pub use sgd::FusedSgd;
 /// assert!(optimizer.to_record().is_empty());
 /// ```
 ///
-/// Weights and states are bit-identical to those of burn's optimizer after any number of steps.
+/// Weights and states are bit-identical to those of burn's optimizer after any number of steps,
+/// except with clipping by norm of parameters with 4 Mi (4 * 1024 * 1024) elements or more: their
+/// bits do not depend on the threads, as they do with burn's optimizer.
+///
 /// Records have the same layout, so either optimizer continues from the record of the other.
 ///
 /// Parameters on another backend than Flex or of another type than `f32`, and all parameters with

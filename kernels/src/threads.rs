@@ -7,9 +7,8 @@
 #![expect(unsafe_code, reason = "threads of a pool borrow a loop from another thread's stack")]
 
 use std::any::Any;
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +19,16 @@ use rayon::prelude::*;
 const PATIENCE: Duration = Duration::from_millis(1);
 /// Longest time for which a thread waits without a pause: other work of the pool may need it.
 const WAIT_MAX: Duration = Duration::from_millis(10);
+/// Number of calls that threads have not completed from which they are not called. A thread of the
+/// pool that is busy for hours would collect about 100 bytes with each call.
+const CALLS_MAX: usize = 1 << 20;
+
+/// State of a helper that neither waits for loops nor is called to do so.
+const ABSENT: u8 = 0;
+/// State of a helper that has not answered its call.
+const CALLED: u8 = 1;
+/// State of a helper that waits for loops.
+const PRESENT: u8 = 2;
 
 /// A loop that several threads work on. Each takes the next part until none is left.
 struct Loop<'a> {
@@ -62,8 +71,13 @@ struct Team {
     clock: LazyLock<Instant>,
     /// Time of the start or end of the latest loop, in nanoseconds of the clock.
     latest: AtomicU64,
-    /// Number of threads that wait for loops, or are called to do so.
-    num_present: AtomicUsize,
+    /// States of all threads of the pool except thread 0. The thread that has the team changes
+    /// `ABSENT` to `CALLED`, and then calls. The helper itself changes `CALLED` to `PRESENT`, and
+    /// that to `ABSENT`. So no two threads change the same state, and a helper that is `CALLED` has
+    /// a call. States only decide which threads are called: without a helper, a loop takes longer.
+    helpers: LazyLock<Vec<AtomicU8>>,
+    /// Number of calls that threads have not completed.
+    num_calls: AtomicUsize,
     /// `true` while a thread has the team.
     is_taken: AtomicBool,
     /// Loop of that thread; null if it has none.
@@ -89,7 +103,8 @@ impl Team {
         Self {
             clock: LazyLock::new(Instant::now),
             latest: AtomicU64::new(0),
-            num_present: AtomicUsize::new(0),
+            helpers: LazyLock::new(absent_helpers),
+            num_calls: AtomicUsize::new(0),
             is_taken: AtomicBool::new(false),
             current: AtomicPtr::new(std::ptr::null_mut()),
             num_inside: AtomicUsize::new(0),
@@ -151,41 +166,56 @@ impl Team {
     }
 
     /// Lets threads of the pool wait for loops. Thread 0 does not: the caller has its processor.
+    /// For the thread that has the team.
     fn wake(&'static self) {
         self.note_loop();
-        let num_helpers = rayon::current_num_threads() - 1;
-        // A thread that leaves lowers the number, and then looks once more for a loop.
-        if self.num_present.load(Ordering::SeqCst) >= num_helpers {
+        let is_absent = |helper: &AtomicU8| helper.load(Ordering::SeqCst) == ABSENT;
+        // Each thread counts for itself: one may be busy, and not answer for a long time.
+        if !self.helpers.iter().any(is_absent) {
             return;
         }
-        self.num_present.fetch_add(num_helpers, Ordering::SeqCst);
+        if self.num_calls.load(Ordering::SeqCst) >= CALLS_MAX {
+            return;
+        }
+        for helper in self.helpers.iter().filter(|helper| is_absent(helper)) {
+            helper.store(CALLED, Ordering::SeqCst);
+        }
+        self.num_calls.fetch_add(self.helpers.len() + 1, Ordering::SeqCst);
         rayon::spawn_broadcast(move |context| {
-            if context.index() > 0 {
-                self.wait();
+            let index = context.index().checked_sub(1);
+            if let Some(helper) = index.and_then(|index| self.helpers.get(index)) {
+                self.wait(helper);
             }
+            self.num_calls.fetch_sub(1, Ordering::SeqCst);
         });
     }
 
-    /// Helps with loops, and runs other work of the pool, until there was no loop for some time.
-    fn wait(&self) {
-        thread_local! {
-            static IS_WAITING: Cell<bool> = const { Cell::new(false) };
+    /// Answers a call of this thread, if it has one: helps with loops, and runs other work of the
+    /// pool, until there was no loop for some time.
+    fn wait(&self, helper: &AtomicU8) {
+        // A broadcast also reaches threads that were not called. A waiting thread receives it as
+        // other work of the pool, and a thread that was busy receives several.
+        if helper.load(Ordering::SeqCst) != CALLED {
+            return;
         }
-        // A thread that waits may be called again: the call is other work of the pool.
-        if !IS_WAITING.replace(true) {
-            let begin = Instant::now();
-            while begin.elapsed() < WAIT_MAX && (self.help() || !self.is_idle()) {
-                if rayon::yield_now() != Some(Yield::Executed) {
-                    // Threads of data loaders and other processes may need the processor.
-                    std::thread::yield_now();
-                }
+        helper.store(PRESENT, Ordering::SeqCst);
+        let begin = Instant::now();
+        while begin.elapsed() < WAIT_MAX && (self.help() || !self.is_idle()) {
+            if rayon::yield_now() != Some(Yield::Executed) {
+                // Threads of data loaders and other processes may need the processor.
+                std::thread::yield_now();
             }
-            IS_WAITING.set(false);
         }
-        self.num_present.fetch_sub(1, Ordering::SeqCst);
-        // A loop that began before this thread left has not called it.
+        helper.store(ABSENT, Ordering::SeqCst);
+        // A loop that began before this thread left has not called it. If its caller publishes it
+        // only after this, the loop lacks this thread, which the next loop calls.
         self.help();
     }
+}
+
+/// Returns the states of the threads of the current pool, except thread 0.
+fn absent_helpers() -> Vec<AtomicU8> {
+    (1..rayon::current_num_threads()).map(|_| AtomicU8::new(ABSENT)).collect()
 }
 
 static TEAM: Team = Team::new();
@@ -239,6 +269,15 @@ mod tests {
         counts.into_iter().map(AtomicUsize::into_inner).collect()
     }
 
+    #[track_caller]
+    fn wait_until(name: &str, is_done: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !is_done() {
+            assert!(Instant::now() < end, "not within a minute: {name}");
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn other_threads_help_and_each_part_runs_once() {
         static TEAM: Team = Team::new();
@@ -248,11 +287,41 @@ mod tests {
             let counts = pool.install(|| counts(&TEAM, num));
             assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
         }
-        let end = Instant::now() + Duration::from_secs(60);
-        while TEAM.num_present.load(Ordering::Relaxed) > 0 {
-            assert!(Instant::now() < end, "threads still wait for loops");
-            std::thread::yield_now();
-        }
+        wait_until("no thread waits for loops", || TEAM.num_calls.load(Ordering::SeqCst) == 0);
+        assert!(TEAM.helpers.iter().all(|helper| helper.load(Ordering::SeqCst) == ABSENT));
+    }
+
+    /// Thread 0 calls, thread 1 is busy, so only thread 2 can help. It leaves after each round.
+    #[test]
+    fn a_busy_thread_does_not_keep_others_away() {
+        static TEAM: Team = Team::new();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let rounds = || {
+            for _ in 0..5 {
+                counts(&TEAM, 7);
+                let is_absent = || TEAM.helpers[1].load(Ordering::SeqCst) == ABSENT;
+                wait_until("thread 2 has left", is_absent);
+            }
+            assert_eq!(TEAM.helpers[0].load(Ordering::SeqCst), CALLED);
+        };
+        let is_done = AtomicBool::new(false);
+        pool.broadcast(|context| match context.index() {
+            0 => {
+                let outcome = catch_unwind(AssertUnwindSafe(&rounds));
+                is_done.store(true, Ordering::Relaxed);
+                if let Err(panic) = outcome {
+                    resume_unwind(panic);
+                }
+            }
+            1 => {
+                while !is_done.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+            }
+            _ => {}
+        });
+        // The thread that was busy completes all its calls.
+        wait_until("no call is left", || TEAM.num_calls.load(Ordering::SeqCst) == 0);
     }
 
     #[test]

@@ -9,6 +9,11 @@ use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
 use crate::switch::is_enabled;
 
+/// Number of elements from which Flex sums in an order that depends on its threads.
+const UNORDERED_ELEMENTS_MIN: usize = 4 << 20;
+/// Number of elements of such a tensor that are summed at once.
+const SUM_ELEMENTS: usize = 1 << 20;
+
 /// Returns `true` if [`Array`] supports all these tensors.
 pub(super) fn are_supported<const D: usize>(tensors: &[&Tensor<D>]) -> bool {
     let is_supported = |tensor: &&Tensor<D>| {
@@ -28,7 +33,9 @@ impl Array {
     /// The tensor is not on Flex.
     pub(super) fn new<const D: usize>(tensor: Tensor<D>) -> Self {
         let tensor = tensor.try_into_primitive::<Flex>().expect("the tensor is on Flex");
-        let is_plain = tensor.is_contiguous() && tensor.layout().start_offset() == 0;
+        // A part of a larger buffer would keep all of it in memory.
+        let is_whole = tensor.bytes().len() == tensor.layout().num_elements() * size_of::<f32>();
+        let is_plain = is_whole && tensor.is_contiguous();
         Self(if is_plain { tensor } else { tensor.to_contiguous() })
     }
 
@@ -60,7 +67,7 @@ pub(super) struct Clip {
 }
 
 impl Clip {
-    /// Computes the factor of a norm with burn's operators: its sums depend on their order.
+    /// Computes the factor of a norm with burn's operators, because sums depend on their order.
     pub(super) fn new<const D: usize>(
         config: Option<&GradientClippingConfig>,
         gradient: &Tensor<D>,
@@ -71,7 +78,7 @@ impl Clip {
             None => nothing,
             Some(GradientClippingConfig::Value(limit)) => Self { limit: *limit, ..nothing },
             Some(GradientClippingConfig::Norm(limit)) => {
-                let norm = gradient.clone().square().sum().sqrt();
+                let norm = sum_of_squares(gradient).sqrt();
                 let factor = *limit / norm.add_scalar(FloatDType::F32.finfo().min_positive);
                 Self { factor: factor.clamp_max(1.0).into_scalar(), ..nothing }
             }
@@ -84,6 +91,23 @@ impl Clip {
         let limited = if gradient < -self.limit { -self.limit } else { limited };
         limited * self.factor
     }
+}
+
+/// Returns the sum of all squares. Unlike burn, sums parts of a large gradient in a fixed order, so
+/// repeated and resumed trainings are bit-identical.
+fn sum_of_squares<const D: usize>(gradient: &Tensor<D>) -> Tensor<1> {
+    let num_elements = gradient.shape().num_elements();
+    let squares = gradient.clone().square();
+    if num_elements < UNORDERED_ELEMENTS_MIN {
+        return squares.sum();
+    }
+    let flat: Tensor<1> = squares.reshape([num_elements]);
+    let part = |start: usize| {
+        let end = num_elements.min(start + SUM_ELEMENTS);
+        flat.clone().slice(start..end).sum()
+    };
+    let parts: Vec<Tensor<1>> = (0..num_elements).step_by(SUM_ELEMENTS).map(part).collect();
+    Tensor::cat(parts, 0).sum()
 }
 
 /// Returns the gradient clipped by burn's operators.

@@ -21,8 +21,8 @@ pub struct FusedSgd {
 #[derive(Clone, Copy, Debug)]
 struct Momentum {
     momentum: f32,
-    /// Factor of the gradient.
-    share: f32,
+    /// Factor of the gradient. burn keeps it in double precision.
+    share: f64,
     nesterov: bool,
 }
 
@@ -34,7 +34,7 @@ impl FusedSgd {
     ) -> Self {
         let momentum = momentum.map(|config| Momentum {
             momentum: config.momentum as f32,
-            share: (1.0 - config.dampening) as f32,
+            share: 1.0 - config.dampening,
             nesterov: config.nesterov,
         });
         Self { penalty: weight_decay.map(|config| config.penalty), momentum, clipping }
@@ -87,7 +87,7 @@ impl FusedSgd {
             );
             return (gradient.into_tensor(), velocity);
         };
-        let is_first = velocity.is_none();
+        let (share, is_first) = (share as f32, velocity.is_none());
         // The first step replaces the copied values.
         let mut velocity = velocity.map_or_else(|| gradient.copied(), Array::new);
         update_two(

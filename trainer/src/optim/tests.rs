@@ -255,12 +255,11 @@ fn norm_covers_all_element_types() {
 #[test]
 fn all_ranks_clip_by_the_norm_of_the_first() {
     std::thread::scope(|scope| {
-        let device = Device::flex().autodiff();
-        let weights = |scale| Tensor::<1>::from_data([3.0, 4.0], &device) * scale as f64;
         let step = |ranks: ThreadRank| {
+            let weights = Tensor::<1>::from_data([3.0, 4.0], &Device::flex().autodiff());
             let (model, mut sum) = (model(), GradientSum::default());
             // The norm is 5 on rank 0 and 10 on rank 1.
-            let loss = (model.used.val() * weights(1 + ranks.rank())).sum();
+            let loss = (model.used.val() * weights * (1 + ranks.rank()) as f64).sum();
             sum.add(&model, Some(StepOutput::sum(loss, 1)), false);
             let mut optimizers = sgd(0.25).clip_norm(2.5);
             let gradients = optimizers.normalize(&model, sum, &ranks).unwrap();

@@ -22,7 +22,7 @@ pub enum StepRecord {
     Continue(LengthStep),
     /// Promotes a trial that has ended. It keeps its rank, but does not train.
     PromoteClosed(LengthStep),
-    /// Pauses a trial: it releases its GPUs, and may continue later.
+    /// Pauses a trial: it releases its slots, and may continue later.
     Pause(TrialStep),
     /// Stops a trial for good.
     Stop(TrialStep),
@@ -213,7 +213,7 @@ pub struct SearchSettings {
     /// Limits on the resources of the search.
     #[serde(default)]
     pub limits: SearchLimits,
-    /// Seconds for which a paused trial keeps its GPUs.
+    /// Seconds for which a paused trial keeps its slots.
     pub release_seconds: u32,
 }
 

@@ -90,7 +90,8 @@ pub struct ExperimentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 
-    /// Labels of the experiment, shown by `stoker experiment describe`. They have no other effect.
+    /// Labels of the experiment, shown by `stoker experiment describe` and the web page, which can
+    /// filter by them. They have no other effect: `--selector` compares `metadata.labels`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
 

@@ -178,7 +178,7 @@ pub enum Action {
     Create(CreateAction),
     /// Continues a trial that has a result to a greater length.
     Continue(ContinueAction),
-    /// Pauses a trial that has a result: it releases its GPUs.
+    /// Pauses a trial that has a result: it releases its slots.
     Pause(TrialAction),
     /// Stops a trial for good.
     Stop(TrialAction),

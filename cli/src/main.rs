@@ -1,7 +1,7 @@
 //! The program `stoker`: runs deep-learning experiments locally or on a cluster, and shows their
 //! state and results.
 //!
-//! Exit codes: 0 completed, 1 failed, 2 invalid input, 3 stopped early.
+//! Exit codes: 0 completed, 1 failed, 2 invalid input, 3 cancelled, deleted, stopped or timed out.
 
 mod cluster;
 mod commands;
@@ -47,11 +47,11 @@ use crate::print::{Format, Output};
     version,
     propagate_version = true,
     after_help = "\
-Exit codes: 0 completed, 1 failed, 2 invalid input, 3 stopped early.
+Exit codes: 0 completed, 1 failed, 2 invalid input, 3 cancelled, deleted, stopped or timed out.
 
 Trials have one name in all commands: EXPERIMENT-INDEX, such as mnist-0. `mnist 0` and `mnist/0` \
-mean the same. Commands that accept several names try all of them, print a line for each, and \
-return the exit code of the first that did not succeed.
+mean the same. Commands that accept several names try all of them if all are well-formed. They \
+print a line for each name, and return the exit code of the first that did not succeed.
 
 With --output json, numbers are numbers, and null if not finite. The last line of standard error \
 of a failed command is {\"error\": {\"kind\": .., \"message\": .., \"exitCode\": N}}; `stoker \
@@ -104,8 +104,9 @@ enum Command {
     Job(job::JobCommand),
     /// Serve a web page with experiments, plots and logs
     ///
-    /// The page is read-only without --allow-actions, and listens on the loopback interface of this
-    /// machine. The printed URL contains a token, without which the page refuses all requests.
+    /// The page is read-only without --allow-actions. Without --sign-in, it listens on the loopback
+    /// interface of this machine, and the printed URL contains a token; the page refuses requests
+    /// without it. With --sign-in, each viewer needs a token of the cluster.
     #[command(after_help = commands::SOURCE_HELP)]
     Ui(ui::UiArgs),
     /// Start TensorBoard for an experiment or a trial

@@ -46,7 +46,7 @@ impl Kind {
 pub enum Answer {
     /// Recorded and answered with a directive.
     Directive,
-    /// AnswerLabel without a write: the report contains nothing new to record.
+    /// Answered without a write: the report contains nothing new to record.
     Repeat,
     /// Delayed: a validation that decides nothing, to be recorded with a later write.
     Held,

@@ -174,6 +174,8 @@ fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
+        // Schemas contain the bounds of integers as 1.0, which prints as 1.
+        Value::Number(number) if number.is_f64() => number.as_f64().unwrap_or_default().to_string(),
         other => other.to_string(),
     }
 }
@@ -205,6 +207,8 @@ mod tests {
                         "state": { "type": "string", "enum": ["A", "B"], "default": "A" },
                     },
                 } },
+                "share": { "type": "number", "maximum": 0.5 },
+                "size": { "type": "integer", "minimum": 1.0, "maximum": 2147483647.0 },
             },
             "x-kubernetes-validations": [{ "rule": "x", "message": "the name is fixed." }],
         });
@@ -213,7 +217,10 @@ mod tests {
         let expected = "\n### Run: `spec`\n\nA run.\n\n\
              | field | type | description |\n|---|---|---|\n\
              | `name` | string | Its name. Maximum length: `9`. Required. |\n\
-             | `parts` | list of object |  |\n\nRule: the name is fixed.\n\
+             | `parts` | list of object |  |\n\
+             | `share` | number | Maximum: `0.5`. |\n\
+             | `size` | integer | Minimum: `1`. Maximum: `2147483647`. |\n\n\
+             Rule: the name is fixed.\n\
              \n### Run: `spec.parts[]`\n\n| field | type | description |\n|---|---|---|\n\
              | `state` | string | One of `A`, `B`. Default: `A`. |\n";
         assert_eq!(page, expected);

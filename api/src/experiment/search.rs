@@ -109,14 +109,14 @@ pub struct Searcher {
     /// hyperparameters, best first. Not for `grid` and not with `objectives`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prior_trials: Option<PriorTrials>,
-    /// Limits on time, GPU time and trained length. Unset: no limits.
+    /// Limits on time, slot time and trained length. Unset: no limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<SearchLimits>,
     /// Stops trials that are worse than most others at the same length, in addition to the search
     /// method.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub median_stopping: Option<MedianStopping>,
-    /// Seconds for which a paused trial keeps its GPUs while no other trial waits for them. If it
+    /// Seconds for which a paused trial keeps its slots while no other trial waits for them. If it
     /// is continued within this time, it does not have to restart. Default: 60.
     #[serde(default = "default_release_seconds")]
     pub release_seconds: u32,
@@ -235,7 +235,8 @@ pub struct AdaptiveAshaSearch {
     /// Total number of trials, from 1 to 100,000.
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub max_trials: u32,
-    /// Number of brackets. Default: standard.
+    /// Numbers of rungs of the brackets: only the largest (`aggressive`), the larger half
+    /// (`standard`), or each from 1 on (`conservative`). Default: `standard`.
     #[serde(default)]
     pub mode: SearchMode,
     /// Maximum number of rungs of a bracket, at least 1. Default: 5.
@@ -287,7 +288,8 @@ pub struct SyncHalvingSearch {
 pub struct AdaptiveSearch {
     /// Approximate training length of all trials together, in the unit of `maxLength`.
     pub budget: Length,
-    /// Number of brackets. Default: standard.
+    /// Numbers of rungs of the brackets: only the largest (`aggressive`), the larger half
+    /// (`standard`), or each from 1 on (`conservative`). Default: `standard`.
     #[serde(default)]
     pub mode: SearchMode,
     /// Maximum number of rungs of a bracket, at least 1. Default: 5.
@@ -323,7 +325,8 @@ pub struct AdaptiveSimpleSearch {
     /// Total number of trials, from 1 to 100,000.
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub max_trials: u32,
-    /// Number of brackets. Default: standard.
+    /// Numbers of rungs of the brackets: only the largest (`aggressive`), the larger half
+    /// (`standard`), or each from 1 on (`conservative`). Default: `standard`.
     #[serde(default)]
     pub mode: SearchMode,
     /// Maximum number of rungs of a bracket, at least 1. Default: 5.

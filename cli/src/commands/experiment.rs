@@ -110,7 +110,7 @@ pub(crate) enum ExperimentCommand {
     /// and trials that a limit has stopped. Their restarts count from zero, and the search counts
     /// their new results. A trial without a checkpoint trains from scratch. For a local run, run
     /// `stoker run FILE` again afterwards.
-    #[command(after_help = SOURCE_HELP)]
+    #[command(after_help = ACTION_HELP)]
     Continue {
         #[command(flatten)]
         names: ExperimentNames,

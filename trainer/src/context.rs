@@ -291,7 +291,8 @@ impl Context {
         Ok(all)
     }
 
-    /// Returns the results of `forward` for each batch of this rank, in order.
+    /// Returns the results of `forward` for each batch of this rank, in order. Each rank reads
+    /// batches of `batch_size`.
     ///
     /// # Errors
     ///

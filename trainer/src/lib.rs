@@ -98,7 +98,8 @@ pub use train::{
     run_trial, run_with,
 };
 
-/// Programs from the guides. The tests compile all of them and run those not marked `no_run`.
+/// Programs from the guides. The tests compile all of them except fragments marked `ignore`, and
+/// run those not marked `no_run`.
 #[cfg(doctest)]
 mod guides {
     #[doc = include_str!("../../docs/checkpoints.md")]
@@ -109,6 +110,8 @@ mod guides {
     struct DataCache;
     #[doc = include_str!("../../docs/inference.md")]
     struct Inference;
+    #[doc = include_str!("../../docs/kernels.md")]
+    struct Kernels;
     #[cfg(feature = "learner")]
     #[doc = include_str!("../../docs/learner.md")]
     struct Learner;

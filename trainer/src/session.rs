@@ -135,9 +135,9 @@ impl Session<'_> {
     }
 
     /// Writes metrics of a group after `batches` global batches. The group is `training`,
-    /// `validation` or a custom name. Several reports of a group at the same batch are merged. An
-    /// attempt that resumes from a checkpoint reports later batches again; its reports replace
-    /// those of the previous attempt.
+    /// `validation` or a custom name. Each call writes a row; several rows of a group at the same
+    /// batch contain different metrics of one point. An attempt that resumes from a checkpoint
+    /// reports later batches again; its reports replace those of the previous attempt.
     ///
     /// Validation metrics are named `loss` or, in full, `validation_loss`. Report means over all
     /// ranks, as computed with [`Context::evaluate`] or

@@ -101,12 +101,12 @@ pub struct Searcher {
     /// Asks a service of the user which trials run, and how long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external: Option<ExternalSearch>,
-    /// Samples hyperparameters in another way than at random. Not for `grid`, `tpe`, `sobol`,
-    /// `pbt` and `external`.
+    /// Samples hyperparameters in another way than at random. Not for `grid`, `tpe`, `sobol` and
+    /// `pbt`. With `external`, applies to trials that are created without hyperparameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<SamplerSpec>,
     /// Trials of earlier experiments. TPE learns from them, and the other samplers begin with their
-    /// hyperparameters, best first. Not for `grid` and not with `objectives`.
+    /// hyperparameters, best first. Not for `grid` and `external`, and not with `objectives`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prior_trials: Option<PriorTrials>,
     /// Limits on time, slot time and trained length. Unset: no limits.

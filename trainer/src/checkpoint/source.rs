@@ -88,7 +88,8 @@ impl CheckpointSource {
     }
 
     /// Selects the checkpoint with the smallest searched metric instead of the latest. Only
-    /// checkpoints saved at a validation have a metric.
+    /// checkpoints saved at a validation have a metric. Among equal metrics, selects the one with
+    /// the fewest batches, then that of the latest attempt.
     #[must_use]
     pub fn smallest_metric(self) -> Self {
         Self { selector: Selector::Smallest, ..self }
@@ -187,7 +188,6 @@ impl CheckpointSource {
             Selector::Named(wanted) => names.retain(|name| name == wanted),
             _ => refused = refused_checkpoints(store).await?,
         }
-        let age = |name: &String| layout::parse_checkpoint_name(name);
         names.sort_by_key(|name| (refused.contains(name), Reverse(age(name))));
         let mut best: Option<(f64, String, Manifest, String)> = None;
         for name in names {
@@ -216,9 +216,11 @@ impl CheckpointSource {
             };
             let metric = manifest.metric.as_ref().and_then(|text| text.parse::<f64>().ok());
             let metric = metric.filter(|metric| !metric.is_nan()).map(|metric| sign * metric);
-            // Usable names are sorted newest first, so the latest wins among equal metrics.
+            // Ties go to fewer batches, then to the latest attempt: names are sorted newest first.
             if let Some(metric) = metric
-                && best.as_ref().is_none_or(|(best, ..)| metric < *best)
+                && best.as_ref().is_none_or(|(best_metric, best_name, ..)| {
+                    (metric, batches(&name)) < (*best_metric, batches(best_name))
+                })
             {
                 best = Some((metric, name, manifest, sha256));
             }
@@ -242,6 +244,16 @@ impl CheckpointSource {
             }
         }
     }
+}
+
+/// Returns attempt and batches. Checkpoints of a later attempt are later: it may have trained its
+/// batches again, because it could not use those of an earlier attempt.
+fn age(name: &str) -> Option<(u32, u64)> {
+    layout::parse_checkpoint_name(name).map(|(batches, attempt)| (attempt, batches))
+}
+
+fn batches(name: &str) -> Option<u64> {
+    layout::parse_checkpoint_name(name).map(|(batches, _)| batches)
 }
 
 /// Returns the names of checkpoints that an attempt of the trial refused, as its stored record
@@ -319,6 +331,30 @@ mod tests {
                 std::fs::write(folder.join(MANIFEST), text).unwrap();
             }
         }
+    }
+
+    #[test]
+    fn equal_metrics_go_to_fewer_batches_then_later_attempts() {
+        let root = tempfile::tempdir().unwrap();
+        let trial = "ml/mnist-0b3f9c1e/trials/3";
+        // Attempt 1 could not use the checkpoints of attempt 0, and trained its batches again.
+        let checkpoints = [
+            ("000000000100-0", Some("0.5"), true),
+            ("000000000300-0", Some("0.5"), true),
+            ("000000000100-1", Some("0.5"), true),
+            ("000000000200-1", Some("0.5"), true),
+        ];
+        write(root.path(), trial, &checkpoints);
+        let url = root.path().display().to_string();
+        let own = StorageConfig { url: url.clone(), endpoint: None, trial_path: String::new() };
+        let check = |source: CheckpointSource, expected: &str| {
+            let (_, contents) = source.load(&own).unwrap();
+            assert_eq!(contents["x"].clone(), expected.as_bytes(), "{source:?}");
+        };
+        let source = || CheckpointSource::stored(&url, trial);
+        check(source().smallest_metric(), "000000000100-1");
+        check(source().largest_metric(), "000000000100-1");
+        check(source(), "000000000200-1");
     }
 
     #[test]

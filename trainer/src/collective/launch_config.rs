@@ -1,5 +1,5 @@
 //! Determines the rank of this process and the rendezvous. Sources: the trial with Stoker's
-//! launcher, the variables of torchrun and MPI launchers, or `TF_CONFIG`.
+//! launcher, the variables of torchrun, or `TF_CONFIG`.
 
 use serde::Deserialize;
 use stoker_api::contract::{Gang, TrialConfig};

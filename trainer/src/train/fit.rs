@@ -48,7 +48,8 @@ impl<B> Fit<B> {
         Self { validation: Some(data), ..self }
     }
 
-    /// Sets the number of samples per batch on each rank (default: 32).
+    /// Sets the number of samples per batch on each rank (default: 32). See
+    /// [`Context::batch_size`](crate::Context::batch_size).
     #[must_use]
     pub fn batch_size(self, batch_size: usize) -> Self {
         Self { batch_size, ..self }

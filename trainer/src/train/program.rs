@@ -212,12 +212,13 @@ pub fn main_with<T: Trial>(arguments: impl IntoIterator<Item = String>) -> proce
 }
 
 /// Complete `fn main` for a script: creates the context, runs `program`, and converts its result or
-/// panic into the exit code that the runner expects.
+/// panic into the exit code that the runner expects. Ignores the command line; see [`run_with`].
 pub fn run(program: impl FnOnce(&Context) -> Result<()>) -> process::ExitCode {
     finish(create_context(), program)
 }
 
-/// Same as [`run`], but without a runner, these arguments configure the training, as in [`main`].
+/// Same as [`run`], but without a runner, these arguments configure the training, as in [`main`]:
+/// `run_with(std::env::args().skip(1), program)`.
 pub fn run_with(
     arguments: impl IntoIterator<Item = String>,
     program: impl FnOnce(&Context) -> Result<()>,
@@ -238,7 +239,7 @@ pub fn run_with(
 }
 
 /// Same as [`run`], but without a runner, the program stores checkpoints and metrics in this
-/// directory and resumes from the latest checkpoint.
+/// directory and resumes from the latest checkpoint. Also ignores the command line.
 pub fn run_in(
     folder: impl Into<PathBuf>,
     program: impl FnOnce(&Context) -> Result<()>,

@@ -10,6 +10,7 @@ use tokio::runtime::Runtime;
 
 use super::post::{Outage, PostFailure, retry_after};
 use super::*;
+use crate::closed_port::ClosedPort;
 
 mod awaited;
 mod encrypted;
@@ -184,7 +185,8 @@ fn reports_arrive_in_order_with_current_token() {
 #[test]
 fn outage_delays_reports_only() {
     let fixture = Fixture::new();
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = ClosedPort::new();
+    let address = port.address();
     let reporter = fixture.reporter(address);
     let start = Instant::now();
     reporter.post(1, validated());
@@ -198,10 +200,7 @@ fn outage_delays_reports_only() {
     assert_eq!(unsent.iter().map(|report| report.batches).collect::<Vec<_>>(), [1, 3]);
 
     // This attempt sends them once the server is back; a later attempt can send them too.
-    let server = TestReportServer::serve(
-        TcpListener::bind(address).unwrap(),
-        vec![response(200, Directive::Wait)],
-    );
+    let server = TestReportServer::serve(port.open(), vec![response(200, Directive::Wait)]);
     assert_eq!(reporter.post_and_wait(5, progress()), Ok(Some(Directive::Wait)));
     assert_eq!(server.batches(), [1, 3, 5]);
     assert!(reporter.unsent().is_empty());
@@ -279,15 +278,15 @@ fn checkpointed(batches: u64, loss: &str) -> ReportEvent {
     }
 }
 
-/// Returns a reporter that has noticed that its server is unavailable.
-fn reporter_in_outage(fixture: &Fixture) -> Reporter {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let reporter = fixture.reporter(address);
+/// Returns a reporter that has noticed that its server is unavailable, and the server's port.
+fn reporter_in_outage(fixture: &Fixture) -> (Reporter, ClosedPort) {
+    let port = ClosedPort::new();
+    let reporter = fixture.reporter(port.address());
     reporter.post(0, validated());
     while !reporter.shared.lock().is_outage {
         std::thread::sleep(Duration::from_millis(5));
     }
-    reporter
+    (reporter, port)
 }
 
 fn unsent_batches(reporter: &Reporter) -> Vec<u64> {
@@ -297,7 +296,7 @@ fn unsent_batches(reporter: &Reporter) -> Vec<u64> {
 #[test]
 fn outage_keeps_newest_and_best_validation() {
     let fixture = Fixture::new();
-    let reporter = reporter_in_outage(&fixture);
+    let (reporter, _port) = reporter_in_outage(&fixture);
     for batches in 1..=40 {
         let loss = ["0.5", "0.1", "NaN", "0.1"][(batches % 4) as usize];
         reporter.post(batches, intermediate(loss));
@@ -341,7 +340,7 @@ fn queued_validations_are_bounded() {
 #[test]
 fn full_queue_keeps_results_and_best_checkpoint() {
     let fixture = Fixture::new();
-    let reporter = reporter_in_outage(&fixture);
+    let (reporter, _port) = reporter_in_outage(&fixture);
     let num = QUEUE_MAX as u64 + 10;
     for batches in 1..=num {
         reporter.post(batches, checkpointed(batches, if batches == 3 { "0.1" } else { "0.5" }));

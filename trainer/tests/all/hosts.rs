@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use stoker_test_cluster::has_root;
 
 use crate::gang::{Gang, codes, start, to_the_end};
 use crate::process::{ProcessOutcome, until};
@@ -18,8 +19,13 @@ struct Network {
 }
 
 impl Network {
-    /// Creates hosts 1 to `num_hosts`.
-    fn new(num_hosts: u32) -> Self {
+    /// Creates hosts 1 to `num_hosts`. Without root, returns `None` and records the calling test as
+    /// skipped.
+    #[track_caller]
+    fn new(num_hosts: u32) -> Option<Self> {
+        if !has_root("network namespaces") {
+            return None;
+        }
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = std::process::id() % 10_000 * 10 + NEXT.fetch_add(1, Ordering::Relaxed);
         let network = Self { id, num_hosts };
@@ -37,7 +43,7 @@ impl Network {
             run(&format!("ip -n {name} link set eth0 up"));
             run(&format!("ip -n {name} link set lo up"));
         }
-        network
+        Some(network)
     }
 
     fn bridge(&self) -> String {
@@ -75,7 +81,7 @@ fn run(words: &str) {
     let output = Command::new(all.next().unwrap()).args(all).output();
     let output = output.unwrap_or_else(|error| panic!("{words}: {error}; install iproute2"));
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{words}: {errors} (this test requires root)");
+    assert!(output.status.success(), "{words}: {errors}");
 }
 
 /// Creates a gang of three ranks on three hosts. It trains 20 batches of 0.2 s, with a limit of 3 s
@@ -121,7 +127,7 @@ fn marked(gang: Gang) -> Gang {
 
 #[test]
 fn cut_link_ends_the_gang_on_both_sides() {
-    let network = Network::new(2);
+    let Some(network) = Network::new(2) else { return };
     let gang = marked(gang(&network));
     let children = start_all(&gang);
     under_way(&gang);
@@ -141,7 +147,7 @@ fn cut_link_ends_the_gang_on_both_sides() {
 
 #[test]
 fn paused_rank_is_named_and_others_end() {
-    let network = Network::new(2);
+    let Some(network) = Network::new(2) else { return };
     let gang = gang(&network).env(ENV_SIGNAL, "1 12 STOP");
     let mut children = start_all(&gang);
     let begin = Instant::now();
@@ -162,7 +168,7 @@ fn paused_rank_is_named_and_others_end() {
 
 #[test]
 fn hanging_rank_is_named_and_exits() {
-    let network = Network::new(2);
+    let Some(network) = Network::new(2) else { return };
     let gang = gang(&network).env(ENV_SIGNAL, "1 12 HANG");
     let begin = Instant::now();
     let left = wait(&gang, start_all(&gang));
@@ -177,7 +183,7 @@ fn hanging_rank_is_named_and_exits() {
 
 #[test]
 fn remote_kill_ends_the_others_at_once() {
-    let network = Network::new(2);
+    let Some(network) = Network::new(2) else { return };
     let gang = gang(&network).env(ENV_SIGNAL, "1 7 KILL");
     let begin = Instant::now();
     let left = wait(&gang, start_all(&gang));
@@ -187,7 +193,7 @@ fn remote_kill_ends_the_others_at_once() {
 
 #[test]
 fn late_ranks_connect_despite_strangers() {
-    let network = Network::new(2);
+    let Some(network) = Network::new(2) else { return };
     // A stranger on another host connects to rank 0's port all the time.
     let gang = gang(&network).env(ENV_PACE, "1 400");
     let address = gang.pods[0].config["gang"]["rendezvous"].as_str().unwrap().replace(':', "/");
@@ -208,7 +214,7 @@ fn late_ranks_connect_despite_strangers() {
 
 #[test]
 fn rank_of_another_attempt_is_refused() {
-    let network = Network::new(2);
+    let Some(network) = Network::new(2) else { return };
     let mut gang = gang(&network).env("STOKER_RENDEZVOUS_SECONDS", "4");
     gang.pods[2].config["attempt"] = json!(9);
     let left = wait(&gang, start_all(&gang));

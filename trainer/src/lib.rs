@@ -49,6 +49,8 @@ mod train;
 mod learner;
 
 mod allocator;
+#[cfg(test)]
+mod closed_port;
 mod collective;
 mod precision;
 mod record;

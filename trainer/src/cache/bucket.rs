@@ -20,7 +20,18 @@ use super::quota::CacheQuota;
 use crate::{Error, Result};
 
 /// Maximum number of concurrent segment downloads.
-const TRANSFERS_MAX: usize = 4;
+pub(super) const TRANSFERS_MAX: usize = 4;
+
+/// Stores a downloaded segment in a directory. Tests delay it.
+pub(super) trait StoreSegment:
+    Fn(&Path, &SegmentEntry, &Bytes) -> Result<()> + Clone + Send + 'static
+{
+}
+
+impl<F: Fn(&Path, &SegmentEntry, &Bytes) -> Result<()> + Clone + Send + 'static> StoreSegment
+    for F
+{
+}
 
 /// Location of data sets in a bucket.
 #[derive(Clone, Debug)]
@@ -43,6 +54,16 @@ impl DatasetBucket {
 
     /// Downloads a set to the staging directory; returns `false` if the bucket does not have it.
     pub(super) fn download(&self, dir: &DatasetDir, quota: &CacheQuota) -> Result<bool> {
+        self.download_with(dir, quota, store_segment)
+    }
+
+    /// Same as [`download`](Self::download), with a function that stores each segment.
+    pub(super) fn download_with(
+        &self,
+        dir: &DatasetDir,
+        quota: &CacheQuota,
+        store: impl StoreSegment,
+    ) -> Result<bool> {
         let text = match self.rt.block_on(self.storage.get(&self.path(dir, MANIFEST_FILE))) {
             Ok(text) => text,
             Err(StorageError::NotFound { .. }) => return Ok(false),
@@ -54,7 +75,7 @@ impl DatasetBucket {
         })?;
         quota.check_size(manifest.bytes())?;
         quota.evict_for(manifest.bytes())?;
-        let downloaded = self.rt.block_on(self.download_segments(dir, &manifest));
+        let downloaded = self.rt.block_on(self.download_segments(dir, &manifest, store));
         if let Err(error) = downloaded {
             dir.prepare_staging()?;
             return Err(error);
@@ -63,7 +84,12 @@ impl DatasetBucket {
         Ok(true)
     }
 
-    async fn download_segments(&self, dir: &DatasetDir, manifest: &Manifest) -> Result<()> {
+    async fn download_segments(
+        &self,
+        dir: &DatasetDir,
+        manifest: &Manifest,
+        store: impl StoreSegment,
+    ) -> Result<()> {
         let folder = dir.staging_dir();
         let (mut waiting, mut downloads) = (manifest.segments.iter().cloned(), JoinSet::new());
         let mut first_error = None;
@@ -72,12 +98,13 @@ impl DatasetBucket {
                 && downloads.len() < TRANSFERS_MAX
                 && let Some(entry) = waiting.next()
             {
-                let (storage, folder) = (self.storage.clone(), folder.clone());
+                let (storage, folder, store) =
+                    (self.storage.clone(), folder.clone(), store.clone());
                 let path = self.path(dir, &object_name(&entry));
                 downloads.spawn_on(
                     async move {
                         let bytes = storage.get(&path).await?;
-                        let stored = move || store_segment(&folder, &entry, &bytes);
+                        let stored = move || store(&folder, &entry, &bytes);
                         tokio::task::spawn_blocking(stored).await?
                     },
                     &self.rt,
@@ -188,7 +215,7 @@ fn object_name(entry: &SegmentEntry) -> String {
 }
 
 /// Verifies a downloaded segment and syncs it to disk.
-fn store_segment(folder: &Path, entry: &SegmentEntry, bytes: &Bytes) -> Result<()> {
+pub(super) fn store_segment(folder: &Path, entry: &SegmentEntry, bytes: &Bytes) -> Result<()> {
     let actual = hash::sha256_hex(bytes);
     if actual != entry.sha256 {
         let name = object_name(entry);

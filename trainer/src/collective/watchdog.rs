@@ -346,3 +346,6 @@ fn read_available(stream: &mut TcpStream, received: &mut Vec<u8>) -> io::Result<
 fn is_connection_closed(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
+
+#[cfg(test)]
+mod tests;

@@ -169,7 +169,7 @@ fn queue_bounds_the_batches_made_ahead() {
         let data = Data::new(Numbers(100)).map(count).workers(workers).queue(queue);
         let mut loader = data.loader(plan(4, 0, 1), 0..25);
         for num_taken in 0..5 {
-            let end = Instant::now() + Duration::from_secs(20);
+            let end = Instant::now() + Duration::from_secs(60);
             while num_made.load(Ordering::Relaxed) < num_taken + queue {
                 assert!(Instant::now() < end, "{queue} {workers}: too few");
                 std::thread::yield_now();

@@ -6,10 +6,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
 use reqwest::header::{HeaderMap, RETRY_AFTER};
+use stoker_test_cluster::PATIENCE;
 use tokio::runtime::Runtime;
 
 use super::post::{Outage, PostFailure, retry_after};
 use super::*;
+use crate::closed_port::ClosedPort;
 
 mod awaited;
 mod encrypted;
@@ -129,11 +131,20 @@ fn plain(status: u16) -> (u16, String) {
     (status, "no".to_owned())
 }
 
+/// Polls until `is_so` returns `true`.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "{what} took too long");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn check(script: Vec<(u16, String)>, expected: Directive, requests: usize) {
     let fixture = Fixture::new();
     let server = TestReportServer::scripted(script.clone());
     let reporter = fixture.reporter(server.address);
-    let actual = reporter.post_and_wait_within(7, validated(), Duration::from_secs(3));
+    let actual = reporter.post_and_wait(7, validated());
     let expected = Ok(Some(expected));
     assert_eq!(actual, expected, "{script:?}");
     assert_eq!(server.batches().len(), requests, "{script:?}");
@@ -184,24 +195,22 @@ fn reports_arrive_in_order_with_current_token() {
 #[test]
 fn outage_delays_reports_only() {
     let fixture = Fixture::new();
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = ClosedPort::new();
+    let address = port.address();
     let reporter = fixture.reporter(address);
     let start = Instant::now();
     reporter.post(1, validated());
     reporter.post(1, progress());
     reporter.post(2, progress());
     // A post that waited for its delivery would not return: nothing serves the address yet.
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(30));
     assert_eq!(reporter.post_and_wait_within(3, validated(), Duration::from_millis(300)), Ok(None));
     assert_eq!(reporter.post_and_wait_within(4, progress(), Duration::from_millis(100)), Ok(None));
     let unsent = reporter.unsent();
     assert_eq!(unsent.iter().map(|report| report.batches).collect::<Vec<_>>(), [1, 3]);
 
     // This attempt sends them once the server is back; a later attempt can send them too.
-    let server = TestReportServer::serve(
-        TcpListener::bind(address).unwrap(),
-        vec![response(200, Directive::Wait)],
-    );
+    let server = TestReportServer::serve(port.open(), vec![response(200, Directive::Wait)]);
     assert_eq!(reporter.post_and_wait(5, progress()), Ok(Some(Directive::Wait)));
     assert_eq!(server.batches(), [1, 3, 5]);
     assert!(reporter.unsent().is_empty());
@@ -222,9 +231,7 @@ fn renewed_token_is_used_after_a_refusal() {
     let reporter = fixture.reporter(server.address);
     reporter.post(1, validated());
     // When the second request arrives, the first response was processed.
-    while server.batches().len() < 2 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("the second request", || server.batches().len() >= 2);
     assert_eq!(reporter.directive(), None);
     assert_eq!(reporter.unsent().len(), 1);
     std::fs::write(fixture.folder.path().join("token"), "two\n").unwrap();
@@ -279,15 +286,13 @@ fn checkpointed(batches: u64, loss: &str) -> ReportEvent {
     }
 }
 
-/// Returns a reporter that has noticed that its server is unavailable.
-fn reporter_in_outage(fixture: &Fixture) -> Reporter {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let reporter = fixture.reporter(address);
+/// Returns a reporter that has noticed that its server is unavailable, and the server's port.
+fn reporter_in_outage(fixture: &Fixture) -> (Reporter, ClosedPort) {
+    let port = ClosedPort::new();
+    let reporter = fixture.reporter(port.address());
     reporter.post(0, validated());
-    while !reporter.shared.lock().is_outage {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    reporter
+    until("the first failure", || reporter.shared.lock().is_outage);
+    (reporter, port)
 }
 
 fn unsent_batches(reporter: &Reporter) -> Vec<u64> {
@@ -297,7 +302,7 @@ fn unsent_batches(reporter: &Reporter) -> Vec<u64> {
 #[test]
 fn outage_keeps_newest_and_best_validation() {
     let fixture = Fixture::new();
-    let reporter = reporter_in_outage(&fixture);
+    let (reporter, _port) = reporter_in_outage(&fixture);
     for batches in 1..=40 {
         let loss = ["0.5", "0.1", "NaN", "0.1"][(batches % 4) as usize];
         reporter.post(batches, intermediate(loss));
@@ -341,7 +346,7 @@ fn queued_validations_are_bounded() {
 #[test]
 fn full_queue_keeps_results_and_best_checkpoint() {
     let fixture = Fixture::new();
-    let reporter = reporter_in_outage(&fixture);
+    let (reporter, _port) = reporter_in_outage(&fixture);
     let num = QUEUE_MAX as u64 + 10;
     for batches in 1..=num {
         reporter.post(batches, checkpointed(batches, if batches == 3 { "0.1" } else { "0.5" }));
@@ -364,9 +369,7 @@ fn results_overtake_throttled_validations() {
     });
     let reporter = fixture.reporter(server.address);
     reporter.post(1, intermediate("0.5"));
-    while server.batches().is_empty() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("the first request", || !server.batches().is_empty());
     // Neither the requested wait nor the refused report delays these.
     let within = Duration::from_secs(20);
     assert_eq!(reporter.post_and_wait_within(2, validated(), within), Ok(Some(go)));

@@ -109,7 +109,7 @@ mod tests {
         progress.begin_step(41);
         let mut text = String::new();
         // A new thread runs at first, under its parent's name.
-        for _ in 0..500 {
+        for _ in 0..6_000 {
             text = describe_process(3, Some(&progress));
             if text.contains(" waits-here waits") {
                 break;

@@ -1,9 +1,8 @@
 //! Tests with several processes on one machine that use the same data set.
 
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use stoker_api::names::{ENV_DATA_CACHE, ENV_DATA_CACHE_BYTES};
@@ -14,19 +13,21 @@ use crate::process::{Pod, ProcessOutcome, until};
 /// Number of samples in the set.
 const SAMPLES: u64 = 100;
 
-/// Milliseconds to build one sample.
-const ENV_PACE: &str = "TEST_PACE_MS";
+/// File that the builder waits for after half of the samples.
+const ENV_GATE: &str = "TEST_GATE";
 
 /// The program: reads the set in this directory, and appends a line to a log when it builds the
 /// set.
 pub(crate) fn read(folder: &Path) -> ExitCode {
-    let pace = std::env::var(ENV_PACE).map_or(0, |text| text.parse().unwrap());
+    let gate = std::env::var_os(ENV_GATE).map(PathBuf::from);
     let build = || -> Result<_> {
         let mut log =
             std::fs::OpenOptions::new().create(true).append(true).open(folder.join("log"))?;
         writeln!(log, "{}", std::process::id())?;
         Ok((0..SAMPLES).map(move |sample| {
-            std::thread::sleep(Duration::from_millis(pace));
+            if let Some(gate) = gate.as_ref().filter(|_| sample == SAMPLES / 2) {
+                until("the gate", || gate.exists());
+            }
             Ok((sample, vec![sample as f32; 7]))
         }))
     };
@@ -57,15 +58,23 @@ fn builders(folder: &Path) -> usize {
 fn concurrent_processes_build_once() {
     let folder = tempfile::tempdir().unwrap();
     let role = format!("cached {}", folder.path().display());
-    let pods: Vec<_> = (0..6).map(|_| pod(folder.path()).env(ENV_PACE, "5")).collect();
-    let children: Vec<_> = pods.iter().map(|pod| pod.start(&role)).collect();
+    let gate = folder.path().join("gate");
+    let gated = || pod(folder.path()).env(ENV_GATE, gate.to_str().unwrap());
+    let mut pods: Vec<_> = (0..6).map(|_| gated()).collect();
+    let mut children: Vec<_> = pods.iter().map(|pod| pod.start(&role)).collect();
+    until("the build", || builders(folder.path()) > 0);
+    // By now, the lock contains the builder's name.
+    let late = gated();
+    children.push(late.start(&role));
+    let builder = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    let waits = format!("waiting for process {} on ", builder.trim());
+    until(&waits, || std::fs::read_to_string(late.file("errors")).unwrap().contains(&waits));
+    std::fs::write(&gate, "").unwrap();
+    pods.push(late);
     let left: Vec<_> = pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect();
     let is_right = |process: &ProcessOutcome| process.code == 0 && process.out.contains("sum 4950");
     assert!(left.iter().all(is_right), "{left:?}");
     assert_eq!(builders(folder.path()), 1);
-    let builder = std::fs::read_to_string(folder.path().join("log")).unwrap();
-    let waits = format!("waiting for process {} on ", builder.trim());
-    assert!(left.iter().any(|process| process.errors.contains(&waits)), "{waits}: {left:?}");
     // A later process builds nothing.
     assert_eq!(pod(folder.path()).run(&role).code, 0);
     assert_eq!(builders(folder.path()), 1);
@@ -78,14 +87,12 @@ fn concurrent_processes_build_once() {
 fn partial_set_of_killed_builder_is_unused() {
     let folder = tempfile::tempdir().unwrap();
     let role = format!("cached {}", folder.path().display());
-    let (first, second) = (pod(folder.path()).env(ENV_PACE, "1000"), pod(folder.path()));
+    let gate = folder.path().join("never");
+    let first = pod(folder.path()).env(ENV_GATE, gate.to_str().unwrap());
+    let second = pod(folder.path());
     let child = first.start(&role);
     let half = folder.path().join("sets/digits/v1/.training.half/00000.seg");
-    let start = Instant::now();
-    while !half.exists() {
-        assert!(start.elapsed() < Duration::from_secs(20), "the build does not start");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("the build", || half.exists());
     let waiting = second.start(&role);
     until("the second builder's wait", || {
         let errors = std::fs::read_to_string(second.file("errors"));

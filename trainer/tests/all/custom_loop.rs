@@ -256,18 +256,27 @@ fn independent_ranks_learn_of_preemption_by_heartbeat() {
 fn sigusr1_prints_threads_and_continues() {
     let pod = Pod::new().env(ENV_PACE, "0 100");
     let out = pod.file("").display().to_string();
-    let server = crate::report_server::ReportServer::open(prolongs);
+    // The trial runs until SIGTERM, so it cannot end before SIGUSR1 arrives.
+    let answer = |_: &Report| Directive::Continue { units: 100_000 };
+    let server = crate::report_server::ReportServer::open(answer);
     let mut pod = pod.env(ENV_OUT, &out);
     std::fs::write(pod.file("token"), "one").unwrap();
     pod.config["door"]["url"] = json!(server.url);
-    pod.config["units"] = json!(12);
+    pod.config["units"] = json!(100_000);
     let child = crate::gang::start_as(&pod, "own");
-    let has_progress = || server.reports.lock().unwrap().iter().any(|report| report.batches > 1);
-    until("a first report", has_progress);
+    let batches = || server.reports.lock().unwrap().last().map_or(0, |report| report.batches);
+    until("a first report", || batches() > 1);
     let launcher = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     rustix::process::kill_process(launcher, Signal::USR1).unwrap();
+    let is_in = |name: &str| {
+        std::fs::read_to_string(pod.file(name)).unwrap().contains("stoker: rank 0, process ")
+    };
+    until("the list of threads", || is_in("out") || is_in("errors"));
+    let printed_at = batches();
+    until("a later report", || batches() > printed_at);
+    rustix::process::kill_process(launcher, Signal::TERM).unwrap();
     let left = pod.wait(child);
-    assert_eq!(left.code, 0, "{left:?}");
+    assert_eq!(left.code, 79, "{left:?}");
     let text = format!("{}{}", left.out, left.errors);
     assert!(text.contains("stoker: rank 0, process "), "{text}");
     assert!(text.contains(", last reported batch "), "{text}");

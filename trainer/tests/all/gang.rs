@@ -9,9 +9,9 @@ use stoker_storage::hash::sha256_hex;
 use stoker_test_cluster::free_ports;
 
 use crate::ENV_ROLE;
-use crate::process::{Pod, ProcessOutcome};
+use crate::process::{Pod, ProcessOutcome, until};
 use crate::report_server::ReportServer;
-use crate::training::{ENV_FULL, ENV_OUT, ENV_SIGNAL};
+use crate::training::{ENV_FULL, ENV_MARK, ENV_OUT, ENV_SIGNAL};
 
 /// Pods of one rank each, which share a storage as in a cluster.
 pub(crate) struct Gang {
@@ -70,7 +70,11 @@ impl Gang {
     }
 
     pub(crate) fn run_as(&self, role: &str) -> Vec<ProcessOutcome> {
-        let children: Vec<Child> = self.pods.iter().map(|pod| start_as(pod, role)).collect();
+        self.wait(self.pods.iter().map(|pod| start_as(pod, role)).collect())
+    }
+
+    /// Waits for the processes of all pods.
+    pub(crate) fn wait(&self, children: Vec<Child>) -> Vec<ProcessOutcome> {
         self.pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect()
     }
 
@@ -277,12 +281,16 @@ fn stopped_gang_resumes_with_fewer_ranks() {
 fn killed_rank_ends_the_others() {
     for killed in [0, 1, 2] {
         let gang = Gang::new(3, to_the_end).env(ENV_SIGNAL, &format!("{killed} 5 KILL"));
-        let start = Instant::now();
-        let left = gang.run();
+        let mark = gang.pods[0].file("mark");
+        let gang = gang.env(ENV_MARK, &format!("0 4 {}", mark.display()));
+        let children: Vec<Child> = gang.pods.iter().map(start).collect();
+        until("the batch before the kill", || mark.exists());
+        let begin = Instant::now();
+        let left = gang.wait(children);
         let code = |rank: u32| if rank == killed { 137 } else { 81 };
         let expected: Vec<i32> = (0..3).map(code).collect();
         assert_eq!(codes(&left), expected, "{left:?}");
-        assert!(start.elapsed() < Duration::from_secs(20), "{killed}");
+        assert!(begin.elapsed() < Duration::from_secs(60), "{killed}");
         let words = left[(killed as usize + 1) % 3].termination.as_ref().unwrap();
         let message = words.message.as_ref().unwrap();
         assert!(message.contains("lost the connection to rank"), "{words:?}");

@@ -46,16 +46,26 @@ fn without_a_trial_there_is_one_rank() {
     assert_eq!((left.code, left.out.as_str()), (0, "0 of 1\n"), "{left:?}");
 }
 
-/// Runs a script on two ranks of a pod and checks the launcher's exit code and message.
+/// Runs a script on two ranks of a pod and checks the launcher's exit code and message. The
+/// launcher must end before it would kill ranks that ignore its signal, 30 s after the first exit.
 fn check(script: &str, code: i32, message: Option<&str>) {
     let pod = Pod::new().gang(2, 2);
+    let [both, started] = ["both", "started"].map(|name| pod.file(name));
+    let begin = format!(
+        ": >{started}$RANK; until [ -e {both} ]; do sleep 0.02; done",
+        started = started.display(),
+        both = both.display()
+    );
+    let child = pod.start_launch(&["sh", "-c", &format!("{begin}; {script}")]);
+    until("both ranks", || [0, 1].iter().all(|rank| pod.file(&format!("started{rank}")).exists()));
     let start = Instant::now();
-    let left = pod.launch_script(script);
+    std::fs::write(&both, "").unwrap();
+    let left = pod.wait(child);
     assert_eq!(left.code, code, "{script}: {left:?}");
     let termination = left.termination.unwrap();
     assert_eq!(i32::from(termination.code), code, "{script}");
     assert_eq!(termination.message.as_deref(), message, "{script}");
-    assert!(start.elapsed() < Duration::from_secs(20), "{script}");
+    assert!(start.elapsed() < Duration::from_secs(25), "{script}");
 }
 
 #[test]

@@ -7,12 +7,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stoker_api::contract::Termination;
 use stoker_api::names::{ENV_POD_INDEX, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG};
+use stoker_test_cluster::PATIENCE;
 use tempfile::TempDir;
 
 use super::ENV_ROLE;
-
-/// Timeout for processes of these tests; longer than any takes, unless it hangs.
-const WAIT_MAX: Duration = Duration::from_secs(90);
 
 /// A pod. Its directory contains the configuration, the storage and the output of its processes.
 pub(crate) struct Pod {
@@ -130,7 +128,7 @@ impl Pod {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
             }
-            if start.elapsed() > WAIT_MAX {
+            if start.elapsed() > PATIENCE {
                 child.kill().unwrap();
                 panic!("the process hangs: {}{}", self.text("out"), self.text("errors"));
             }
@@ -163,7 +161,7 @@ impl Pod {
 pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < WAIT_MAX, "{what} took too long");
+        assert!(start.elapsed() < PATIENCE, "{what} took too long");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

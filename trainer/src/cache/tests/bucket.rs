@@ -1,8 +1,16 @@
 //! Tests of sets that machines share through a bucket.
 
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
 use stoker_storage::Storage;
+use stoker_test_cluster::PATIENCE;
 
 use super::*;
+use crate::cache::bucket::{TRANSFERS_MAX, store_segment};
+use crate::cache::manifest::SegmentEntry;
 
 /// The other segments are in flight when the first is found damaged.
 #[test]
@@ -14,10 +22,10 @@ fn failed_download_leaves_the_staging_directory_empty() {
     let bucket_sets = DatasetBucket::new(rt, storage, "ml/datasets");
     let dir = DatasetDir::new(here.path(), "a", "v1", Split::Training).unwrap();
     dir.prepare_staging().unwrap();
-    // Sizes chosen so that the damaged segment is done while the others are being hashed.
-    let segments = [12_usize, 20, 20, 20].iter().enumerate().map(|(number, mega)| {
+    // As many segments as are downloaded concurrently.
+    let segments = (0..TRANSFERS_MAX).map(|number| {
         let mut writer = segment::Writer::new(&dir.staging_dir(), number).unwrap();
-        writer.record(&vec![number as u8; mega << 20]).unwrap();
+        writer.record(&[number as u8; 100]).unwrap();
         writer.finish().unwrap()
     });
     let manifest = manifest::Manifest::new(&dir, segments.collect());
@@ -27,12 +35,41 @@ fn failed_download_leaves_the_staging_directory_empty() {
     bucket_sets.upload(&dir, lock);
     let stored = bucket.path().join("ml/datasets/a/v1/training");
     let first = stored.join(format!("{}.seg", manifest.segments[0].sha256));
-    std::fs::write(first, vec![0; 12 << 20]).unwrap();
+    std::fs::write(first, "damaged").unwrap();
     dir.prepare_staging().unwrap();
     let quota = quota::CacheQuota::new(here.path(), None, &dir).unwrap();
-    let error = bucket_sets.download(&dir, &quota).unwrap_err().to_string();
+    // All segments are in memory before the first is verified. The gate holds the others then.
+    let (gate, all) = (Arc::new(Mutex::new(())), Arc::new(Barrier::new(TRANSFERS_MAX)));
+    let (end, ends) = channel();
+    let store = {
+        let gate = gate.clone();
+        move |folder: &Path, entry: &SegmentEntry, bytes: &Bytes| {
+            all.wait();
+            let is_first = entry.file == "00000.seg";
+            if !is_first {
+                drop(gate.lock().unwrap());
+            }
+            let stored = store_segment(folder, entry, bytes);
+            end.send(is_first).unwrap();
+            stored
+        }
+    };
+    let error = std::thread::scope(|scope| {
+        let closed = gate.lock().unwrap();
+        let download = scope.spawn(|| bucket_sets.download_with(&dir, &quota, store));
+        assert!(ends.recv_timeout(PATIENCE).unwrap(), "a segment passed the closed gate");
+        // A download that does not wait for the other segments returns now.
+        let start = Instant::now();
+        while !download.is_finished() && start.elapsed() < Duration::from_millis(500) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(closed);
+        download.join().unwrap().unwrap_err().to_string()
+    });
     assert!(error.contains(".seg is damaged: its SHA-256 is"), "{error}");
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    for _ in 1..TRANSFERS_MAX {
+        ends.recv_timeout(PATIENCE).unwrap();
+    }
     assert_eq!(std::fs::read_dir(dir.staging_dir()).unwrap().count(), 0);
 }
 
@@ -111,10 +148,10 @@ fn interrupted_upload_is_resumed_by_the_next_open() {
     assert!(mark.exists());
     std::fs::remove_file(bucket.path().join("ml")).unwrap();
     let set = open(&of(one.path()), "a", 50, &builds).unwrap();
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while mark.exists() {
-        assert!(start.elapsed() < std::time::Duration::from_secs(60), "the set is not uploaded");
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        assert!(start.elapsed() < PATIENCE, "the set is not uploaded");
+        std::thread::sleep(Duration::from_millis(10));
     }
     check_all(&set, 50);
     check_all(&open(&of(two.path()), "a", 50, &builds).unwrap(), 50);

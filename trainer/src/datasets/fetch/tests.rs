@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use super::*;
+use crate::closed_port::ClosedPort;
 
 const CONTENT: &[u8] = b"what the file holds";
 const OK: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\n";
@@ -51,7 +52,7 @@ fn status(status: &str) -> Vec<u8> {
 }
 
 fn answer(mut stream: TcpStream, answer: &[u8]) {
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let (mut request, mut buffer) = (Vec::new(), [0; 1024]);
     while !request.ends_with(b"\r\n\r\n") {
         match stream.read(&mut buffer) {
@@ -165,9 +166,8 @@ fn files_of_killed_downloads_are_deleted() {
 
 #[test]
 fn unreachable_server_is_named_without_secrets() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    let port = ClosedPort::new();
+    let address = port.address();
     let (_folder, cache) = cache();
     let secret = format!("http://user:pass@{address}/file?token=secret");
     let error = cache.fetch(&secret, None).unwrap_err().to_string();

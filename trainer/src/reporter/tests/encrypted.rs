@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use stoker_api::contract::{Directive, TrialConfig};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -15,17 +15,28 @@ use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::{Reporter, progress};
+use super::{Reporter, progress, until};
 
 const CA: &str = include_str!("tls/ca.pem");
 const OTHER_CA: &str = include_str!("tls/other-ca.pem");
 
+/// Numbers of TLS handshakes of a server. A client that does not trust its certificate fails one.
+#[derive(Debug, Default)]
+struct Handshakes {
+    completed: AtomicUsize,
+    failed: AtomicUsize,
+}
+
 /// Responds to each request with a directive.
-async fn serve(listener: TcpListener, acceptor: TlsAcceptor) {
+async fn serve(listener: TcpListener, acceptor: TlsAcceptor, handshakes: Arc<Handshakes>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let acceptor = acceptor.clone();
+        let (acceptor, handshakes) = (acceptor.clone(), handshakes.clone());
         tokio::spawn(async move {
-            let Ok(mut stream) = acceptor.accept(stream).await else { return };
+            let accepted = acceptor.accept(stream).await;
+            let Handshakes { completed, failed } = &*handshakes;
+            let counter = if accepted.is_ok() { completed } else { failed };
+            counter.fetch_add(1, Ordering::SeqCst);
+            let Ok(mut stream) = accepted else { return };
             let mut request = vec![];
             while !request.ends_with(b"}}}") {
                 if stream.read_buf(&mut request).await.unwrap_or(0) == 0 {
@@ -39,7 +50,7 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor) {
     }
 }
 
-fn start_server(rt: &Runtime) -> SocketAddr {
+fn start_server(rt: &Runtime) -> (SocketAddr, Arc<Handshakes>) {
     let certificate = CertificateDer::from_pem_slice(include_bytes!("tls/door.pem")).unwrap();
     let key = PrivateKeyDer::from_pem_slice(include_bytes!("tls/door.key")).unwrap();
     let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -50,8 +61,9 @@ fn start_server(rt: &Runtime) -> SocketAddr {
         .unwrap();
     let listener = rt.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();
-    rt.spawn(serve(listener, TlsAcceptor::from(Arc::new(config))));
-    address
+    let handshakes = Arc::<Handshakes>::default();
+    rt.spawn(serve(listener, TlsAcceptor::from(Arc::new(config)), handshakes.clone()));
+    (address, handshakes)
 }
 
 fn config(url: &str, ca: Option<&str>, folder: &tempfile::TempDir) -> TrialConfig {
@@ -71,20 +83,27 @@ fn config(url: &str, ca: Option<&str>, folder: &tempfile::TempDir) -> TrialConfi
 #[test]
 fn only_the_trusted_server_receives_reports() {
     let (rt, folder) = (Runtime::new().unwrap(), tempfile::tempdir().unwrap());
-    let port = start_server(&rt).port();
-    let check = |host: &str, ca: Option<&str>, expected: Option<Directive>| {
-        let config = config(&format!("https://{host}:{port}/report"), ca, &folder);
-        let reporter = Reporter::new(rt.handle().clone(), &config).unwrap();
-        let wait = Duration::from_secs(if expected.is_some() { 10 } else { 1 });
-        let response = reporter.post_and_wait_within(1, progress(), wait);
-        assert_eq!(response, Ok(expected), "{host}, {ca:?}");
+    // Each reporter has a separate server, which counts only the connections of this reporter.
+    let connect = |host: &str, ca: Option<&str>| {
+        let (address, handshakes) = start_server(&rt);
+        let config = config(&format!("https://{host}:{}/report", address.port()), ca, &folder);
+        (Reporter::new(rt.handle().clone(), &config).unwrap(), handshakes)
     };
     let both = format!("{OTHER_CA}{CA}");
-    check("127.0.0.1", Some(CA), Some(Directive::Stop));
-    check("127.0.0.1", Some(&both), Some(Directive::Stop));
-    check("127.0.0.1", Some(OTHER_CA), None);
-    check("127.0.0.1", None, None);
-    check("localhost", Some(CA), None);
+    for ca in [CA, &both] {
+        let (reporter, _) = connect("127.0.0.1", Some(ca));
+        assert_eq!(reporter.post_and_wait(1, progress()), Ok(Some(Directive::Stop)), "{ca}");
+    }
+    for (host, ca) in [("127.0.0.1", Some(OTHER_CA)), ("127.0.0.1", None), ("localhost", Some(CA))]
+    {
+        let (reporter, handshakes) = connect(host, ca);
+        reporter.post(1, progress());
+        let num = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
+        let has_ended = || num(&handshakes.failed) + num(&handshakes.completed) > 0;
+        until("the first TLS handshake", has_ended);
+        assert_eq!(num(&handshakes.completed), 0, "{host}, {ca:?}");
+        assert_eq!(reporter.directive(), None, "{host}, {ca:?}");
+    }
 }
 
 #[test]

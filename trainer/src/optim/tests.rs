@@ -276,8 +276,8 @@ fn all_ranks_clip_by_the_norm_of_the_first() {
 #[test]
 fn norm_of_half_precision_is_finite() {
     let device = Device::flex().autodiff();
-    let ones = Tensor::<1>::from_data(TensorData::from([1.0f32, 1.0]), (&device, DType::F16));
-    let param = || Param::from_tensor(ones.clone());
+    let ones = || Tensor::<1>::ones([2], (&device, DType::F16));
+    let param = || Param::from_tensor(ones());
     let model = crate::record::initialize(Two { used: param(), unused: param() });
     let mut sum = GradientSum::default();
     let loss = (model.used.val() * 300.0).sum() + (model.unused.val() * 400.0).sum();

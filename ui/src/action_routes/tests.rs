@@ -232,7 +232,7 @@ fn accepted_actions_are_shown_until_confirmed() {
         let run = page.viewer.visible.run("ml", "iris").unwrap();
         controls(&page.viewer.site, &run).asked.map(|notice| notice.title)
     };
-    assert_eq!(asked(&page).unwrap(), "Pause asked at");
+    assert_eq!(asked(&page).unwrap(), "Pause waits for the record, asked at");
     page.store.replace(fixture::run(json!({}), json!({"phase": "Paused"}), &[]));
     assert_eq!(asked(&page), None);
 }

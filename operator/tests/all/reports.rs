@@ -283,7 +283,9 @@ fn delayed_validations_are_written_on_shutdown() {
         return;
     }
     runtime().block_on(async {
-        let mut standby = Standby::start("shutdown", &[]).await;
+        // No interval ends before the third validation is found delayed.
+        let interval = ["--validation-write-seconds", "3600"];
+        let mut standby = Standby::start("shutdown", &interval).await;
         let owner = standby.add_experiment("one").await;
         let trial = standby.add_trial("one", &owner, 0).await;
         let sender = standby.add_pod("one-0", &trial, 0, 0).await;

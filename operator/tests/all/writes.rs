@@ -274,7 +274,8 @@ fn api_server_outage_changes_nothing() {
         let mut operator = ns.operator("a", free_ports());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "away", |_| Script::Train { unit_ms: 200 });
-        ns.apply("grid", grid(TRIALS as u32, 30, PODS as u32));
+        // The trials train for 20 s, so that a late stop of the server leaves enough to train.
+        ns.apply("grid", grid(TRIALS as u32, 100, PODS as u32));
         ns.wait_for("grid", &[Phase::Running]).await;
         wait_for_units(&kubelet, 10).await;
         plane.stop_api();

@@ -28,12 +28,10 @@ struct Caller {
 impl Caller {
     async fn new(ns: &TestNamespace, pod: &str) -> Self {
         let pods: Api<Pod> = Api::namespaced(ns.client.clone(), &ns.namespace);
-        let pod = loop {
-            match pods.get_opt(pod).await.unwrap() {
-                Some(pod) => break pod,
-                None => tokio::time::sleep(Duration::from_millis(50)).await,
-            }
-        };
+        let pod = poll_until(pod, async || {
+            pods.get_opt(pod).await.unwrap().ok_or_else(|| "it does not exist".to_owned())
+        })
+        .await;
         let config = config_of(&pod);
         let token = token(&ns.client, &ns.namespace, &pod).await.unwrap();
         Self { connection: ReportConnection::new(&config, token), config }

@@ -258,12 +258,18 @@ mod tests {
     fn metric_names_and_labels_are_stable() {
         let metrics = Metrics::default();
         metrics.writes.get_or_create(&Kind::POD_CREATE).inc();
+        metrics.attempts_started.inc();
         metrics.attempt_ended(AttemptEnd::NotStarted);
+        metrics.trial_ended(Phase::Completed);
+        metrics.report_seconds.observe(0.5);
         metrics.reports.get_or_create(&AnswerLabel { answer: Answer::Fenced }).inc();
         let text = metrics.render();
         for line in [
             "stoker_api_writes_total{kind=\"pod_create\"} 1",
+            "stoker_attempts_started_total 1",
             "stoker_attempts_ended_total{kind=\"not_started\"} 1",
+            "stoker_trials_ended_total{kind=\"completed\"} 1",
+            "stoker_report_seconds_count 1",
             "stoker_reports_total{answer=\"Fenced\"} 1",
             "stoker_leader 0",
         ] {

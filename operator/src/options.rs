@@ -99,6 +99,14 @@ pub struct Options {
     /// Maximum status writes per second for reports of one namespace; more reports are delayed
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     pub report_writes_per_second: u32,
+    /// Seconds between two writes of validations that decide nothing
+    #[arg(
+        long,
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u64).range(1..),
+        hide = true
+    )]
+    pub validation_write_seconds: u64,
     /// Maximum number of one-pod trials per namespace whose pod has no node; also for gangs
     #[arg(long, default_value_t = 32)]
     pub pending_trials_max: u32,

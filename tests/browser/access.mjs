@@ -4,7 +4,7 @@ import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { join } from 'node:path';
-import { address, base, browse, check, equal, input, noFaults } from './page.mjs';
+import { address, base, browse, check, equal, input, load, noFaults } from './page.mjs';
 
 const url = new URL(input.url);
 
@@ -92,7 +92,7 @@ await browse(async (open, context) => {
   const cookies = await context.cookies();
   check(cookies.length === 1 && cookies[0].httpOnly, `cookies: ${JSON.stringify(cookies)}`);
   equal(await page.evaluate(() => document.cookie), '', 'cookie that scripts can read');
-  await page.goto(input.url);
+  await load(page, input.url);
   check(!page.url().includes('token'), 'the address bar keeps the token');
   check(page.url().startsWith(address('/experiments')), `the URL leads to ${page.url()}`);
   noFaults(page);

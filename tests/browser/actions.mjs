@@ -2,14 +2,15 @@
 
 import { existsSync } from 'node:fs';
 
-import { answer, button, folder, offers, phase, question, requested } from './buttons.mjs';
+import { answer, button, deleted, folder, landed, offers, phase, question, requested }
+  from './buttons.mjs';
 import { base, browse, check, equal, follow, noFaults, until, visit } from './page.mjs';
 
 await browse(async (open) => {
   const page = await open(base());
   const all = ['Pause', 'Cancel…', 'Kill…'];
   await offers(page, all);
-  await follow(page, button(page, 'Pause'));
+  await follow(page, button(page, 'Pause'), landed('paused'));
   equal(requested(), 'paused', 'request after Pause');
   await until(() => phase() === 'Paused', 'the trials pause');
   await offers(page, ['Activate', 'Cancel…', 'Kill…']);
@@ -21,12 +22,12 @@ await browse(async (open) => {
   await follow(page, page.locator('a', { hasText: 'Back, change nothing' }));
   equal(requested(), 'paused', 'request after Back');
 
-  await follow(page, button(page, 'Activate'));
+  await follow(page, button(page, 'Activate'), landed('active'));
   equal(requested(), 'active', 'request after Activate');
   await until(() => phase() === 'Running', 'the trials continue');
   await offers(page, all);
   await question(page, 'Cancel');
-  await answer(page);
+  await answer(page, landed('cancelled'));
   equal(requested(), 'cancelled', 'request after Cancel');
   await until(() => phase() === 'Cancelled', 'the experiment ends');
   // A page that is loaded while the runner exits is not live.
@@ -42,7 +43,7 @@ await browse(async (open) => {
   // The refusal is the response to the form.
   page.faults.splice(0);
   await page.fill('input[name=name]', 'iris-random');
-  await answer(page);
+  await answer(page, deleted);
   equal(new URL(page.url()).pathname, '/experiments', 'page after Delete');
   check(!existsSync(folder()), 'the record remains');
   for (const one of [page, list]) {

@@ -2,7 +2,7 @@
 // and of a search that still runs.
 // `tests/tests/two_nodes/page.rs` starts the search when this script asks for it.
 
-import { WIDE, ask, base, browse, check, equal, input, noFaults, picture, until, visit }
+import { WIDE, ask, base, browse, check, equal, input, navigate, noFaults, picture, until, visit }
   from './page.mjs';
 import { faultsOf, noneOf } from './faults.mjs';
 import { look, lookAtRunning } from './look.mjs';
@@ -12,14 +12,14 @@ import { views } from './list.mjs';
 async function signIn(page, token) {
   await page.waitForSelector('form[action="/sign-in"]');
   await page.fill('input[name=token]', token);
-  await Promise.all([page.waitForNavigation(), page.keyboard.press('Enter')]);
+  await navigate(page, () => page.keyboard.press('Enter'));
 }
 
 /** Adds the namespace: the viewer may not list all namespaces, and the page offers none. */
 async function addNamespace(page) {
   await page.waitForSelector('h1:text-is("Namespaces")');
   await page.fill('main form input:not([type=hidden])', input.namespace);
-  await Promise.all([page.waitForNavigation(), page.keyboard.press('Enter')]);
+  await navigate(page, () => page.keyboard.press('Enter'));
 }
 
 /** Waits for a row of the list, and updates the table if it offers that. */

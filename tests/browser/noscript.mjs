@@ -1,6 +1,6 @@
 // Without JavaScript: tables, tabs, the filter, sort links and pager links work.
 
-import { address, base, browse, check, equal, follow, input, noFaults, record }
+import { address, base, browse, check, equal, follow, input, load, noFaults, record }
   from './page.mjs';
 
 const trialsOf = (page) => page.$$eval('#trials-rows tr', (rows) =>
@@ -35,7 +35,7 @@ async function filter(page) {
 }
 
 async function sort(page) {
-  await page.goto(address(`${base()}/trials`));
+  await load(page, address(`${base()}/trials`));
   const header = () => page.locator('#trials-table th a', { hasText: 'validation_loss' });
   for (const order of ['ascending', 'descending']) {
     await follow(page, header());
@@ -49,7 +49,7 @@ async function sort(page) {
 
 /** Follows "Load more rows" from the first to the last page of a long table. */
 async function pager(page) {
-  await page.goto(address(`${base(input.long)}/trials`));
+  await load(page, address(`${base(input.long)}/trials`));
   const first = await trialsOf(page);
   const more = page.locator('#trials-more a');
   equal(await more.count(), 1, 'links to more rows');
@@ -62,7 +62,7 @@ async function pager(page) {
 
 await browse(async (open) => {
   const page = await open();
-  await page.goto(address('/experiments'));
+  await load(page, address('/experiments'));
   await follow(page,
     page.locator('#experiments-rows a.name', { hasText: 'iris-asha' }).first());
   check((await trialsOf(page)).length > 0, 'the overview has no table of trials');
@@ -78,7 +78,7 @@ await browse(async (open) => {
   check(page.url() !== before, 'the link to the next trial opens the same trial');
   check(/\/trials\/\d+/.test(page.url()), `the link to the next trial opens ${page.url()}`);
   await pager(page);
-  await page.goto(address('/experiments'));
+  await load(page, address('/experiments'));
   for (const box of await page.locator('#experiments-rows input').all()) await box.check();
   await follow(page, page.locator('button', { hasText: 'Compare selected' }));
   check(/\/compare\?e=.*&e=/.test(page.url()), `comparing opens ${page.url()}`);

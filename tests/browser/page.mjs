@@ -16,6 +16,8 @@ export const NARROW = { width: 390, height: 844 };
 const PATIENCE = 60_000;
 // Limit for loading a page that changes of the network interrupt. More than one in a row is rare.
 const LOADS_MAX = 5;
+// Start of the URL of Chromium's page for a load that failed.
+const ERROR_PAGE = 'chrome-error://';
 
 const server = new URL(input.url).origin;
 export const namespace = input.namespace ?? 'default';
@@ -38,6 +40,10 @@ function watch(page) {
   const faults = [];
   const add = (text) => faults.push(`${page.url()}: ${text}`);
   page.networkChanges = 0;
+  page.errorPages = 0;
+  page.on('framenavigated', (frame) => {
+    if (frame === page.mainFrame() && frame.url().startsWith(ERROR_PAGE)) page.errorPages += 1;
+  });
   page.on('console', (message) => {
     // Chromium ends its requests when an interface of this machine comes or goes, such as one of
     // the test cluster. `visit` loads the page again, and open pages reconnect and load their data.
@@ -139,25 +145,42 @@ export async function visit(page, path) {
   await scripts(page);
 }
 
-/** Loads a page, and again if an interface of this machine changed meanwhile. */
-async function load(page, url) {
+/** Loads a page with `first`, and then with `again` while interfaces of this machine change. */
+async function repeat(page, first, again) {
   for (let loads = 0; loads < LOADS_MAX; loads += 1) {
-    const before = page.networkChanges;
-    const response = await page.goto(url).catch((error) => {
+    const { networkChanges: before, errorPages } = page;
+    const response = await (loads === 0 ? first() : again()).catch(async (error) => {
       if (!error.message.includes('ERR_NETWORK_CHANGED')) throw error;
       page.networkChanges += 1;
+      // The page of the error would interrupt the next load.
+      await until(() => page.errorPages > errorPages, 'the browser shows its error');
     });
     if (page.networkChanges === before) return response;
   }
-  throw new Error(`the network changed during ${LOADS_MAX} loads of ${url}`);
+  throw new Error(`the network changed during ${LOADS_MAX} loads of ${page.url()}`);
 }
 
+/** Loads a URL. Unlike `visit`, it does not wait for scripts. */
+export const load = (page, url) => repeat(page, () => page.goto(url), () => page.goto(url));
+
+export const reload = (page) => repeat(page, () => page.reload(), () => page.reload());
+
 /**
- * Clicks on a link or button, and waits until the page that it opens is loaded. A change of the
- * network in this moment fails the test.
+ * Runs `act`, and waits until the page that it opens is loaded. If the network changes meanwhile,
+ * loads that page again, which also sends a form again. The server may have handled the form
+ * before its response was lost: then `landed()` returns the path to which the form leads.
  */
-export const follow = (page, locator) =>
-  Promise.all([page.waitForNavigation({ waitUntil: 'load' }), locator.click()]);
+export function navigate(page, act, landed = () => null) {
+  const first = () => Promise.all([page.waitForNavigation({ waitUntil: 'load' }), act()]);
+  const again = async () => {
+    const path = page.url().startsWith(ERROR_PAGE) && await landed();
+    return path ? page.goto(address(path)) : page.reload();
+  };
+  return repeat(page, first, again);
+}
+
+/** Clicks on a link or button, and waits like `navigate`. */
+export const follow = (page, locator, landed) => navigate(page, () => locator.click(), landed);
 
 export const scripts = (page) =>
   page.waitForSelector('html[data-scripts=on]', { state: 'attached' });

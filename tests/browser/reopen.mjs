@@ -2,7 +2,8 @@
 
 import { existsSync } from 'node:fs';
 
-import { answer, folder, offers, phase, question, requested } from './buttons.mjs';
+import { answer, deleted, folder, landed, offers, phase, question, requested }
+  from './buttons.mjs';
 import {
   ask, base, browse, check, equal, follow, input, noFaults, record, until, visit,
 } from './page.mjs';
@@ -24,7 +25,7 @@ async function pauseAll(page) {
   equal(await questionOfAll(page, 'Pause'), 'Pause 1 experiment?', 'question before Pause');
   const refused = await page.innerText('#refused');
   check(refused.includes('The state of the experiment does not allow it'), `refused: ${refused}`);
-  await answer(page);
+  await answer(page, landed('paused', '/experiments'));
   equal(new URL(page.url()).pathname, '/experiments', 'page after Pause');
   equal(requested(), 'paused', 'request after Pause');
   await until(() => phase() === 'Paused', 'the trials pause');
@@ -39,7 +40,7 @@ async function deleteAll(page) {
   // The refusal is the response to the form.
   page.faults.splice(0);
   await page.fill('input[name=confirmation]', 'delete 2');
-  await answer(page);
+  await answer(page, deleted);
   check(!existsSync(folder()) && !existsSync(folder(input.failed)), 'a record remains');
   noFaults(page);
 }
@@ -68,7 +69,7 @@ await browse(async (open) => {
   await offers(page, ['Activate', 'Cancel…', 'Kill…']);
   const effects = await question(page, 'Kill');
   check(effects.includes('A killed experiment cannot continue.'), `effects of Kill: ${effects}`);
-  await answer(page);
+  await answer(page, landed('killed'));
   equal(requested(), 'killed', 'request after Kill');
   await until(() => phase() === 'Cancelled', 'the experiment ends');
   // A page that is loaded while the runner exits is not live.

@@ -1,7 +1,7 @@
 // Selection and brush: one state for plots, table, links and URL.
 
-import { base, browse, check, drawn, equal, input, noFaults, query, record, until, visit }
-  from './page.mjs';
+import { base, browse, check, drawn, equal, follow, input, noFaults, query, record, reload, until,
+  visit } from './page.mjs';
 
 const PLOTS = ['curves', 'ladder', 'parallel'];
 
@@ -64,11 +64,11 @@ await browse(async (open) => {
   await until(async () => String(await visible(page)) === String(inside),
     `the table shows the brushed trials ${inside}`);
 
-  await page.reload();
+  await reload(page);
   await until(async () => String(await visible(page)) === String(inside),
     'a reload keeps the brush');
   equal(await selected(page), [input.trial], 'selected rows after a reload');
-  await page.locator('a[data-tab]', { hasText: 'Trials' }).click();
+  await follow(page, page.locator('a[data-tab]', { hasText: 'Trials' }));
   await page.waitForURL(/\/trials\?/);
   await until(async () => String(await visible(page)) === String(inside),
     'the tab Trials keeps the brush');
@@ -83,7 +83,7 @@ await browse(async (open) => {
   equal(await selected(page), [], 'selected rows after Esc');
 
   await visit(page, `${base()}?sel=0,1`);
-  await page.locator('[data-compare]').click();
+  await follow(page, page.locator('[data-compare]'));
   await page.waitForURL(/\/compare\?t=0,1$/);
   noFaults(page);
 });

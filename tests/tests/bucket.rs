@@ -4,12 +4,17 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
+use stoker_test_cluster::wait_until;
 use stoker_tests::{describe_output, has_data, repository, stoker};
 
 use crate::local_run::run;
 use crate::readers::tool;
+
+/// Longest wait for a part of TensorBoard's response. The test then sends another request.
+const READ_MAX: Duration = Duration::from_secs(10);
 
 /// Commands whose output depends only on the records and the metrics.
 const COMMANDS: [&[&str]; 6] = [
@@ -84,8 +89,8 @@ assert api_pb2.STATUS_SUCCESS in statuses, statuses
 print(len(groups), "trials agree")
 "#;
 
-/// Starts TensorBoard for `name` and returns the names of its runs.
-fn tensorboard_runs(root: &Path, name: &str) -> Vec<String> {
+/// Starts TensorBoard for `name`, waits until it has `num` runs, and returns their names.
+fn tensorboard_runs(root: &Path, name: &str, num: usize) -> Vec<String> {
     let mut command = stoker(["tensorboard", name, "--port", "0", "--output", "json", "--program"]);
     let command = command.arg(tool("tensorboard")).arg("--root").arg(root);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -99,16 +104,15 @@ fn tensorboard_runs(root: &Path, name: &str) -> Vec<String> {
     });
     let address = value["url"].as_str().unwrap().trim_start_matches("http://");
     let address = address.trim_end_matches('/').to_owned();
-    let deadline = std::time::Instant::now() + stoker_test_cluster::PATIENCE;
-    let runs = loop {
-        // TensorBoard loads the files after it accepts connections.
-        let runs = get(&address, "/data/runs");
-        match serde_json::from_str::<Vec<String>>(&runs) {
-            Ok(runs) if !runs.is_empty() => break runs,
-            _ => assert!(std::time::Instant::now() < deadline, "no runs: {runs}"),
+    // TensorBoard loads the files after it accepts connections, one directory after another.
+    let runs = wait_until(&format!("TensorBoard has {num} runs"), || {
+        let text = get(&address, "/data/runs").map_err(|error| error.to_string())?;
+        match serde_json::from_str::<Vec<String>>(&text) {
+            Ok(runs) if runs.len() >= num => Ok(runs),
+            _ => Err(text),
         }
-        std::thread::sleep(std::time::Duration::from_millis(200));
-    };
+    });
+    let runs = runs.unwrap_or_else(|error| panic!("{error}"));
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert!(child.wait().unwrap().success());
@@ -116,13 +120,14 @@ fn tensorboard_runs(root: &Path, name: &str) -> Vec<String> {
     runs
 }
 
-fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").unwrap();
+fn get(address: &str, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(READ_MAX))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
     let mut response = Vec::new();
-    stream.read_to_end(&mut response).unwrap();
+    stream.read_to_end(&mut response)?;
     let text = String::from_utf8_lossy(&response).into_owned();
-    text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default()
+    Ok(text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
 }
 
 #[test]
@@ -146,6 +151,6 @@ fn a_bucket_alone_tells_the_whole_story() {
         Command::new(tool("python")).args(["-c", READ_HPARAMS]).arg(trials).output().unwrap();
     assert!(hparams.status.success(), "{}", describe_output(&hparams));
 
-    assert_eq!(tensorboard_runs(root.path(), "iris-asha").len(), 12);
-    assert_eq!(tensorboard_runs(root.path(), "iris-asha-5"), ["."]);
+    assert_eq!(tensorboard_runs(root.path(), "iris-asha", 12).len(), 12);
+    assert_eq!(tensorboard_runs(root.path(), "iris-asha-5", 1), ["."]);
 }

@@ -44,7 +44,10 @@ podAnnotations: { a: b }
 extraEnv: [{ name: TOKIO_WORKER_THREADS, value: "4" }]
 networkPolicy:
   metricsFrom: [{ namespaceSelector: { matchLabels: { kubernetes.io/metadata.name: monitoring } } }]
-  egress: { enabled: true, apiServerTo: [{ ipBlock: { cidr: 10.0.0.1/32 } }] }
+  egress:
+    enabled: true
+    apiServerPorts: [6444]
+    apiServerTo: [{ ipBlock: { cidr: 10.0.0.1/32 } }]
 pdb: { enabled: false }
 serviceMonitor: { enabled: true, labels: { release: prometheus } }
 ui:
@@ -337,15 +340,29 @@ fn chart_definitions_match_the_generated_ones() {
     }
 }
 
+/// Returns the spec of the operator's NetworkPolicy. Returns `None` if helm is missing and cluster
+/// tests are off.
+fn network_policy(values: &str) -> Option<Value> {
+    let objects = objects(values);
+    let mut policies = of_kind(&objects, "NetworkPolicy").into_iter();
+    let policy = policies.find(|policy| policy["metadata"]["name"] == "stoker-operator");
+    policy.map(|policy| policy["spec"].clone())
+}
+
+#[test]
+fn egress_is_limited_to_dns_and_the_api_server() {
+    let Some(all) = network_policy("") else { return };
+    assert_eq!(all["egress"], Value::Null);
+    let api_server = json!({
+        "ports": [{ "port": 6444, "protocol": "TCP" }],
+        "to": [{ "ipBlock": { "cidr": "10.0.0.1/32" } }],
+    });
+    assert_eq!(network_policy(ALL_VALUES).unwrap()["egress"][1], api_server);
+}
+
 #[test]
 fn only_trial_and_job_pods_may_report() {
-    let from = |values: &str| {
-        let objects = objects(values);
-        let policies = of_kind(&objects, "NetworkPolicy").into_iter();
-        let mut policies =
-            policies.filter(|policy| policy["metadata"]["name"] == "stoker-operator");
-        policies.next().map(|policy| policy["spec"]["ingress"][0].clone())
-    };
+    let from = |values: &str| network_policy(values).map(|spec| spec["ingress"][0].clone());
     let Some(all) = from("") else { return };
     assert_eq!(all["ports"], json!([{ "port": 8443, "protocol": "TCP" }]));
     let pods = json!({ "matchExpressions": [{

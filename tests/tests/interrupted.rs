@@ -124,7 +124,7 @@ impl SeededRng {
 /// Waits until no trainer under `root` is left after its runner has died.
 #[track_caller]
 pub(crate) fn wait_until_no_trainers(root: &Path, context: &str) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + stoker_test_cluster::PATIENCE;
     while !trainers(root).is_empty() {
         assert!(Instant::now() < deadline, "{context}: trainers outlive their runner");
         std::thread::sleep(Duration::from_millis(20));

@@ -84,6 +84,17 @@ fn experiment_list_and_describe_show_the_status() {
     fixture.check("experiment describe mnist", 0, "Importance: needs 10 results");
     assert_eq!(fixture.json("experiment describe mnist")["metadata"]["name"], "mnist");
     assert_eq!(fixture.json("experiment list").as_array().unwrap().len(), 1);
+    fixture.start_job();
+    check_all_namespaces(&fixture, &["experiment", "list", "-A"], ["show", "mnist"]);
+    check_all_namespaces(&fixture, &["job", "list", "--all-namespaces"], ["show", "species"]);
+}
+
+/// Checks that a list of all namespaces has a row that starts with these cells.
+fn check_all_namespaces(fixture: &ClusterFixture, words: &[&str], expected: [&str; 2]) {
+    let output = fixture.stoker(fixture.plane.kubeconfig(), words).output().unwrap();
+    let list = check(&output, &words.join(" "), 0, "NAMESPACE");
+    let is_expected = |line: &str| line.split_whitespace().take(2).eq(expected);
+    assert!(list.lines().any(is_expected), "{list}");
 }
 
 #[test]
@@ -129,6 +140,8 @@ fn checkpoints_are_listed_and_downloaded() {
     let manifest = fixture.start_trial();
     fixture.check("checkpoint list mnist", 0, CHECKPOINT);
     fixture.check("checkpoint list mnist-0", 0, CHECKPOINT);
+    fixture.check("checkpoint list mnist --trial 0", 0, CHECKPOINT);
+    fixture.check("checkpoint list mnist --trial 7", 2, "trial 7 of experiment `mnist` not found");
     let name = format!("mnist-0/{CHECKPOINT}");
     assert_eq!(fixture.check("checkpoint list mnist/0 -o name", 0, "").trim_end(), name);
     fixture.check(&format!("checkpoint download {name} --to named"), 0, "of trial mnist-0");
@@ -139,6 +152,15 @@ fn checkpoints_are_listed_and_downloaded() {
     );
     assert_eq!(std::fs::read_to_string(fixture.path("got/manifest.json")).unwrap(), manifest);
     fixture.check("checkpoint download mnist-0 --to got", 2, "already contains a checkpoint");
+    fixture.check("checkpoint download mnist-0 --best --to best", 0, CHECKPOINT);
+    fixture.set_status(
+        "trial",
+        "mnist-0",
+        &json!({"checkpoints": [{"name": CHECKPOINT, "batches": 10,
+            "manifestSha256": "0".repeat(64), "bytes": 0}]}),
+    );
+    let unranked = "no usable checkpoint of trial mnist-0 has a metric";
+    fixture.check("checkpoint download mnist-0 --best --to none", 2, unranked);
 }
 
 #[test]

@@ -192,9 +192,12 @@ impl RunFixture {
         wait_until("a new checkpoint", || !self.checkpoints().is_subset(before));
     }
 
-    /// Waits until a trainer has trained this number of batches.
+    /// Waits until trial 0 has trained this number of batches.
     pub(crate) fn wait_for_batch(&self, batches: u64) {
-        let trained = |pid: &PathBuf| std::fs::read_to_string(pid).ok()?.parse::<u64>().ok();
+        let trained = |pid: &PathBuf| {
+            let text = std::fs::read_to_string(pid).ok()?;
+            text.strip_prefix("0 ")?.parse::<u64>().ok()
+        };
         let pids = self.folder.path().join("pids");
         wait_until("the batch", || {
             files(&pids).iter().filter_map(trained).any(|trained| trained >= batches)

@@ -334,9 +334,9 @@ fn viewers_share_lists_and_watches() {
         })
         .collect();
     assert_eq!(requests(&fixture, "list").len(), with_one);
-    // A watch lasts a minute.
-    let rounds = started.elapsed().as_secs() as usize / 60 + 1;
+    // A watch lasts a minute. Reading the log takes time in which watches may be renewed.
     let watches = requests(&fixture, "watch").len();
+    let rounds = started.elapsed().as_secs() as usize / 60 + 1;
     assert!(watches <= 3 * rounds, "{watches} watches in {rounds} minutes");
     // All of them see a change.
     let status = json!({"phase": "Completed", "trialsClosed": 1});

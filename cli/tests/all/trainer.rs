@@ -211,11 +211,11 @@ impl Trainer {
         !Path::new(folder).with_file_name("release").exists()
     }
 
-    /// Writes the number of trained batches to a file for the test.
+    /// Writes the trial's index and the number of trained batches to a file for the test.
     fn note(&self, batches: u64) {
         if let Some(folder) = self.config.data["pids"].as_str() {
             let file = Path::new(folder).join(std::process::id().to_string());
-            std::fs::write(file, batches.to_string()).unwrap();
+            std::fs::write(file, format!("{} {batches}", self.config.trial)).unwrap();
         }
     }
 

@@ -27,8 +27,6 @@ const TRIES_MAX: u32 = 16;
 /// Steps on the way to the granted length at which progress is recorded. Storage has finer
 /// progress.
 const PROGRESS_STEPS: u64 = 4;
-/// Interval between two writes of validations that decide nothing. Storage has all of them.
-const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest time in which a stopping replica writes its delayed validations.
 const LAST_WRITES_MAX: Duration = Duration::from_secs(5);
 /// Wait of a stopping replica between two tries to write its delayed validations.
@@ -91,8 +89,9 @@ pub(super) async fn record(
 
 /// Writes the delayed validations of a trial at intervals, until an interval passes without one.
 async fn write_delayed(server: &ReportServer, key: &Key, uid: &str) {
+    let interval = Duration::from_secs(server.context.options.validation_write_seconds);
     loop {
-        tokio::time::sleep(WRITE_INTERVAL).await;
+        tokio::time::sleep(interval).await;
         let Some(report) = server.delayed.next(uid) else { return };
         // A failed write is retried after the next interval, since no caller waits for it.
         try_write_delayed(server, key, uid, &report).await;

@@ -2,7 +2,6 @@
 //! test's [`TestNamespace`] also checks at its end that RBAC denied no request.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
@@ -13,6 +12,7 @@ use crate::flow::grid;
 use crate::jobs::{apply_job, is_of_job, job, wait_for_job};
 use crate::kubelet::{Kubelet, Script};
 use crate::setup::{ACCOUNT, TestNamespace, free_ports, runtime};
+use crate::standby::poll_until;
 use crate::worker::Work;
 
 /// Verbs that this test may not observe, with their purpose.
@@ -68,14 +68,15 @@ fn occupy_names(ns: &TestNamespace) {
 async fn wait_for_event(ns: &TestNamespace, object: &str, reason: &str) {
     let selector = format!("--field-selector=involvedObject.name={object}");
     let arguments = ["events", "-n", ns.namespace.as_str(), &selector];
-    loop {
+    poll_until(&format!("the event {reason} on {object}"), async || {
         let events = block_in_place(|| ns.plane.get(&arguments)).unwrap();
         let items = events["items"].as_array().unwrap();
-        if items.iter().any(|event| event.to_string().contains(reason)) {
-            return;
+        match items.iter().any(|event| event.to_string().contains(reason)) {
+            true => Ok(()),
+            false => Err(events.to_string()),
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    })
+    .await;
 }
 
 #[test]

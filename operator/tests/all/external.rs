@@ -32,8 +32,8 @@ struct Service {
     mode: Mode,
     questions: Vec<Value>,
     answers: BTreeMap<u64, Value>,
-    /// Responses with status 503 to call 1.
-    num_outages: u32,
+    /// Whether the response to call 1 is 503.
+    is_out: bool,
 }
 
 impl Service {
@@ -71,8 +71,7 @@ async fn respond(service: Shared, body: Bytes) -> (StatusCode, HeaderMap, String
     let question: Value = serde_json::from_slice(&body).unwrap();
     let (mode, answer, is_out) = {
         let mut service = service.lock().unwrap();
-        let is_out = question["call"] == 1 && service.num_outages > 0;
-        service.num_outages -= u32::from(is_out);
+        let is_out = question["call"] == 1 && service.is_out;
         let answer = match service.mode {
             Mode::Answer | Mode::Hang if !is_out => service.answer(&question),
             _ => Value::Null,
@@ -164,12 +163,13 @@ fn service_of_the_namespace_decides_the_search() {
         operator.kill();
         {
             let mut service = service.lock().unwrap();
-            (service.mode, service.num_outages) = (Mode::Answer, 2);
+            (service.mode, service.is_out) = (Mode::Answer, true);
             service.questions.clear();
         }
         let mut operator = ns.operator_with_hosts("b", ports, hosts);
         operator.wait_ready(&ns);
         wait_for_refusal(&ns, "SearcherUnavailable", "`out of memory`").await;
+        service.lock().unwrap().is_out = false;
         let ended = ns.wait_for("external", &[Phase::Completed, Phase::Failed]).await;
         let status = ended.status.unwrap();
         assert_eq!((status.phase, status.trials_created), (Phase::Completed, 3), "{}", ns.logs());

@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::runtime::WatchStreamExt as _;
 use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
 use stoker_api::names::{LABEL_ATTEMPT, LABEL_EXPERIMENT};
 use stoker_api::trial::{Attempt, AttemptEnd, Trial};
+use tokio::sync::watch;
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script, now};
@@ -280,13 +282,16 @@ fn gangs_that_need_all_slots_take_turns() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("slots").await;
-        let mut operator = ns.operator_with("a", free_ports(), &["--start-deadline-seconds", "3"]);
+        // A gang that has its slots starts within the deadline, also on a busy machine.
+        let mut operator = ns.operator_with("a", free_ports(), &["--start-deadline-seconds", "30"]);
         operator.wait_ready(&ns);
-        let kubelet =
-            Kubelet::with_capacity(&ns.client, "slots", 4, |_| Script::Train { unit_ms: 200 });
+        // The first gang keeps its slots until the second one has waited for them.
+        let (open, gate) = watch::channel(false);
+        let script = move |_: &Pod| Script::TrainAfter { gate: gate.clone(), unit_ms: 20 };
+        let kubelet = Kubelet::with_capacity(&ns.client, "slots", 4, script);
         let watcher = TrialWatcher::start(&ns);
-        ns.apply("one", grid(1, 30, 4));
-        ns.apply("two", grid(1, 30, 4));
+        ns.apply("one", grid(1, 5, 4));
+        ns.apply("two", grid(1, 5, 4));
         let end = Instant::now() + stoker_test_cluster::PATIENCE;
         loop {
             let trials = watcher.trials();
@@ -295,6 +300,11 @@ fn gangs_that_need_all_slots_take_turns() {
             };
             if trials.len() == 2 && trials.iter().all(is_over) {
                 break;
+            }
+            let statuses = trials.iter().flat_map(|trial| &trial.status);
+            let mut attempts = statuses.flat_map(|status| &status.attempts);
+            if attempts.any(|attempt| attempt.end == Some(NotStarted)) {
+                open.send_replace(true);
             }
             assert!(Instant::now() < end, "{:#?}\n{}", watcher.conditions(), ns.logs());
             tokio::time::sleep(Duration::from_millis(100)).await;

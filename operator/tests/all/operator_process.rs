@@ -60,9 +60,12 @@ impl Operator {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Returns the operator's metrics.
+    /// Returns the operator's metrics. Repeats a request that a busy machine answers too late.
     pub(crate) fn metrics(&self) -> String {
-        get(&format!("127.0.0.1:{}", self.port + 1), "/metrics").unwrap()
+        let address = format!("127.0.0.1:{}", self.port + 1);
+        let read = || get(&address, "/metrics").map_err(|error| error.to_string());
+        let metrics = block_in_place(|| wait_until("the operator's metrics", read));
+        metrics.unwrap_or_else(|error| panic!("{error}"))
     }
 }
 

@@ -16,6 +16,9 @@ use crate::setup::{TestNamespace, free_ports, runtime};
 use crate::standby::{Sender, Standby, UNITS, poll_until, progress, validated};
 use crate::trainer::{ReportConnection, config_of, token};
 
+/// Number of concurrent reports of a pod, far more than the 40 that it may send at once.
+const REPORTS: usize = 200;
+
 /// A pod's configuration, and a connection to the report server with its token.
 struct Caller {
     config: TrialConfig,
@@ -25,12 +28,10 @@ struct Caller {
 impl Caller {
     async fn new(ns: &TestNamespace, pod: &str) -> Self {
         let pods: Api<Pod> = Api::namespaced(ns.client.clone(), &ns.namespace);
-        let pod = loop {
-            match pods.get_opt(pod).await.unwrap() {
-                Some(pod) => break pod,
-                None => tokio::time::sleep(Duration::from_millis(50)).await,
-            }
-        };
+        let pod = poll_until(pod, async || {
+            pods.get_opt(pod).await.unwrap().ok_or_else(|| "it does not exist".to_owned())
+        })
+        .await;
         let config = config_of(&pod);
         let token = token(&ns.client, &ns.namespace, &pod).await.unwrap();
         Self { connection: ReportConnection::new(&config, token), config }
@@ -63,10 +64,11 @@ async fn check_limits(rank_0: &Caller, other: &Caller) {
     // The server may respond while the body is still being sent, and the client then fails.
     let long = send(vec![b' '; 2 << 20]).await;
     assert!(long.as_ref().is_none_or(|(code, _)| *code == 413), "{long:?}");
-    let mut codes = vec![];
-    for _ in 0..80 {
-        codes.push(rank_0.send(&progress(0, 2), token, url).await.0);
-    }
+    // Sent one after another, they would not exceed the limit on a busy machine.
+    let body = progress(0, 2).to_string().into_bytes();
+    let sent = (0..REPORTS).map(|_| rank_0.connection.send(body.clone(), token, url));
+    let answers = futures::future::join_all(sent).await;
+    let codes: Vec<u16> = answers.into_iter().flatten().map(|(code, _)| code).collect();
     assert!(codes.contains(&429) && codes.contains(&200), "{codes:?}");
     let (url, token) = (&other.config.report_endpoint.url, &other.connection.token);
     assert_eq!(other.send(&progress(1, 1), Some(token.as_str()), url).await.0, 200);
@@ -279,7 +281,9 @@ fn delayed_validations_are_written_on_shutdown() {
         return;
     }
     runtime().block_on(async {
-        let mut standby = Standby::start("shutdown", &[]).await;
+        // No interval ends before the third validation is found delayed.
+        let interval = ["--validation-write-seconds", "3600"];
+        let mut standby = Standby::start("shutdown", &interval).await;
         let owner = standby.add_experiment("one").await;
         let trial = standby.add_trial("one", &owner, 0).await;
         let sender = standby.add_pod("one-0", &trial, 0, 0).await;

@@ -123,7 +123,7 @@ impl Standby {
 
     /// Value of a metric of the operator, by name and labels.
     pub(crate) fn metric(&self, line: &str) -> u64 {
-        let metrics = get(&self.address(), "/metrics").unwrap();
+        let metrics = self.operator.metrics();
         let value = metrics.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(' '));
         value.map_or(0, |text| text.parse().unwrap())
     }

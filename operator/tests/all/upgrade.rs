@@ -18,6 +18,7 @@ use crate::jobs::{apply_job, is_of_job, job, wait_for_job};
 use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
 use crate::setup::{SCHEMA, TestNamespace, free_ports, own_plane, runtime};
+use crate::standby::poll_until;
 use crate::worker::Work;
 
 /// A field that the operator under test does not know.
@@ -174,9 +175,11 @@ fn two_versions_keep_each_others_fields() {
         let more = ["--door-url", door_url.as_str()];
         let mut leader = ns.operator_with("a", port_a, &more);
         leader.wait_ready(&ns);
-        while count(&leader, "stoker_leader ") == 0 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        poll_until("a to lead", async || match count(&leader, "stoker_leader ") {
+            0 => Err("it does not lead".to_owned()),
+            _ => Ok(()),
+        })
+        .await;
         let mut server = ns.operator_with("b", port_b, &more);
         server.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, "upgrade", |pod| match is_of_job(pod) {

@@ -15,6 +15,7 @@ use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
 use crate::proxy::{KillTime, LATE, Proxy, kind_of};
 use crate::setup::{TestNamespace, client_of, decisions_of, free_ports, own_plane, runtime};
+use crate::standby::poll_until;
 
 /// Whether to test all writes instead of a sample.
 fn tests_all_writes() -> bool {
@@ -274,7 +275,8 @@ fn api_server_outage_changes_nothing() {
         let mut operator = ns.operator("a", free_ports());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "away", |_| Script::Train { unit_ms: 200 });
-        ns.apply("grid", grid(TRIALS as u32, 30, PODS as u32));
+        // The trials train for 20 s, so that a late stop of the server leaves enough to train.
+        ns.apply("grid", grid(TRIALS as u32, 100, PODS as u32));
         ns.wait_for("grid", &[Phase::Running]).await;
         wait_for_units(&kubelet, 10).await;
         plane.stop_api();
@@ -304,9 +306,14 @@ fn training_continues_without_the_report_server() {
         let trains = |trial: &Trial| {
             trial.status.as_ref().is_some_and(|status| !status.checkpoints.is_empty())
         };
-        while ns.trials_of("grid").await.iter().filter(|trial| trains(trial)).count() < TRIALS {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        poll_until("the first checkpoints", async || {
+            let trials = ns.trials_of("grid").await;
+            match trials.iter().filter(|trial| trains(trial)).count() {
+                TRIALS => Ok(()),
+                num => Err(format!("{num} trials have one")),
+            }
+        })
+        .await;
         operator.kill();
         wait_for_units(&kubelet, 40 * TRIALS as u64).await;
         let trials = ns.trials_of("grid").await;

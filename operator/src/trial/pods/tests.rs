@@ -100,7 +100,9 @@ fn fields_of_an_experiment_reach_the_pod() {
     let sent = json!({ "context": { "sha256": "a".repeat(64) } });
     check(sent.clone(), &at("workingDir"), json!("/stoker/context"));
     check(sent, "/spec/initContainers/0/command/1", json!("setup"));
-    check(json!({ "pod": { "priorityClassName": "p" } }), "/spec/priorityClassName", json!("p"));
+    for field in ["priorityClassName", "runtimeClassName", "schedulerName"] {
+        check(json!({ "pod": { field: "p" } }), &format!("/spec/{field}"), json!("p"));
+    }
     let disk = json!({ "pod": {
         "volumes": [{ "name": "d", "persistentVolumeClaim": { "claimName": "c" } }],
         "volumeMounts": [{ "name": "d", "mountPath": "/data" }],

@@ -219,6 +219,11 @@ fn fields_without_counterpart_are_refused() {
         ),
         ("bucket: b, ", "", &[("17:22: checkpoint_storage.type:", "bucket")]),
         (
+            "type: s3, bucket: b",
+            "type: directory, container_path: /c",
+            &[("17:59: checkpoint_storage.prefix:", "no counterpart")],
+        ),
+        (
             "opt: {type: categorical, vals: [adam, sgd]}",
             "opt: {int: {type: int, minval: 1, maxval: 3}}",
             &[("6:9: hyperparameters.opt.int:", "`int` is reserved")],

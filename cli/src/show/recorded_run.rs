@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff;
 use stoker_api::experiment::Experiment;
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::Trial;
@@ -122,11 +124,16 @@ impl RecordedRun {
         if self.is_current { self.paths.name.clone() } else { self.id() }
     }
 
-    /// Returns a trial as the object that a cluster would hold.
+    /// Returns a trial as the object that a cluster would hold. It is as old as its first recorded
+    /// attempt.
     pub(crate) fn object(&self, trial: &TrialRecord) -> Trial {
         let mut object = trial_object(trial);
         let name = object.metadata.name.clone().unwrap_or_default();
         object.metadata.namespace = Some(self.paths.namespace.clone());
+        // A record has no creation time.
+        let first = trial.status.attempts.iter().filter_map(|attempt| attempt.started_at).min();
+        object.metadata.creation_timestamp =
+            first.and_then(|first| jiff::Timestamp::from_second(first.0).ok()).map(Time);
         object.metadata.labels = Some(BTreeMap::from([
             (LABEL_EXPERIMENT.to_owned(), self.paths.name.clone()),
             (LABEL_TRIAL.to_owned(), name),

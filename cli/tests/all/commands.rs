@@ -32,6 +32,8 @@ fn local_lists_are_sorted_and_filtered() {
     let fixture = completed();
     let text = fixture.check("trial list scripted", 0, "NET.WIDTH");
     assert_eq!(first_words(&text), ["scripted-0", "scripted-1", "scripted-2"]);
+    // The last column is the age.
+    assert!(text.lines().all(|line| line.split_whitespace().last() != Some("-")), "{text}");
     let sorted = values(
         &fixture.json("trial list scripted --sort-by -hparams.x"),
         "/spec/hyperparameters/x",

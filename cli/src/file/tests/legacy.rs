@@ -29,6 +29,17 @@ fn determined_file_is_translated() {
     }
 }
 
+#[test]
+fn sets_of_the_name_field_rename_the_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("e.yaml");
+    for text in [GOOD, LEGACY] {
+        std::fs::write(&path, text).unwrap();
+        let set = format!("{}=other", name_field(&path));
+        assert_eq!(load(&path, &[set]).unwrap().name, "other", "{text}");
+    }
+}
+
 /// Without `type`, the names of parameters are those of groups.
 #[test]
 fn groups_of_constants_stay_constant() {

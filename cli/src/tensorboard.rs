@@ -20,6 +20,7 @@ use tokio::process::{Child, Command};
 use self::copy::EventFiles;
 use crate::cluster::connect::Cluster;
 use crate::cluster::{experiment, storage};
+use crate::commands::names::parse_name;
 use crate::commands::{SourceArgs, block_on};
 use crate::failure::Failure;
 use crate::print::{self, Output};
@@ -35,6 +36,7 @@ const COPY_INTERVAL: Duration = Duration::from_secs(15);
 #[derive(Debug, Args)]
 pub(crate) struct TensorboardArgs {
     /// Experiment name or trial name, EXPERIMENT-INDEX; for local runs also a run ID
+    #[arg(value_parser = parse_name)]
     name: String,
     /// Port on the loopback interface; 0 selects a free one
     #[arg(long, value_name = "N", default_value_t = 6006)]

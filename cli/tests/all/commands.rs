@@ -101,6 +101,15 @@ fn trials_have_the_same_names_in_all_commands() {
 }
 
 #[test]
+fn listed_names_are_accepted_by_exports() {
+    let fixture = completed();
+    let expected = "trial `scripted-7` not found";
+    let mlflow = "mlflow trial.stoker.dev/scripted-7 --tracking-uri http://127.0.0.1:1";
+    fixture.check(mlflow, 2, expected);
+    fixture.check("tensorboard trial.stoker.dev/scripted-7", 2, expected);
+}
+
+#[test]
 fn several_local_trials_are_shown() {
     let fixture = completed();
     let output = fixture.stoker("trial describe scripted 0 7 2 -o json").output().unwrap();

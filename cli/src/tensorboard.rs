@@ -112,10 +112,7 @@ async fn serve(args: &TensorboardArgs, source: &Source, output: Output) -> Resul
             (Some(copy), folder, Some(files))
         }
     };
-    let port = match args.port {
-        0 => free_port().await?,
-        port => port,
-    };
+    let port = free_port(args.port).await?;
     let mut child = start(&args.program, &folder, port)?;
     let url = format!("http://127.0.0.1:{port}/");
     tokio::select! {
@@ -140,11 +137,14 @@ async fn serve(args: &TensorboardArgs, source: &Source, output: Output) -> Resul
     }
 }
 
-async fn free_port() -> Result<u16, Failure> {
-    let bound = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await;
+/// Returns `port`, or a free one for 0. Fails if the port is in use, because the other server would
+/// be taken for TensorBoard.
+async fn free_port(port: u16) -> Result<u16, Failure> {
+    let bound = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await;
     let address = bound.and_then(|listener| listener.local_addr());
-    let address =
-        address.map_err(|error| Failure::System(format!("cannot find a free port: {error}")))?;
+    let address = address.map_err(|error| {
+        Failure::System(format!("cannot use port {port} on 127.0.0.1: {error}; set --port"))
+    })?;
     Ok(address.port())
 }
 

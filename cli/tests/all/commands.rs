@@ -110,6 +110,16 @@ fn listed_names_are_accepted_by_exports() {
 }
 
 #[test]
+fn tensorboard_needs_a_free_port() {
+    let fixture = completed();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    let command = format!("tensorboard scripted --program sleep --port {port}");
+    let text = fixture.check(&command, 1, &format!("cannot use port {port} on 127.0.0.1"));
+    assert_eq!(text, "", "the address of another server");
+}
+
+#[test]
 fn several_local_trials_are_shown() {
     let fixture = completed();
     let output = fixture.stoker("trial describe scripted 0 7 2 -o json").output().unwrap();

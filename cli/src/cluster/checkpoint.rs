@@ -1,5 +1,8 @@
 //! `stoker checkpoint list|download` on a cluster. Local runs use the same download.
 
+use std::fs::Permissions;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::json;
@@ -9,6 +12,7 @@ use stoker_api::names::MANIFEST;
 use stoker_api::number;
 use stoker_api::trial::{CheckpointRecord, Trial};
 use stoker_storage::{Storage, StorageError, layout};
+use tempfile::NamedTempFile;
 
 use super::connect::Cluster;
 use super::{experiment, storage};
@@ -296,10 +300,31 @@ fn target(folder: &Path, file: &str) -> Result<PathBuf, Failure> {
     }
 }
 
+/// Writes a file that is durable on return. An incomplete file never has this name.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let mut file = create_unnamed(path)?;
+    file.write_all(bytes).map_err(|error| Failure::file("write", path, error))?;
+    set_name(file, path)
+}
+
+/// Creates a temporary file in the directory of `path`. It is deleted if it is dropped.
+fn create_unnamed(path: &Path) -> Result<NamedTempFile, Failure> {
     let parent = path.parent().unwrap_or(path);
     std::fs::create_dir_all(parent).map_err(|error| Failure::file("create", parent, error))?;
-    std::fs::write(path, bytes).map_err(|error| Failure::file("write", path, error))
+    // Temporary files are private by default. The umask applies.
+    let permissions = Permissions::from_mode(0o666);
+    tempfile::Builder::new()
+        .prefix(".stoker-")
+        .permissions(permissions)
+        .tempfile_in(parent)
+        .map_err(|error| Failure::file("create", path, error))
+}
+
+/// Gives a complete file its name.
+fn set_name(file: NamedTempFile, path: &Path) -> Result<(), Failure> {
+    let synced = file.as_file().sync_all();
+    let named = synced.and_then(|()| file.persist(path).map_err(|error| error.error));
+    named.map(drop).map_err(|error| Failure::file("write", path, error))
 }
 
 fn check(file: &str, actual: &FileHash, expected: &str) -> Result<(), Failure> {
@@ -502,6 +527,24 @@ mod tests {
         let other = tempfile::tempdir().unwrap();
         let error = fetch(&storage, &good, other.path()).await.unwrap_err();
         assert!(error.contains("model.bpk of the checkpoint is corrupt"), "{error}");
+    }
+
+    /// A full disk, for example, interrupts a write.
+    #[test]
+    fn incomplete_files_have_no_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new").join(MANIFEST);
+        let mut file = create_unnamed(&path).unwrap();
+        file.write_all(b"{").unwrap();
+        assert!(!path.exists());
+        drop(file);
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+        write(&path, b"{}").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"{}");
+        let other = folder.path().join("other");
+        std::fs::write(&other, "").unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode();
+        assert_eq!(mode(&path), mode(&other));
     }
 
     #[test]

@@ -26,6 +26,7 @@ use self::client::{Client, RunRef};
 use self::entries::{ENTRIES_MAX, PARAMS_MAX, TAG_EXPORTED};
 use crate::cluster::connect::Cluster;
 use crate::cluster::{experiment as experiments, metrics as cluster_metrics, storage, text};
+use crate::commands::names::parse_name;
 use crate::commands::{SourceArgs, block_on};
 use crate::failure::Failure;
 use crate::metrics::{self, MetricsFiles, TrialFiles};
@@ -39,6 +40,7 @@ const TRIALS_MAX: usize = 8;
 #[derive(Debug, Args)]
 pub(crate) struct MlflowArgs {
     /// Experiment name or trial name, EXPERIMENT-INDEX; for local runs also a run ID
+    #[arg(value_parser = parse_name)]
     name: String,
     /// URL of the tracking server, such as http://127.0.0.1:5000 [default: MLFLOW_TRACKING_URI]
     #[arg(long, value_name = "URL")]

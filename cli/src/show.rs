@@ -8,6 +8,7 @@ mod recorded_run;
 mod steer;
 mod wait;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use stoker_api::experiment::ReopenedTrials;
@@ -36,13 +37,15 @@ use crate::run_root::RunRoot;
 /// Lists all runs.
 pub(crate) async fn experiments(root: Option<&str>) -> Result<List, Failure> {
     let run_root = RunRoot::resolve(root, None)?;
-    let runs = read_runs(&run_root).await?.into_iter();
-    let experiments = runs.map(|run| {
+    let runs = read_runs(&run_root).await?;
+    let namespaces = runs.iter().map(|run| &run.paths.namespace);
+    let with_namespace = namespaces.collect::<BTreeSet<_>>().len() > 1;
+    let experiments = runs.into_iter().map(|run| {
         let (name, phase) = (run.name(), run.phase());
         Listed { experiment: run.experiment, name, phase }
     });
     let empty = format!("no experiments in {}", run_root.root);
-    Ok(list::experiments::list(experiments.collect(), false, empty))
+    Ok(list::experiments::list(experiments.collect(), with_namespace, empty))
 }
 
 /// Prints one run and its trials.

@@ -20,6 +20,7 @@ use tokio::process::{Child, Command};
 use self::copy::EventFiles;
 use crate::cluster::connect::Cluster;
 use crate::cluster::{experiment, storage};
+use crate::commands::names::parse_name;
 use crate::commands::{SourceArgs, block_on};
 use crate::failure::Failure;
 use crate::print::{self, Output};
@@ -35,6 +36,7 @@ const COPY_INTERVAL: Duration = Duration::from_secs(15);
 #[derive(Debug, Args)]
 pub(crate) struct TensorboardArgs {
     /// Experiment name or trial name, EXPERIMENT-INDEX; for local runs also a run ID
+    #[arg(value_parser = parse_name)]
     name: String,
     /// Port on the loopback interface; 0 selects a free one
     #[arg(long, value_name = "N", default_value_t = 6006)]
@@ -110,10 +112,7 @@ async fn serve(args: &TensorboardArgs, source: &Source, output: Output) -> Resul
             (Some(copy), folder, Some(files))
         }
     };
-    let port = match args.port {
-        0 => free_port().await?,
-        port => port,
-    };
+    let port = free_port(args.port).await?;
     let mut child = start(&args.program, &folder, port)?;
     let url = format!("http://127.0.0.1:{port}/");
     tokio::select! {
@@ -138,11 +137,14 @@ async fn serve(args: &TensorboardArgs, source: &Source, output: Output) -> Resul
     }
 }
 
-async fn free_port() -> Result<u16, Failure> {
-    let bound = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await;
+/// Returns `port`, or a free one for 0. Fails if the port is in use, because the other server would
+/// be taken for TensorBoard.
+async fn free_port(port: u16) -> Result<u16, Failure> {
+    let bound = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await;
     let address = bound.and_then(|listener| listener.local_addr());
-    let address =
-        address.map_err(|error| Failure::System(format!("cannot find a free port: {error}")))?;
+    let address = address.map_err(|error| {
+        Failure::System(format!("cannot use port {port} on 127.0.0.1: {error}; set --port"))
+    })?;
     Ok(address.port())
 }
 

@@ -52,6 +52,17 @@ def nested(params):
     return values
 
 
+def entries(file):
+    """Returns the lines of a file. Removes a last line that was not written completely."""
+    if not os.path.exists(file):
+        return []
+    with open(file, "rb+") as lines:
+        text = lines.read()
+        end = text.rfind(b"\n") + 1
+        lines.truncate(end)
+    return [json.loads(line) for line in text[:end].splitlines()]
+
+
 class Search:
     """The search of one experiment. FILE has one line for each call, written before the answer."""
 
@@ -71,13 +82,14 @@ class Search:
         self.tags = []  # of all trials, by index
         self.last_order = -1
         self.answers = {}
-        if os.path.exists(file):
-            with open(file) as lines:
-                for line in lines:
-                    self.replay(json.loads(line))
+        for entry in entries(file):
+            self.replay(entry)
 
     def replay(self, entry):
         """Takes in a line of the file: the events and the answer of a call."""
+        if "limits" in entry:
+            # The limits at the time of the call, which an edit may have changed since.
+            self.max_trials, self.max_units = entry["limits"]
         self.take_in(entry["events"])
         for action in entry.get("actions", []):
             if create := action.get("create"):
@@ -100,12 +112,14 @@ class Search:
                 self.take_in(events)
                 self.write({"events": events})
             return {"call": call, "actions": self.answers[call]}
+        limits = [self.max_trials, self.max_units]
         self.take_in(events)
         params = {}
         # The samples of a call do not depend on when the program was started.
         self.study.sampler = optuna.samplers.TPESampler(seed=call)
         actions = self.decide(params)
-        self.write({"call": call, "events": events, "actions": actions, "params": params})
+        entry = {"call": call, "limits": limits, "events": events}
+        self.write({**entry, "actions": actions, "params": params})
         self.answers[call] = actions
         return {"call": call, "actions": actions}
 
@@ -114,6 +128,7 @@ class Search:
             self.last_order = max(self.last_order, event["order"])
             if edited := event.get("edited"):
                 self.max_trials, self.max_units = edited["maxTrials"], edited["maxLength"]
+                self.concurrency = edited["maxConcurrentTrials"] or self.max_trials
             elif result := event.get("result"):
                 self.take_in_result(**result)
             elif closed := event.get("closed"):
@@ -188,7 +203,12 @@ class Searches:
         if name not in self.searches:
             file = os.path.join(self.folder, f"{name}.jsonl")
             self.searches[name] = Search(file, question["spec"])
-        return self.searches[name].answer(question)
+        try:
+            return self.searches[name].answer(question)
+        except Exception:
+            # The search may be ahead of its file. The next call reads the file again.
+            del self.searches[name]
+            raise
 
 
 def listen(searches, port):

@@ -4,7 +4,7 @@
 //! tree: several threads hash pieces of a file, and the hashes of the pieces give that of the file.
 //! Older versions of Stoker hashed large files with SHA-256, in chunks that the manifest names.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -92,6 +92,78 @@ pub fn read_file(file: &File, algorithm: HashAlgorithm) -> io::Result<(Bytes, Fi
     })?;
     let hash = combine(algorithm, &hashes);
     Ok((buffer.freeze(), hash))
+}
+
+/// Hasher of a file whose contents arrive in order. Needs no more memory for larger files.
+///
+/// # Examples
+///
+/// ```
+/// use stoker_api::contract::HashAlgorithm;
+/// use stoker_storage::hash::{FileHasher, file_hash};
+///
+/// let mut hasher = FileHasher::new(HashAlgorithm::Blake3);
+/// hasher.update(b"te");
+/// hasher.update(b"xt");
+/// assert_eq!(hasher.finish(), file_hash(&["text"], HashAlgorithm::Blake3));
+/// ```
+pub struct FileHasher {
+    algorithm: HashAlgorithm,
+    /// Hashes of the complete chunks.
+    hashes: Vec<PieceHash>,
+    chunk: PieceHasher,
+    /// Number of bytes until the chunk is complete.
+    free: usize,
+}
+
+impl fmt::Debug for FileHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileHasher").field("algorithm", &self.algorithm).finish_non_exhaustive()
+    }
+}
+
+impl FileHasher {
+    /// Returns the hasher of an empty file.
+    pub fn new(algorithm: HashAlgorithm) -> Self {
+        let chunk = PieceHasher::new(algorithm, 0);
+        Self { algorithm, hashes: vec![], chunk, free: chunk_len(algorithm) }
+    }
+
+    /// Adds the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (slice, after) = rest.split_at(rest.len().min(self.free));
+            self.chunk.update(slice);
+            (rest, self.free) = (after, self.free - slice.len());
+            if self.free == 0 {
+                self.end_chunk();
+            }
+        }
+    }
+
+    fn end_chunk(&mut self) {
+        let next = PieceHasher::new(self.algorithm, 0);
+        self.hashes.push(std::mem::replace(&mut self.chunk, next).finish(1));
+        self.free = chunk_len(self.algorithm);
+    }
+
+    /// Returns the hash of all bytes.
+    pub fn finish(mut self) -> FileHash {
+        if self.free < chunk_len(self.algorithm) {
+            self.end_chunk();
+        }
+        combine(self.algorithm, &self.hashes)
+    }
+}
+
+/// Returns the length of the parts whose hashes are hashed again. Bytes in order are hashed as one
+/// part with the other algorithms.
+fn chunk_len(algorithm: HashAlgorithm) -> usize {
+    match algorithm {
+        HashAlgorithm::Sha256Chunks(_) => piece_len(algorithm),
+        HashAlgorithm::Sha256 | HashAlgorithm::Blake3 => usize::MAX,
+    }
 }
 
 /// Hasher of one piece.
@@ -282,6 +354,9 @@ mod tests {
             assert_eq!(entry.hash, expected(&bytes[..len], algorithm), "{len} bytes");
             let (read, hash) = read_file(&file_of(&bytes[..len]), algorithm).unwrap();
             assert!(read == bytes[..len] && hash == entry.hash, "{len} bytes");
+            let mut hasher = FileHasher::new(algorithm);
+            bytes[..len].chunks(LARGE / 2).for_each(|part| hasher.update(part));
+            assert_eq!(hasher.finish(), hash, "{len} bytes");
         };
         for len in [0, 3, LARGE] {
             check(len, HashAlgorithm::Sha256);
@@ -333,6 +408,9 @@ mod tests {
             cuts.sort_unstable();
             let parts: Vec<&[u8]> = cuts.windows(2).map(|cut| &bytes[cut[0]..cut[1]]).collect();
             prop_assert_eq!(&file_hash(&parts, algorithm), &hash);
+            let mut hasher = FileHasher::new(algorithm);
+            parts.iter().for_each(|part| hasher.update(part));
+            prop_assert_eq!(&hasher.finish(), &hash);
             prop_assert_eq!(&read_file(&file_of(&bytes), algorithm).unwrap().1, &hash);
             let mut flipped = bytes.clone();
             let bit = bit.index(8 * bytes.len());

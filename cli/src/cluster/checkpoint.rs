@@ -1,14 +1,20 @@
 //! `stoker checkpoint list|download` on a cluster. Local runs use the same download.
 
+use std::fs::Permissions;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
+use futures::StreamExt as _;
 use serde_json::json;
-use stoker_api::contract::{FileHash, HashAlgorithm, Manifest};
+use stoker_api::contract::{FileEntry, FileHash, HashAlgorithm, Manifest};
 use stoker_api::experiment::Experiment;
 use stoker_api::names::MANIFEST;
 use stoker_api::number;
 use stoker_api::trial::{CheckpointRecord, Trial};
+use stoker_storage::hash::{FileHasher, file_hash};
 use stoker_storage::{Storage, StorageError, layout};
+use tempfile::NamedTempFile;
 
 use super::connect::Cluster;
 use super::{experiment, storage};
@@ -227,24 +233,15 @@ impl Download<'_> {
             )));
         }
         std::fs::create_dir_all(folder).map_err(|error| Failure::file("create", folder, error))?;
-        let (bytes, hash) = self.get(MANIFEST, HashAlgorithm::Sha256).await?;
+        let path = layout::manifest_path(self.path, name);
+        let bytes = self.storage.get(&path).await.map_err(|error| self.unreadable(error))?;
+        let hash = file_hash(&[&bytes], HashAlgorithm::Sha256);
         check(MANIFEST, &hash, &self.record.manifest_sha256)?;
         let manifest = Manifest::parse(&bytes).map_err(|error| {
             Failure::System(format!("cannot read the manifest of checkpoint {name}: {error}"))
         })?;
         for (file, entry) in &manifest.files {
-            let target = target(folder, file)?;
-            let (bytes, hash) = self.get(file, entry.hash.algorithm()).await?;
-            if bytes.len() as u64 != entry.bytes {
-                return Err(Failure::System(format!(
-                    "{file} of the checkpoint is corrupt: it has {} bytes, not {}; choose another \
-                     checkpoint",
-                    bytes.len(),
-                    entry.bytes
-                )));
-            }
-            check(file, &hash, entry.hash.hex())?;
-            write(&target, &bytes)?;
+            self.fetch(file, entry, &target(folder, file)?).await?;
         }
         write(&folder.join(MANIFEST), &bytes)?;
         match output {
@@ -263,24 +260,45 @@ impl Download<'_> {
         Ok(())
     }
 
-    /// Returns a file and its hash.
-    async fn get(
-        &self,
-        file: &str,
-        algorithm: HashAlgorithm,
-    ) -> Result<(impl std::ops::Deref<Target = [u8]> + use<>, FileHash), Failure> {
+    /// Downloads and verifies a file, of which only some parts are in memory.
+    async fn fetch(&self, file: &str, entry: &FileEntry, target: &Path) -> Result<(), Failure> {
         let path = layout::checkpoint_file(self.path, &self.record.name, file);
-        match self.storage.get_hashed(&path, algorithm).await {
-            Err(StorageError::NotFound { .. }) => Err(Failure::System(format!(
-                "cannot read checkpoint {} of trial {}: {path} is missing in {}; choose another \
-                 checkpoint; if the storage has another address here, set --storage-url and \
-                 --storage-endpoint",
-                self.record.name,
-                self.trial,
-                self.storage.url()
-            ))),
-            other => Ok(other?),
+        let size = self.storage.size(&path).await?.ok_or_else(|| self.missing(&path))?;
+        if size != entry.bytes {
+            return Err(Failure::System(format!(
+                "{file} of the checkpoint is corrupt: it has {size} bytes, not {}; choose another \
+                 checkpoint",
+                entry.bytes
+            )));
         }
+        let mut unnamed = create_unnamed(target)?;
+        let mut hasher = FileHasher::new(entry.hash.algorithm());
+        let mut parts = std::pin::pin!(self.storage.get_in_order(&path, size));
+        while let Some(part) = parts.next().await {
+            let part = part.map_err(|error| self.unreadable(error))?;
+            hasher.update(&part);
+            unnamed.write_all(&part).map_err(|error| Failure::file("write", target, error))?;
+        }
+        check(file, &hasher.finish(), entry.hash.hex())?;
+        set_name(unnamed, target)
+    }
+
+    fn unreadable(&self, error: StorageError) -> Failure {
+        match error {
+            StorageError::NotFound { path, .. } => self.missing(&path),
+            error => error.into(),
+        }
+    }
+
+    fn missing(&self, path: &str) -> Failure {
+        Failure::System(format!(
+            "cannot read checkpoint {} of trial {}: {path} is missing in {}; choose another \
+             checkpoint; if the storage has another address here, set --storage-url and \
+             --storage-endpoint",
+            self.record.name,
+            self.trial,
+            self.storage.url()
+        ))
     }
 }
 
@@ -296,10 +314,31 @@ fn target(folder: &Path, file: &str) -> Result<PathBuf, Failure> {
     }
 }
 
+/// Writes a file that is durable on return. An incomplete file never has this name.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let mut file = create_unnamed(path)?;
+    file.write_all(bytes).map_err(|error| Failure::file("write", path, error))?;
+    set_name(file, path)
+}
+
+/// Creates a temporary file in the directory of `path`. It is deleted if it is dropped.
+fn create_unnamed(path: &Path) -> Result<NamedTempFile, Failure> {
     let parent = path.parent().unwrap_or(path);
     std::fs::create_dir_all(parent).map_err(|error| Failure::file("create", parent, error))?;
-    std::fs::write(path, bytes).map_err(|error| Failure::file("write", path, error))
+    // Temporary files are private by default. The umask applies.
+    let permissions = Permissions::from_mode(0o666);
+    tempfile::Builder::new()
+        .prefix(".stoker-")
+        .permissions(permissions)
+        .tempfile_in(parent)
+        .map_err(|error| Failure::file("create", path, error))
+}
+
+/// Gives a complete file its name.
+fn set_name(file: NamedTempFile, path: &Path) -> Result<(), Failure> {
+    let synced = file.as_file().sync_all();
+    let named = synced.and_then(|()| file.persist(path).map_err(|error| error.error));
+    named.map(drop).map_err(|error| Failure::file("write", path, error))
 }
 
 fn check(file: &str, actual: &FileHash, expected: &str) -> Result<(), Failure> {
@@ -316,7 +355,6 @@ fn check(file: &str, actual: &FileHash, expected: &str) -> Result<(), Failure> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use stoker_api::contract::FileEntry;
     use stoker_storage::hash::sha256_hex;
 
     use super::*;
@@ -451,7 +489,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = fetch(&storage, &record, folder.path()).await.unwrap_err();
         assert!(error.contains("model.bpk of the checkpoint is corrupt"), "{error}");
-        assert!(!folder.path().join(MANIFEST).exists());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     /// Stores a manifest as that of the only checkpoint.
@@ -502,6 +540,24 @@ mod tests {
         let other = tempfile::tempdir().unwrap();
         let error = fetch(&storage, &good, other.path()).await.unwrap_err();
         assert!(error.contains("model.bpk of the checkpoint is corrupt"), "{error}");
+    }
+
+    /// A full disk, for example, interrupts a write.
+    #[test]
+    fn incomplete_files_have_no_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new").join(MANIFEST);
+        let mut file = create_unnamed(&path).unwrap();
+        file.write_all(b"{").unwrap();
+        assert!(!path.exists());
+        drop(file);
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+        write(&path, b"{}").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"{}");
+        let other = folder.path().join("other");
+        std::fs::write(&other, "").unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode();
+        assert_eq!(mode(&path), mode(&other));
     }
 
     #[test]

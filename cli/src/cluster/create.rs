@@ -238,7 +238,7 @@ async fn validate_and_create<K: ClusterResource>(
     if let Some(may_replace) = request.replaces.filter(|_| !request.dry_run) {
         remove_previous(&cluster, &object.name(), may_replace).await?;
     }
-    create_object(&cluster, &object, true).await?;
+    create_object(&cluster, &object, request.file, true).await?;
     if request.dry_run {
         print_object(&cluster, &object, archive.as_ref(), "would be created", output);
         return Ok(cluster);
@@ -246,7 +246,7 @@ async fn validate_and_create<K: ClusterResource>(
     if let Some(archive) = &archive {
         upload(&cluster, &object, archive, request.storage, output).await?;
     }
-    let object = create_object(&cluster, &object, false).await?;
+    let object = create_object(&cluster, &object, request.file, false).await?;
     if request.is_quiet {
         let (word, name) = (K::KIND_NAME, object.name());
         print::err(format!("{word} {name} created in namespace {}", cluster.namespace));
@@ -288,6 +288,7 @@ fn set_context<K: ClusterResource>(object: &mut K, archive: &Archive) -> Result<
 async fn create_object<K: ClusterResource>(
     cluster: &Cluster,
     object: &K,
+    file: &Path,
     dry_run: bool,
 ) -> Result<K, Failure> {
     let (word, name) = (K::KIND_NAME, object.name());
@@ -297,8 +298,9 @@ async fn create_object<K: ClusterResource>(
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             Err(Failure::Input(format!(
                 "{word} `{name}` already exists in namespace `{}`; choose another name with --set \
-                 metadata.name=NAME, or delete it with `stoker {word} delete {name}`",
-                cluster.namespace
+                 {}=NAME, or delete it with `stoker {word} delete {name}`",
+                cluster.namespace,
+                file::name_field(file)
             )))
         }
         Err(error) => Err(cluster.failure(&format!("{word} `{name}`"), error)),

@@ -117,6 +117,15 @@ pub(crate) fn is_job(path: &Path) -> bool {
     tree.is_some_and(|tree| tree.value["kind"] == "InferenceJob")
 }
 
+/// Returns the field that names the object in the file at `path`, which depends on the format.
+pub(crate) fn name_field(path: &Path) -> &'static str {
+    let tree = read(path).ok().and_then(|text| tree::read(&text).0);
+    match tree.is_some_and(|tree| legacy::is_legacy(&tree.value)) {
+        true => "name",
+        false => "metadata.name",
+    }
+}
+
 /// Like [`load`], for an inference job.
 ///
 /// # Errors

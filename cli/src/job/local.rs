@@ -92,7 +92,9 @@ fn local_job(run_root: &RunRoot, mut job: InferenceJob) -> LocalJob {
 pub(super) fn open(run_root: &RunRoot, name: &str) -> Result<LocalJob, Failure> {
     let is_named = |job: &LocalJob| job.job.name() == name || job.id() == name;
     let matches = read(run_root)?.into_iter().filter(is_named);
-    matches.max_by_key(|job| job.is_current).ok_or_else(|| {
+    // The latest run of the name may have been deleted.
+    let order = |job: &LocalJob| (job.is_current, text::created(&job.job.metadata));
+    matches.max_by_key(order).ok_or_else(|| {
         Failure::Input(format!(
             "no run of job `{name}` in {}; `stoker job list --root URL` lists the jobs",
             run_root.root
@@ -143,4 +145,29 @@ pub(super) async fn print_logs(
     }
     printer.finish();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn name_stands_for_the_newest_job() {
+        let root = tempfile::tempdir().unwrap();
+        let run_root = RunRoot::resolve(root.path().to_str(), None).unwrap();
+        for (uid, day) in [("00000001-a", 22), ("00000002-a", 21)] {
+            let record = run_root.record_dir("species", uid);
+            std::fs::create_dir_all(&record).unwrap();
+            let job = json!({
+                "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceJob",
+                "metadata": {"name": "species", "namespace": "default", "uid": uid,
+                    "creationTimestamp": format!("2026-11-{day}T19:00:00Z")},
+                "spec": {"entrypoint": {"command": ["x"]}, "input": {"url": "s3://data/*.csv"}},
+            });
+            std::fs::write(record.join("job.json"), job.to_string()).unwrap();
+        }
+        assert_eq!(open(&run_root, "species").unwrap().id(), "species-00000001");
+    }
 }

@@ -55,8 +55,8 @@ pub(super) async fn watch(
 #[derive(Debug)]
 struct Printer {
     format: Format,
-    /// Phase and value of each printed row, by name.
-    printed: BTreeMap<String, (String, Value)>,
+    /// Phase and value of each printed row, by namespace and name.
+    printed: BTreeMap<(String, String), (String, Value)>,
     header: Vec<String>,
     /// Widths of the columns. They only grow, so that the table stays aligned.
     widths: Vec<usize>,
@@ -72,9 +72,11 @@ impl Printer {
     fn update(&mut self, list: &List) -> Result<Vec<String>, Failure> {
         let mut changed = Vec::new();
         for row in &list.rows {
+            let namespace = row.value["metadata"]["namespace"].as_str().unwrap_or_default();
+            let key = (namespace.to_owned(), row.name.clone());
             let state = (row.phase.clone(), row.value.clone());
-            if self.printed.get(&row.name) != Some(&state) {
-                self.printed.insert(row.name.clone(), state);
+            if self.printed.get(&key) != Some(&state) {
+                self.printed.insert(key, state);
                 changed.push(row);
             }
         }
@@ -133,6 +135,15 @@ mod tests {
             &["a     Running  3s", "b     Pending  1s"],
         );
         check(&[("b", "Pending", "2s")], &[]);
+    }
+
+    #[test]
+    fn equal_names_in_two_namespaces_are_two_rows() {
+        let mut printer = Printer::new(Format::Name);
+        let mut list = list(&[("a", "Pending", ""), ("a", "Running", "")]);
+        list.rows[1].value["metadata"] = json!({ "namespace": "other" });
+        assert_eq!(printer.update(&list).unwrap(), ["a", "a"]);
+        assert!(printer.update(&list).unwrap().is_empty());
     }
 
     #[test]

@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff;
 use stoker_api::experiment::Experiment;
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
+use stoker_api::time::Timestamp;
 use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
@@ -29,8 +32,10 @@ pub(crate) struct RecordedRun {
     pub(crate) trials: BTreeMap<u32, TrialRecord>,
     pub(crate) paths: RunPaths,
     pub(crate) runner: Runner,
-    /// Whether this is the latest run of its name.
+    /// Whether this is the latest run of its name in its namespace.
     pub(crate) is_current: bool,
+    /// Whether runs in other namespaces have the same name.
+    has_shared_name: bool,
 }
 
 /// Runner of an experiment.
@@ -49,24 +54,27 @@ impl RecordedRun {
     /// Opens the run with this name or ID. Of several runs with the name, the latest is used.
     pub(crate) async fn open(root: Option<&str>, name: &str) -> Result<Self, Failure> {
         let run_root = RunRoot::resolve(root, None)?;
+        Self::find(&run_root, name).await?.ok_or_else(|| not_found(&run_root, name))
+    }
+
+    async fn find(run_root: &RunRoot, name: &str) -> Result<Option<Self>, Failure> {
         // Local records are complete without the storage, which may be unavailable.
-        let local = read_local_runs(&run_root)?;
+        let mut local = read_local_runs(run_root)?;
+        mark_shared_names(&mut local);
         let (mut matches, others): (Vec<Self>, Vec<Self>) =
             local.into_iter().partition(|run| run.is_named(name));
         if matches.is_empty() {
-            matches = read_stored_runs(&run_root, &others).await?;
+            let stored = read_stored_runs(run_root, &others).await?;
+            matches = others;
+            matches.extend(stored);
+            mark_shared_names(&mut matches);
             matches.retain(|run| run.is_named(name));
         }
-        let order = |run: &Self| (run.is_current, text::created(&run.experiment.metadata));
+        refuse_shared_name(&matches, name)?;
         // Of several runs with the same name, use the latest. A run ID is unique.
-        let mut run = matches.into_iter().max_by_key(order).ok_or_else(|| {
-            Failure::Input(format!(
-                "no run of `{name}` in {}; `stoker experiment list --root URL` lists the runs",
-                run_root.root
-            ))
-        })?;
+        let Some(mut run) = matches.into_iter().max_by_key(Self::order) else { return Ok(None) };
         run.read_stored_trials().await?;
-        Ok(run)
+        Ok(Some(run))
     }
 
     /// Opens the local run with this name and UID, without reading the others.
@@ -83,15 +91,17 @@ impl RecordedRun {
         root: Option<&str>,
         name: &str,
     ) -> Result<(Self, Option<u32>), Failure> {
-        let trial = TrialRef::split(name);
-        match (Self::open(root, name).await, trial) {
-            (Ok(run), _) => Ok((run, None)),
-            (Err(_), Some(trial)) => {
+        let run_root = RunRoot::resolve(root, None)?;
+        match (Self::find(&run_root, name).await, TrialRef::split(name)) {
+            (Ok(Some(run)), _) => Ok((run, None)),
+            (Err(error @ Failure::Input(_)), _) | (Err(error), None) => Err(error),
+            // The record of the experiment may be local although the storage is unavailable.
+            (Ok(None) | Err(_), Some(trial)) => {
                 let run = Self::open(root, &trial.experiment).await?;
                 run.trial(trial.index)?;
                 Ok((run, Some(trial.index)))
             }
-            (Err(error), None) => Err(error),
+            (Ok(None), None) => Err(not_found(&run_root, name)),
         }
     }
 
@@ -108,6 +118,11 @@ impl RecordedRun {
         Ok(())
     }
 
+    /// Returns a key by which the latest run of a name is the greatest.
+    fn order(&self) -> (bool, Option<Timestamp>) {
+        (self.is_current, text::created(&self.experiment.metadata))
+    }
+
     fn is_named(&self, name: &str) -> bool {
         self.paths.name == name || self.id() == name
     }
@@ -117,16 +132,24 @@ impl RecordedRun {
         run_root::run_id(&self.paths.name, &self.paths.uid)
     }
 
-    /// Returns the name in commands: the experiment's, or the run ID if a later run has the name.
+    /// Returns the name in commands: the experiment's, or the run ID if it names another run too.
     pub(crate) fn name(&self) -> String {
-        if self.is_current { self.paths.name.clone() } else { self.id() }
+        match self.is_current && !self.has_shared_name {
+            true => self.paths.name.clone(),
+            false => self.id(),
+        }
     }
 
-    /// Returns a trial as the object that a cluster would hold.
+    /// Returns a trial as the object that a cluster would hold. It is as old as its first recorded
+    /// attempt.
     pub(crate) fn object(&self, trial: &TrialRecord) -> Trial {
         let mut object = trial_object(trial);
         let name = object.metadata.name.clone().unwrap_or_default();
         object.metadata.namespace = Some(self.paths.namespace.clone());
+        // A record has no creation time.
+        let first = trial.status.attempts.iter().filter_map(|attempt| attempt.started_at).min();
+        object.metadata.creation_timestamp =
+            first.and_then(|first| jiff::Timestamp::from_second(first.0).ok()).map(Time);
         object.metadata.labels = Some(BTreeMap::from([
             (LABEL_EXPERIMENT.to_owned(), self.paths.name.clone()),
             (LABEL_TRIAL.to_owned(), name),
@@ -214,7 +237,46 @@ pub(super) async fn read_runs(run_root: &RunRoot) -> Result<Vec<RecordedRun>, Fa
         Err(error) => print::err(format!("stoker: only local runs are listed: {error}")),
     }
     runs.sort_by_key(RecordedRun::id);
+    mark_shared_names(&mut runs);
     Ok(runs)
+}
+
+/// Marks runs whose name runs in other namespaces have too.
+fn mark_shared_names(runs: &mut [RecordedRun]) {
+    let mut namespaces: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for run in runs.iter() {
+        let of_name = namespaces.entry(run.paths.name.clone()).or_default();
+        of_name.insert(run.paths.namespace.clone());
+    }
+    for run in runs {
+        run.has_shared_name = namespaces.get(&run.paths.name).is_some_and(|all| all.len() > 1);
+    }
+}
+
+/// Fails if runs in several namespaces have this name. The error lists the latest run in each.
+fn refuse_shared_name(runs: &[RecordedRun], name: &str) -> Result<(), Failure> {
+    let mut latest: BTreeMap<&str, &RecordedRun> = BTreeMap::new();
+    for run in runs.iter().filter(|run| run.paths.name == name) {
+        let of_namespace = latest.entry(&run.paths.namespace).or_insert(run);
+        if run.order() > of_namespace.order() {
+            *of_namespace = run;
+        }
+    }
+    if latest.len() < 2 {
+        return Ok(());
+    }
+    let ids = latest.iter().map(|(namespace, run)| format!("{} in {namespace}", run.id()));
+    Err(Failure::Input(format!(
+        "runs in several namespaces have the name `{name}`: {}; use a run ID",
+        ids.collect::<Vec<_>>().join(", ")
+    )))
+}
+
+fn not_found(run_root: &RunRoot, name: &str) -> Failure {
+    Failure::Input(format!(
+        "no run of `{name}` in {}; `stoker experiment list --root URL` lists the runs",
+        run_root.root
+    ))
 }
 
 /// Reads experiments whose record is in the storage only: not those of `local`.
@@ -238,6 +300,7 @@ async fn read_stored_runs(
         trials: BTreeMap::new(),
         runner: Runner::Elsewhere,
         is_current: false,
+        has_shared_name: false,
     });
     let mut elsewhere: Vec<RecordedRun> =
         elsewhere.filter(|run| !local_paths.contains(&run.path())).collect();
@@ -311,5 +374,48 @@ fn read(run_root: &RunRoot, path: &Path) -> Result<Option<RecordedRun>, Failure>
         true => BTreeMap::new(),
         false => folder.trials()?,
     };
-    Ok(Some(RecordedRun { trials, experiment, paths, runner, is_current }))
+    let has_shared_name = false;
+    Ok(Some(RecordedRun { trials, experiment, paths, runner, is_current, has_shared_name }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn store(root: &Path, namespace: &str, uid: &str) {
+        let folder = root.join(namespace).join(run_root::run_id("search", uid));
+        std::fs::create_dir_all(folder.join("trials")).unwrap();
+        let record = json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+            "metadata": {"name": "search", "namespace": namespace, "uid": uid},
+            "spec": {
+                "entrypoint": {"command": ["true"]},
+                "searcher": {"metric": "loss", "maxLength": {"batches": 4}, "single": {}},
+            },
+        });
+        std::fs::write(folder.join("record.json"), record.to_string()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn name_in_two_namespaces_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().to_str();
+        store(folder.path(), "default", "00000001-1");
+        assert_eq!(RecordedRun::open(root, "search").await.unwrap().name(), "search");
+        store(folder.path(), "other", "00000002-1");
+        for name in ["search", "search-0"] {
+            let error = RecordedRun::open_with_trial(root, name).await.unwrap_err().to_string();
+            let ids = "search-00000001 in default, search-00000002 in other";
+            assert!(error.contains(ids), "{error}");
+        }
+        let run = RecordedRun::open(root, "search-00000002").await.unwrap();
+        assert_eq!((run.paths.namespace.as_str(), run.name()), ("other", run.id()));
+        let list = crate::show::experiments(root).await.unwrap();
+        assert_eq!(list.columns[0], crate::list::Column::new("NAMESPACE"));
+        let names: Vec<&str> = list.rows.iter().map(|row| row.name.as_str()).collect();
+        let expected = ["search-00000001", "search-00000002"];
+        assert_eq!(names, expected.map(|id| format!("experiment.stoker.dev/{id}")));
+    }
 }

@@ -32,6 +32,8 @@ fn local_lists_are_sorted_and_filtered() {
     let fixture = completed();
     let text = fixture.check("trial list scripted", 0, "NET.WIDTH");
     assert_eq!(first_words(&text), ["scripted-0", "scripted-1", "scripted-2"]);
+    // The last column is the age.
+    assert!(text.lines().all(|line| line.split_whitespace().last() != Some("-")), "{text}");
     let sorted = values(
         &fixture.json("trial list scripted --sort-by -hparams.x"),
         "/spec/hyperparameters/x",
@@ -96,6 +98,25 @@ fn trials_have_the_same_names_in_all_commands() {
         fixture.check(&format!("{command} scripted"), 2, expected);
         fixture.check(&format!("{command} scripted-7"), 2, "trial `scripted-7` not found");
     }
+}
+
+#[test]
+fn listed_names_are_accepted_by_exports() {
+    let fixture = completed();
+    let expected = "trial `scripted-7` not found";
+    let mlflow = "mlflow trial.stoker.dev/scripted-7 --tracking-uri http://127.0.0.1:1";
+    fixture.check(mlflow, 2, expected);
+    fixture.check("tensorboard trial.stoker.dev/scripted-7", 2, expected);
+}
+
+#[test]
+fn tensorboard_needs_a_free_port() {
+    let fixture = completed();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    let command = format!("tensorboard scripted --program sleep --port {port}");
+    let text = fixture.check(&command, 1, &format!("cannot use port {port} on 127.0.0.1"));
+    assert_eq!(text, "", "the address of another server");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{MultipartId, ObjectStoreExt, PutPayload};
@@ -85,6 +85,20 @@ impl Storage {
             return Ok(());
         }
         Err(error)
+    }
+
+    /// Reads the first `len` bytes of an object in parts, in order. At most 8 parts of 8 MiB are in
+    /// memory at a time.
+    pub fn get_in_order(
+        &self,
+        path: &str,
+        len: u64,
+    ) -> impl Stream<Item = Result<Bytes, StorageError>> {
+        let get = move |start: u64| {
+            let end = len.min(start + PART_BYTES as u64);
+            async move { self.get_range(path, start..end).await }
+        };
+        stream::iter((0..len).step_by(PART_BYTES).map(get)).buffered(PARTS_IN_FLIGHT)
     }
 
     /// Downloads a byte range of an object in parts.

@@ -5,6 +5,7 @@ mod flaky;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures::TryStreamExt as _;
 use object_store::memory::InMemory;
 
 use self::flaky::{Completions, Flaky};
@@ -25,6 +26,10 @@ async fn check(storage: Storage) {
     assert_eq!(storage.get_range("a/b/07", 1..3).await.unwrap(), vec![7; 2]);
     assert_eq!(storage.get_range("a/b/07", 3..3).await.unwrap(), "");
     assert!(storage.get_range("a/b/07", 1..9).await.is_err(), "range beyond the end");
+    let parts: Vec<Bytes> = storage.get_in_order("a/b/07", 3).try_collect().await.unwrap();
+    assert_eq!(parts, [vec![7; 3]]);
+    let none: Vec<Bytes> = storage.get_in_order("a/b/07", 0).try_collect().await.unwrap();
+    assert!(none.is_empty());
     let missing = storage.get_range("a/none", 0..1).await.unwrap_err();
     assert!(matches!(missing, StorageError::NotFound { .. }), "{missing}");
     assert_eq!(storage.list("a/b").await.unwrap().len(), 30);
@@ -103,6 +108,10 @@ async fn failed_parts_of_large_objects_are_retried() {
         assert!(storage.get("large").await.unwrap() == bytes, "the object differs");
         let range = storage.get_range("large", 1_000_001..19_999_999).await.unwrap();
         assert!(range == bytes.slice(1_000_001..19_999_999), "the range differs");
+        let parts: Vec<Bytes> =
+            storage.get_in_order("large", 20_000_003).try_collect().await.unwrap();
+        assert_eq!(parts.len(), 3);
+        assert!(parts.concat() == bytes, "the parts differ");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Translates hyperparameters with a `type` field to objects whose only key is the type.
 
 use serde_json::{Map, Value};
+use stoker_api::hyperparameters::KINDS;
 
 use super::{Translation, member, unknown_field};
 
@@ -47,13 +48,50 @@ fn group(
                 *num_typed += 1;
                 parameter(translation, fields, &from, &to)
             }
-            Some(fields) => Some(self::group(translation, fields, &from, &to, num_typed)),
+            Some(fields) => match reserved_name(fields) {
+                Some(name) => reserved_group(translation, value, name, &from, &to),
+                None => Some(self::group(translation, fields, &from, &to, num_typed)),
+            },
         };
         if let Some(value) = value {
             group.insert(name.clone(), value);
         }
     }
     Value::Object(group)
+}
+
+/// Returns the name of a group's only member if Stoker would read the group as a parameter.
+fn reserved_name(fields: &Map<String, Value>) -> Option<&str> {
+    let name = fields.keys().next().filter(|_| fields.len() == 1)?;
+    KINDS.contains(&name.as_str()).then_some(name.as_str())
+}
+
+/// Translates a group with a reserved name to a constant; `None` if it was refused.
+fn reserved_group(
+    translation: &mut Translation<'_>,
+    group: &Value,
+    name: &str,
+    from: &str,
+    to: &str,
+) -> Option<Value> {
+    if has_parameter(group) {
+        let rule = format!(
+            "`{name}` is reserved: it turns an object with no other key into a parameter; rename it"
+        );
+        translation.refuse(&member(from, name), &group[name], &rule);
+        return None;
+    }
+    translation.position_tree.copy_positions(translation.source, from, &member(to, "const"));
+    translation.notes.push(format!("{from}: a group of constants -> {to}.const"));
+    Some(Value::Object(Map::from_iter([("const".to_owned(), group.clone())])))
+}
+
+/// Returns `true` if a hyperparameter with a `type` is in the tree. Lists are constants.
+fn has_parameter(tree: &Value) -> bool {
+    let of = |fields: &Map<String, Value>| {
+        fields.contains_key("type") || fields.values().any(has_parameter)
+    };
+    tree.as_object().is_some_and(of)
 }
 
 /// Translates one hyperparameter; `None` if it was refused.

@@ -212,7 +212,8 @@ fn url(translation: &mut Translation<'_>, kind: &str) -> Option<String> {
         format!("{scheme}://{bucket}{slash}{prefix}")
     };
     // Read this first: otherwise a missing bucket would give a second error for the prefix.
-    let prefix = text("prefix");
+    // Types without a prefix leave it unread, which refuses it.
+    let prefix = if matches!(kind, "s3" | "gcs") { text("prefix") } else { None };
     match kind {
         "shared_fs" => {
             let host = text("host_path")?;

@@ -30,6 +30,35 @@ fn determined_file_is_translated() {
 }
 
 #[test]
+fn sets_of_the_name_field_rename_the_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("e.yaml");
+    for text in [GOOD, LEGACY] {
+        std::fs::write(&path, text).unwrap();
+        let set = format!("{}=other", name_field(&path));
+        assert_eq!(load(&path, &[set]).unwrap().name, "other", "{text}");
+    }
+}
+
+/// Without `type`, the names of parameters are those of groups.
+#[test]
+fn groups_of_constants_stay_constant() {
+    let check = |group: &str, expected: Value| {
+        let text = LEGACY.replace("opt: {type: categorical, vals: [adam, sgd]}", group);
+        let spec = load_text(&text, &[]).unwrap().spec_json;
+        assert_eq!(spec["hyperparameters"]["opt"], expected, "{group}");
+    };
+    check("opt: {categorical: [1, 2]}", json!({ "const": { "categorical": [1, 2] } }));
+    check("opt: {const: 7}", json!({ "const": { "const": 7 } }));
+    let log = json!({ "log": { "base": 10, "min": -3, "max": -1 } });
+    check("opt: {log: {base: 10, min: -3, max: -1}}", json!({ "const": log }));
+    check(
+        "opt: {a: {int: {b: 1}}, c: 2}",
+        json!({ "a": { "const": { "int": { "b": 1 } } }, "c": 2 }),
+    );
+}
+
+#[test]
 fn optimizations_of_determined_are_translated() {
     let check = |fields: &str, expected: serde_json::Value| {
         let loaded = load_text(&format!("{LEGACY}optimizations: {fields}\n"), &[]).unwrap();
@@ -200,6 +229,16 @@ fn fields_without_counterpart_are_refused() {
             &[("17:43: checkpoint_storage.secret_key:", "environment")],
         ),
         ("bucket: b, ", "", &[("17:22: checkpoint_storage.type:", "bucket")]),
+        (
+            "type: s3, bucket: b",
+            "type: directory, container_path: /c",
+            &[("17:59: checkpoint_storage.prefix:", "no counterpart")],
+        ),
+        (
+            "opt: {type: categorical, vals: [adam, sgd]}",
+            "opt: {int: {type: int, minval: 1, maxval: 3}}",
+            &[("6:9: hyperparameters.opt.int:", "`int` is reserved")],
+        ),
         (
             "max_trials: 5",
             "max_trials: 0",

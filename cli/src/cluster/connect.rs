@@ -23,6 +23,8 @@ use crate::print;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for a response of the API server.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest time without data on a connection while a response is due. All watches end sooner.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// CA certificate of the API server in pods.
 const SERVICE_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 /// Objects per page of a list request.
@@ -90,6 +92,9 @@ impl Cluster {
 
     fn with_config(mut config: Config, options: &Options) -> Result<Self, Failure> {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
+        // Ends responses on silently broken connections. Each request restarts the timeout.
+        config.read_timeout = Some(READ_TIMEOUT);
+        config.reset_reader_on_write = true;
         if config.proxy_url.is_some() && proxy::is_bypassed(config.cluster_url.host()) {
             config.proxy_url = None;
         }

@@ -1,6 +1,5 @@
 //! Connection to the cluster, and human-readable errors for its responses.
 
-use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,8 +20,6 @@ use crate::print;
 
 /// Timeout for connecting to the API server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout for a response of the API server.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest time without data on a connection while a response is due. All watches end sooner.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// CA certificate of the API server in pods.
@@ -133,23 +130,6 @@ impl Cluster {
     /// Reads a trial.
     pub(crate) async fn trial(&self, name: &str) -> Result<Trial, Failure> {
         self.request(&format!("trial `{name}`"), self.api::<Trial>().get(name)).await
-    }
-
-    /// Runs a request with a timeout. Errors name the requested object by `target`, such as
-    /// "experiment `mnist`".
-    pub(crate) async fn request<T>(
-        &self,
-        target: &str,
-        call: impl Future<Output = kube::Result<T>>,
-    ) -> Result<T, Failure> {
-        match tokio::time::timeout(RESPONSE_TIMEOUT, call).await {
-            Ok(response) => response.map_err(|error| self.failure(target, error)),
-            Err(_) => Err(Failure::System(format!(
-                "request for {target} timed out: no response from the cluster at {} within {} s",
-                self.server,
-                RESPONSE_TIMEOUT.as_secs()
-            ))),
-        }
     }
 
     /// Lists all matching objects of a kind, each also as the JSON that the server sent. Prints a

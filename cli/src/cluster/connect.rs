@@ -1,6 +1,5 @@
 //! Connection to the cluster, and human-readable errors for its responses.
 
-use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,8 +20,8 @@ use crate::print;
 
 /// Timeout for connecting to the API server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout for a response of the API server.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest time without data on a connection while a response is due. All watches end sooner.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// CA certificate of the API server in pods.
 const SERVICE_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 /// Objects per page of a list request.
@@ -90,6 +89,9 @@ impl Cluster {
 
     fn with_config(mut config: Config, options: &Options) -> Result<Self, Failure> {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
+        // Ends responses on silently broken connections. Each request restarts the timeout.
+        config.read_timeout = Some(READ_TIMEOUT);
+        config.reset_reader_on_write = true;
         if config.proxy_url.is_some() && proxy::is_bypassed(config.cluster_url.host()) {
             config.proxy_url = None;
         }
@@ -128,23 +130,6 @@ impl Cluster {
     /// Reads a trial.
     pub(crate) async fn trial(&self, name: &str) -> Result<Trial, Failure> {
         self.request(&format!("trial `{name}`"), self.api::<Trial>().get(name)).await
-    }
-
-    /// Runs a request with a timeout. Errors name the requested object by `target`, such as
-    /// "experiment `mnist`".
-    pub(crate) async fn request<T>(
-        &self,
-        target: &str,
-        call: impl Future<Output = kube::Result<T>>,
-    ) -> Result<T, Failure> {
-        match tokio::time::timeout(RESPONSE_TIMEOUT, call).await {
-            Ok(response) => response.map_err(|error| self.failure(target, error)),
-            Err(_) => Err(Failure::System(format!(
-                "request for {target} timed out: no response from the cluster at {} within {} s",
-                self.server,
-                RESPONSE_TIMEOUT.as_secs()
-            ))),
-        }
     }
 
     /// Lists all matching objects of a kind, each also as the JSON that the server sent. Prints a

@@ -11,7 +11,7 @@
 //!
 //! # Reading order
 //!
-//! 1. [`connect`]: selects the cluster and translates its errors.
+//! 1. [`connect`] and [`request`]: select the cluster, limit requests and translate their errors.
 //! 2. [`create`] and [`archive`]: create an experiment or a job from a file and a directory.
 //!    [`resource`] is the common interface of experiments and jobs.
 //! 3. [`experiment`], [`trial`], [`job`], [`wait`]: show progress and change the desired state.
@@ -28,6 +28,7 @@ pub(crate) mod job;
 pub(crate) mod logs;
 pub(crate) mod metrics;
 mod proxy;
+mod request;
 pub(crate) mod resource;
 pub(crate) mod storage;
 pub(crate) mod text;

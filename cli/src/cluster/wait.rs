@@ -1,17 +1,16 @@
 //! `stoker experiment wait` and `stoker job wait`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use kube::api::{WatchEvent, WatchParams};
 use serde_json::{Value, json};
 use stoker_api::condition::{Condition, ConditionStatus};
 use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
-use stoker_api::trial::Trial;
 
 use super::connect::Cluster;
 use super::resource::ClusterResource;
-use super::storage;
+use super::{storage, text};
 use crate::failure::{Failure, error_value};
 use crate::json;
 use crate::print::{self, Output};
@@ -19,12 +18,26 @@ use crate::run;
 
 /// Maximum duration of one watch, in seconds. The object is read again after each watch.
 const WATCH_SECONDS: u32 = 240;
-/// Wait before the next attempt if the cluster is unreachable.
-const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum number of consecutive failures.
-const FAILURES_MAX: u32 = 30;
 /// Exit code for cancelled, deleted, stopped and timed out.
 const STOPPED: u8 = 3;
+
+/// Limits of a wait.
+#[derive(Clone, Copy, Debug)]
+struct WaitLimits {
+    /// Shortest time between two watches. The object is read after each watch.
+    retry_interval: Duration,
+    /// Longest time of failed reads, if the API server denies access.
+    denied_max: Duration,
+    /// Longest time of failed reads for other reasons. It covers an upgrade of the API server.
+    unreachable_max: Duration,
+}
+
+/// Limits for the commands.
+const WAIT_LIMITS: WaitLimits = WaitLimits {
+    retry_interval: Duration::from_secs(2),
+    denied_max: Duration::from_secs(60),
+    unreachable_max: Duration::from_secs(600),
+};
 
 /// Waits until the experiment or job has ended, then prints the outcome. Returns the exit code.
 pub(crate) async fn wait<K: ClusterResource>(
@@ -33,18 +46,17 @@ pub(crate) async fn wait<K: ClusterResource>(
     timeout: Option<Duration>,
     output: Output,
 ) -> Result<u8, Failure> {
-    let Some(timeout) = timeout else {
-        return wait_for_end::<K>(cluster, name, output).await;
-    };
-    match tokio::time::timeout(timeout, wait_for_end::<K>(cluster, name, output)).await {
+    let end = wait_for_end::<K>(cluster, name, WAIT_LIMITS, output);
+    let Some(timeout) = timeout else { return end.await };
+    match tokio::time::timeout(timeout, end).await {
         Ok(ended) => ended,
         Err(_) => {
-            let phase = cluster.read::<K>(name).await?.phase();
-            let message = format!(
-                "timed out after {}: {} {name} is still {phase:?}",
-                super::text::length(timeout.as_secs()),
-                K::KIND_NAME
-            );
+            let state = match cluster.read::<K>(name).await {
+                Ok(object) => format!("{} {name} is still {:?}", K::KIND_NAME, object.phase()),
+                Err(error @ Failure::Input(_)) => return Err(error),
+                Err(error) => error.to_string(),
+            };
+            let message = format!("timed out after {}: {state}", text::length(timeout.as_secs()));
             Ok(stopped("timeout", &message, name, output))
         }
     }
@@ -53,10 +65,14 @@ pub(crate) async fn wait<K: ClusterResource>(
 async fn wait_for_end<K: ClusterResource>(
     cluster: &Cluster,
     name: &str,
+    limits: WaitLimits,
     output: Output,
 ) -> Result<u8, Failure> {
+    let target = format!("{} `{name}`", K::KIND_NAME);
+    let api = cluster.api::<K>();
     let mut shown = String::new();
-    let mut num_failures = 0;
+    let mut has_warned = false;
+    let mut failed_since: Option<Instant> = None;
     let mut uid = None;
     // Do not retry the first request: the name may be wrong, or the cluster unreachable.
     let mut object: K = cluster.read(name).await?;
@@ -68,26 +84,43 @@ async fn wait_for_end<K: ClusterResource>(
             return object.print_outcome(cluster, output).await;
         }
         show(&object, &mut shown, output);
+        let started = Instant::now();
         match watch_until_ended(cluster, &object, &mut shown, output).await {
             Ok(Some(ended)) => {
                 object = ended;
                 continue;
             }
-            Ok(None) => num_failures = 0,
-            Err(error) if num_failures < FAILURES_MAX => {
-                if num_failures == 0 {
+            Ok(None) => has_warned = false,
+            // Reads detect the end even if all watches fail.
+            Err(error) => {
+                if !has_warned {
                     print::err(format!("{error}; retrying"));
                 }
-                num_failures += 1;
-                tokio::time::sleep(RETRY_INTERVAL).await;
+                has_warned = true;
             }
-            Err(error) => return Err(error),
         }
-        match cluster.api::<K>().get_opt(name).await {
-            Ok(Some(current)) => object = current,
+        // A server or a proxy may end each watch at once.
+        tokio::time::sleep(limits.retry_interval.saturating_sub(started.elapsed())).await;
+        match cluster.try_request(&target, api.get_opt(name)).await {
+            Ok(Some(current)) => {
+                object = current;
+                failed_since = None;
+            }
             Ok(None) => return Ok(deleted::<K>(name, output)),
-            // Ignore the error: the next watch fails too and counts it.
-            Err(_) => {}
+            Err(error) => {
+                let failed_for = failed_since.get_or_insert_with(Instant::now).elapsed();
+                let max =
+                    if error.is_denied() { limits.denied_max } else { limits.unreachable_max };
+                if failed_for >= max {
+                    let message = format!(
+                        "timed out after {} of failed reads: {}; {} {name} may still run",
+                        text::length(failed_for.as_secs()),
+                        error.failure,
+                        K::KIND_NAME
+                    );
+                    return Ok(stopped("timeout", &message, name, output));
+                }
+            }
         }
     }
 }
@@ -180,10 +213,9 @@ pub(crate) async fn print_outcome(
     let status = experiment.status.clone().unwrap_or_default();
     let name = experiment.metadata.name.clone().unwrap_or_default();
     let trial = match &status.best {
-        Some(best) => cluster.api::<Trial>().get_opt(&format!("{name}-{}", best.index)).await.ok(),
+        Some(best) => cluster.trial(&format!("{name}-{}", best.index)).await.ok(),
         None => None,
     };
-    let trial = trial.flatten();
     let hyperparameters = trial.as_ref().map(|trial| &trial.spec.hyperparameters);
     let address =
         |index, checkpoint: &str| storage::checkpoint_address(experiment, index, checkpoint);
@@ -269,6 +301,12 @@ impl Outcome<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::extract::State;
+    use axum::http::StatusCode;
+    use axum::routing::get;
+
     use super::*;
 
     fn experiment(phase: &str) -> Experiment {
@@ -322,5 +360,72 @@ mod tests {
     fn progress_is_one_line() {
         let line = progress("mnist", &experiment("Running").status.unwrap());
         assert_eq!(line, "mnist: Running, 50%, 1 of 2 trials ended, best 0.25 (trial 1); so it is");
+    }
+
+    /// Serves an experiment. `reads` are the responses to successive reads: a phase or a status
+    /// code. The last one repeats. All watches return `watch_code` and end at once.
+    async fn serve(reads: &[String], watch_code: u16) -> Cluster {
+        type Reads = Arc<Mutex<Vec<String>>>;
+        let left: Reads = Arc::new(Mutex::new(reads.iter().rev().cloned().collect()));
+        let read = async |State(left): State<Reads>| {
+            let mut left = left.lock().unwrap();
+            let read = if left.len() > 1 { left.pop().unwrap() } else { left[0].clone() };
+            match read.parse::<u16>() {
+                Ok(code) => (StatusCode::from_u16(code).unwrap(), String::new()),
+                Err(_) => (StatusCode::OK, json!(experiment(&read)).to_string()),
+            }
+        };
+        let watch = async move || StatusCode::from_u16(watch_code).unwrap();
+        let path = "/apis/stoker.dev/v1alpha1/namespaces/ml/experiments";
+        let app = axum::Router::new()
+            .route(path, get(watch))
+            .route(&format!("{path}/mnist"), get(read))
+            .with_state(left);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        let client = kube::Client::try_from(kube::Config::new(server.parse().unwrap())).unwrap();
+        Cluster { client, namespace: "ml".to_owned(), server }
+    }
+
+    /// Returns `first`, then `num` times `read`, then `last`.
+    fn reads(first: &str, num: usize, read: &str, last: &str) -> Vec<String> {
+        let all = [first].into_iter().chain(std::iter::repeat_n(read, num)).chain([last]);
+        all.map(str::to_owned).collect()
+    }
+
+    /// Waits for the experiment, and returns the exit code.
+    async fn code(reads: &[String], watch_code: u16) -> u8 {
+        let cluster = serve(reads, watch_code).await;
+        let limits = WaitLimits {
+            retry_interval: Duration::from_millis(20),
+            denied_max: Duration::from_millis(500),
+            unreachable_max: Duration::from_secs(60),
+        };
+        wait_for_end::<Experiment>(&cluster, "mnist", limits, Output::Json).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn only_lasting_failures_of_reads_end_the_wait() {
+        // Reads are 20 ms apart, and the API server may deny access for 500 ms.
+        assert_eq!(code(&reads("Running", 20, "Running", "Completed"), 403).await, 0);
+        assert_eq!(code(&reads("Running", 40, "500", "Completed"), 500).await, 0);
+        assert_eq!(code(&reads("Running", 2, "403", "Completed"), 403).await, 0);
+        assert_eq!(code(&reads("Running", 200, "403", "Completed"), 403).await, 3);
+    }
+
+    #[tokio::test]
+    async fn watches_that_end_at_once_are_spaced() {
+        let started = Instant::now();
+        assert_eq!(code(&reads("Running", 9, "Running", "Completed"), 200).await, 0);
+        assert!(started.elapsed() >= Duration::from_millis(200), "{:?}", started.elapsed());
+    }
+
+    #[tokio::test]
+    async fn timeout_without_a_server_ends_with_code_3() {
+        let cluster = serve(&reads("Running", 1, "500", "500"), 500).await;
+        let timeout = Some(Duration::from_millis(200));
+        let waited = wait::<Experiment>(&cluster, "mnist", timeout, Output::Json).await;
+        assert_eq!(waited.unwrap(), 3);
     }
 }

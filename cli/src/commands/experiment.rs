@@ -251,7 +251,7 @@ async fn on_cluster(command: &ExperimentCommand, output: Output) -> Result<u8, F
         C::Logs { experiment, follow, lines, source, storage } => {
             let cluster = Cluster::connect(&source.cluster).await?;
             let lines = (*follow, *lines);
-            done(logs::experiment(&cluster, experiment, storage, lines, output).await)
+            logs::experiment(&cluster, experiment, storage, lines, output).await
         }
         C::Metrics { experiment, metrics: args, source, storage } => {
             let cluster = Cluster::connect(&source.cluster).await?;

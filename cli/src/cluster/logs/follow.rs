@@ -13,8 +13,9 @@ use stoker_api::trial::Trial;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 
+use super::cursor::LogRequest;
 use super::line::LogLine;
-use super::pods::LogRequest;
+use super::pods::{FOLLOW_LIMITS, FollowLimits, PodFollower};
 use super::tag::{Gang, Tag};
 use super::{pods, pods_of_experiment};
 use crate::cluster::connect::Cluster;
@@ -49,11 +50,15 @@ pub(super) struct LogFollower {
     gang: Gang,
     rank: Option<u32>,
     request: LogRequest,
+    pub(super) limits: FollowLimits,
     /// First attempt whose pods are followed, once known.
     first: Option<u32>,
     /// UIDs of pods that are or were followed.
     seen: BTreeSet<String>,
-    streams: JoinSet<()>,
+    /// One task per followed pod, as of [`PodFollower::run`].
+    streams: JoinSet<Result<bool, Failure>>,
+    /// Number of pods whose lines may be missing.
+    num_incomplete: usize,
     sender: Sender<(Tag, LogLine)>,
     lines: Receiver<(Tag, LogLine)>,
     /// Whether the warning about waiting pods was printed.
@@ -75,9 +80,11 @@ impl LogFollower {
             gang,
             rank,
             request,
+            limits: FOLLOW_LIMITS,
             first: None,
             seen: BTreeSet::new(),
             streams: JoinSet::new(),
+            num_incomplete: 0,
             sender,
             lines,
             has_warned_about_limit: false,
@@ -89,26 +96,50 @@ impl LogFollower {
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut num_failures = 0;
-        loop {
+        let ended = loop {
             tokio::select! {
                 Some((tag, line)) = self.lines.recv() => show(&tag, &line),
-                _ = ticks.tick() => match self.poll().await {
-                    Ok(true) => break,
-                    Ok(false) => num_failures = 0,
-                    Err(error) if num_failures >= FAILURES_MAX || is_final(&error) => {
-                        return Err(error);
+                _ = ticks.tick() => {
+                    if let Err(error) = self.join_ended() {
+                        break Err(error);
                     }
-                    Err(error) => {
-                        if num_failures == 0 {
-                            print::err(format!("stoker: {error}; retrying"));
+                    match self.poll().await {
+                        Ok(true) => break Ok(()),
+                        Ok(false) => num_failures = 0,
+                        Err(error) if num_failures >= FAILURES_MAX || is_final(&error) => {
+                            break Err(error);
                         }
-                        num_failures += 1;
+                        Err(error) => {
+                            if num_failures == 0 {
+                                print::err(format!("stoker: {error}; retrying"));
+                            }
+                            num_failures += 1;
+                        }
                     }
-                },
+                }
             }
-        }
+        };
         while let Ok((tag, line)) = self.lines.try_recv() {
             show(&tag, &line);
+        }
+        ended?;
+        match self.num_incomplete {
+            0 => Ok(()),
+            num => Err(Failure::System(format!(
+                "the logs of {num} of {} pods are incomplete; see the errors above",
+                self.seen.len()
+            ))),
+        }
+    }
+
+    /// Removes the streams that have ended. Fails if the API server denied access to a log.
+    fn join_ended(&mut self) -> Result<(), Failure> {
+        while let Some(ended) = self.streams.try_join_next() {
+            match ended {
+                Ok(Ok(true)) => {}
+                Ok(Ok(false)) | Err(_) => self.num_incomplete += 1,
+                Ok(Err(denied)) => return Err(denied),
+            }
         }
         Ok(())
     }
@@ -123,7 +154,6 @@ impl LogFollower {
             LogTarget::Experiment { name } => pods_of_experiment(name),
             LogTarget::Job { name } => format!("{LABEL_JOB}={name}"),
         });
-        while self.streams.try_join_next().is_some() {}
         let pods = self.cluster.list::<Pod>("pods", &params, false).await?;
         let mut pods: Vec<Pod> = pods.into_iter().map(|(pod, _)| pod).collect();
         pods.sort_by(|a, b| a.metadata.creation_timestamp.cmp(&b.metadata.creation_timestamp));
@@ -144,6 +174,10 @@ impl LogFollower {
             if !attempts.contains(&tag.attempt) || self.seen.contains(&uid) {
                 continue;
             }
+            // Neither poll this pod nor count it as a stream before its program starts.
+            if pods::is_waiting(&pod) {
+                continue;
+            }
             if self.streams.len() >= STREAMS_MAX {
                 if !self.has_warned_about_limit {
                     print::err(format!(
@@ -154,8 +188,9 @@ impl LogFollower {
                 break;
             }
             self.seen.insert(uid);
-            let (cluster, sender) = (self.cluster.clone(), self.sender.clone());
-            self.streams.spawn(pods::follow(cluster, pod, tag, self.request, sender));
+            let sender = self.sender.clone();
+            let follower = PodFollower::new(&self.cluster, tag, self.request, self.limits, sender);
+            self.streams.spawn(follower.run(pod));
         }
     }
 

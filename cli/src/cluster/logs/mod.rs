@@ -7,11 +7,12 @@
 //!
 //! 1. [`tag`]: origin and prefix of a line.
 //! 2. [`mod@line`]: time of a line, and the flags that select lines.
-//! 3. [`pods`]: lines of one pod, across broken connections.
+//! 3. [`cursor`] and [`pods`]: lines of one pod, across broken connections.
 //! 4. [`follow`]: lines of all pods of a trial, an experiment or a job.
 //! 5. [`bucket`]: lines in the storage, also of local runs.
 
 pub(crate) mod bucket;
+mod cursor;
 mod follow;
 pub(crate) mod line;
 mod pods;
@@ -28,11 +29,12 @@ use stoker_api::trial::{Attempt, Trial};
 use stoker_storage::layout;
 
 use self::bucket::StoredLogs;
+use self::cursor::LogRequest;
 use self::follow::{LogFollower, LogTarget};
 #[cfg(test)]
 use self::line::LogLine;
 use self::line::{LogArgs, LogPrinter};
-use self::pods::LogRequest;
+use self::pods::PodLog;
 use self::tag::{Gang, Tag};
 use super::connect::Cluster;
 use super::resource::ClusterResource as _;
@@ -113,14 +115,15 @@ fn attempt<'a>(
     }
 }
 
-/// Prints the logs of all trials of an experiment.
+/// Prints the logs of all trials of an experiment. Returns the exit code: if the logs of a trial
+/// cannot be read, prints the error and continues with the next trial.
 pub(crate) async fn experiment(
     cluster: &Cluster,
     name: &str,
     options: &storage::Options,
     (follow, args): (bool, LogArgs),
     output: Output,
-) -> Result<(), Failure> {
+) -> Result<u8, Failure> {
     let experiment = cluster.experiment(name).await?;
     let gang = Gang::of(&experiment);
     let is_over = experiment.status.as_ref().is_some_and(|status| status.phase.is_terminal());
@@ -129,22 +132,25 @@ pub(crate) async fn experiment(
         let mut printer = LogPrinter::new(args, None, output).following();
         let request = LogRequest::new(&args, gang, None);
         let follower = LogFollower::new(cluster, target, gang, None, request);
-        return follower.run(|tag, line| printer.add(tag, line)).await;
+        return follower.run(|tag, line| printer.add(tag, line)).await.map(|()| 0);
     }
     let source =
         LogSource { cluster, experiment: &experiment, gang, options, rank: None, args, output };
-    let mut has_any = false;
+    let (mut has_any, mut code) = (false, 0);
     for (trial, _) in experiment::trials(cluster, &experiment).await? {
         let attempts = trial.status.as_ref().map_or(&[][..], |status| status.attempts.as_slice());
         if let Some(attempt) = attempts.last() {
             has_any = true;
-            source.print(&trial, attempt, true).await?;
+            if let Err(error) = source.print(&trial, attempt, true).await {
+                error.print(trial.metadata.name.as_deref(), output);
+                code = if code == 0 { error.code() } else { code };
+            }
         }
     }
     if !has_any {
         print::err(format!("no trial of experiment {name} has started yet"));
     }
-    Ok(())
+    Ok(code)
 }
 
 /// Prints the logs of a job: from its pods while all of them exist, else from the storage.
@@ -208,9 +214,10 @@ pub(crate) async fn job(
             }
         }
     }
-    pods::print(cluster, &pods, request, |tag, line| printer.add(tag, line)).await?;
+    let logs = pods::open(cluster, &pods, request).await?;
+    let shown = pods::show_merged(logs, |tag, line| printer.add(tag, line)).await;
     printer.finish();
-    Ok(())
+    shown
 }
 
 /// Source of an attempt's lines.
@@ -226,7 +233,8 @@ struct LogSource<'a> {
 
 impl LogSource<'_> {
     /// Prints the current logs of an attempt: from its pods if all of them exist, else from the
-    /// storage. If the storage cannot be read, prints the logs of the remaining pods.
+    /// storage. If the storage cannot be read, prints the logs of the remaining pods. If the log of
+    /// a pod cannot be opened and the attempt has ended, prints the stored logs.
     async fn print(
         &self,
         trial: &Trial,
@@ -243,11 +251,15 @@ impl LogSource<'_> {
         let mut pods: Vec<(Pod, Tag)> = listed.into_iter().filter_map(of).collect();
         let is_complete = pods.len() == self.gang.num_pods() as usize;
         pods.retain(|(_, tag)| tag.has(rank));
-        if is_complete || (attempt.end.is_none() && !pods.is_empty()) {
-            return self.print_pods(&pods).await;
-        }
         let (index, gang) = (trial.spec.index, self.gang);
         let tag = Tag { trial: index, attempt: number, pod: 0, gang, with_trial, is_job: false };
+        if is_complete || (attempt.end.is_none() && !pods.is_empty()) {
+            return match self.open_pods(&pods).await {
+                Ok(logs) => self.print_pods(logs).await,
+                Err(error) if attempt.end.is_some() => self.print_stored_instead(&tag, error).await,
+                Err(error) => Err(error),
+            };
+        }
         match self.print_stored(&tag).await {
             Ok(0) if attempt.end.is_none() => {
                 print::err(format!("attempt {number} of trial {name} has no pods yet"));
@@ -261,17 +273,34 @@ impl LogSource<'_> {
             Err(error) if pods.is_empty() => Err(error),
             Err(error) => {
                 print::err(format!("stoker: {error}; showing the logs of the remaining pods"));
-                self.print_pods(&pods).await
+                self.print_pods(self.open_pods(&pods).await?).await
             }
         }
     }
 
-    async fn print_pods(&self, pods: &[(Pod, Tag)]) -> Result<(), Failure> {
-        let mut printer = LogPrinter::new(self.args, self.rank, self.output);
+    async fn open_pods(&self, pods: &[(Pod, Tag)]) -> Result<Vec<PodLog>, Failure> {
         let request = LogRequest::new(&self.args, self.gang, self.rank);
-        pods::print(self.cluster, pods, request, |tag, line| printer.add(tag, line)).await?;
+        pods::open(self.cluster, pods, request).await
+    }
+
+    async fn print_pods(&self, logs: Vec<PodLog>) -> Result<(), Failure> {
+        let mut printer = LogPrinter::new(self.args, self.rank, self.output);
+        let shown = pods::show_merged(logs, |tag, line| printer.add(tag, line)).await;
         printer.finish();
-        Ok(())
+        shown
+    }
+
+    /// Prints the stored logs of an attempt whose pods failed with `error`. Returns this error if
+    /// the storage has no logs.
+    async fn print_stored_instead(&self, tag: &Tag, error: Failure) -> Result<(), Failure> {
+        match self.print_stored(tag).await {
+            Ok(0) => Err(error),
+            Ok(_) => {
+                print::err(format!("stoker: {error}; printed the stored logs instead"));
+                Ok(())
+            }
+            Err(stored) => Err(Failure::System(format!("{error}; stored logs: {stored}"))),
+        }
     }
 
     /// Prints the stored logs of an attempt. Returns the number of objects.

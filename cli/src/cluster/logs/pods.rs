@@ -1,17 +1,20 @@
 //! Logs of pods.
 
-use std::cmp::Ordering;
-use std::time::Duration;
+use std::io;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
 
 use futures::{AsyncBufRead, AsyncBufReadExt as _};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, LogParams};
+use stoker_api::names::{LABEL_JOB, LABEL_TRIAL};
 use tokio::sync::mpsc::Sender;
 
-use super::line::{LogArgs, LogLine};
-use super::tag::{Gang, Tag};
-use crate::cluster::connect::Cluster;
+use super::cursor::{LogCursor, LogRequest};
+use super::line::LogLine;
+use super::tag::Tag;
+use crate::cluster::connect::{self, Cluster};
+use crate::cluster::request::RequestError;
 use crate::cluster::trial::pod_state;
 use crate::failure::Failure;
 use crate::print;
@@ -20,18 +23,85 @@ use crate::print;
 const TRAINER: &str = "trainer";
 /// Init container that downloads the program's files.
 const SETUP: &str = "setup";
-/// Wait before a pod's log is requested again.
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest wait for the next line of a log that is not followed.
+const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Shows the current logs of pods, merged by time.
-pub(super) async fn print(
+/// Limits for following a pod's log.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FollowLimits {
+    /// Wait before a pod's log is requested again.
+    pub(super) retry_interval: Duration,
+    /// Longest time without a line. Then the log is requested again, because a silently broken
+    /// connection delivers neither lines nor an end.
+    pub(super) idle_max: Duration,
+    /// Same as `idle_max`, for a pod that has ended and prints nothing new.
+    pub(super) idle_max_ended: Duration,
+    /// Longest time of failures, if the API server responds.
+    pub(super) refused_max: Duration,
+    /// Longest time of failures, if the API server does not respond.
+    pub(super) unreachable_max: Duration,
+}
+
+/// Limits for the commands.
+pub(super) const FOLLOW_LIMITS: FollowLimits = FollowLimits {
+    retry_interval: Duration::from_secs(1),
+    idle_max: Duration::from_secs(120),
+    idle_max_ended: Duration::from_secs(30),
+    refused_max: Duration::from_secs(10),
+    unreachable_max: Duration::from_secs(120),
+};
+
+impl FollowLimits {
+    /// Returns `true` if requests that failed for this time are not repeated.
+    fn are_exceeded(&self, error: &RequestError, failed_for: Duration) -> bool {
+        failed_for
+            >= match error.code {
+                Some(_) => self.refused_max,
+                None => self.unreachable_max,
+            }
+    }
+}
+
+/// Connection to a pod's log.
+struct Connection {
+    /// Name of the pod.
+    name: String,
+    reader: Pin<Box<dyn AsyncBufRead + Send>>,
+}
+
+impl Connection {
+    async fn open(cluster: &Cluster, name: &str, params: &LogParams) -> Result<Self, RequestError> {
+        let api: Api<Pod> = cluster.api();
+        let target = format!("the log of pod `{name}`");
+        let stream = cluster.try_request(&target, api.log_stream(name, params)).await?;
+        Ok(Self { name: name.to_owned(), reader: Box::pin(stream) })
+    }
+
+    /// Reads the next line; `None` at the end.
+    async fn next(&mut self, timeout: Duration) -> Result<Option<LogLine>, RequestError> {
+        next(&mut self.reader, timeout).await.map_err(|error| {
+            let why = connect::chain(&error);
+            let text = format!("cannot read the complete log of pod `{}`: {why}", self.name);
+            RequestError { failure: Failure::System(text), code: None }
+        })
+    }
+}
+
+/// Current log of a pod that has at least one line.
+pub(super) struct PodLog {
+    tag: Tag,
+    /// Next line to show.
+    line: LogLine,
+    connection: Connection,
+}
+
+/// Opens the current logs of pods, and reads the first line of each.
+pub(super) async fn open(
     cluster: &Cluster,
     pods: &[(Pod, Tag)],
     request: LogRequest,
-    mut show: impl FnMut(&Tag, &LogLine),
-) -> Result<(), Failure> {
-    let api: Api<Pod> = cluster.api();
-    let mut open = Vec::new();
+) -> Result<Vec<PodLog>, Failure> {
+    let mut logs = Vec::new();
     for (pod, tag) in pods {
         let name = pod.metadata.name.clone().unwrap_or_default();
         let Some(container) = container(pod) else {
@@ -39,64 +109,53 @@ pub(super) async fn print(
             continue;
         };
         let params = request.params(container, false);
-        let target = format!("the log of pod `{name}`");
-        let stream = cluster.request(&target, api.log_stream(&name, &params)).await?;
-        let mut reader = Box::pin(stream);
-        if let Some(first) = next(&mut reader).await {
-            open.push((first, reader, tag));
+        let opened = Connection::open(cluster, &name, &params).await;
+        let mut connection = opened.map_err(|error| error.failure)?;
+        let first = connection.next(LINE_TIMEOUT).await.map_err(|error| error.failure)?;
+        logs.extend(first.map(|line| PodLog { tag: *tag, line, connection }));
+    }
+    Ok(logs)
+}
+
+/// Shows logs, merged by time. If a connection breaks, shows the other logs and returns the first
+/// error.
+pub(super) async fn show_merged(
+    mut logs: Vec<PodLog>,
+    mut show: impl FnMut(&Tag, &LogLine),
+) -> Result<(), Failure> {
+    let mut broken = None;
+    // Always show the earliest pending line.
+    while let Some(at) = (0..logs.len()).min_by_key(|at| logs[*at].line.printed()) {
+        let log = &mut logs[at];
+        show(&log.tag, &log.line);
+        match log.connection.next(LINE_TIMEOUT).await {
+            Ok(Some(following)) => log.line = following,
+            Ok(None) => drop(logs.swap_remove(at)),
+            Err(error) => {
+                broken = broken.or(Some(error.failure));
+                drop(logs.swap_remove(at));
+            }
         }
     }
-    // Merge: always show the earliest pending line.
-    while let Some(at) = (0..open.len()).min_by_key(|at| open[*at].0.printed()) {
-        let (line, reader, tag) = &mut open[at];
-        show(tag, line);
-        match next(reader).await {
-            Some(following) => *line = following,
-            None => drop(open.swap_remove(at)),
-        }
-    }
-    Ok(())
+    broken.map_or(Ok(()), Err)
 }
 
-/// Part of a pod's log to request.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LogRequest {
-    /// Number of last lines; `None` for all.
-    tail_lines: Option<i64>,
-    since: Option<Timestamp>,
-}
-
-impl LogRequest {
-    /// Requests what the flags select. A pod cannot select lines by rank, so the printer selects
-    /// the last lines of one rank.
-    pub(super) fn new(args: &LogArgs, gang: Gang, rank: Option<u32>) -> Self {
-        let is_mixed = rank.is_some() && gang.ranks_per_pod > 1;
-        Self { tail_lines: args.tail_lines().filter(|_| !is_mixed), since: args.since() }
-    }
-
-    fn params(self, container: &str, follow: bool) -> LogParams {
-        LogParams {
-            container: Some(container.to_owned()),
-            follow,
-            timestamps: true,
-            tail_lines: self.tail_lines,
-            since_time: self.since.and_then(to_seconds),
-            ..LogParams::default()
-        }
-    }
-}
-
-/// Rounds down to seconds. The client would round to the nearest second, and skip lines.
-fn to_seconds(time: Timestamp) -> Option<Timestamp> {
-    Timestamp::from_second(time.as_second()).ok()
-}
-
-/// Reads the next line; `None` at the end or if the connection breaks.
-async fn next<R: AsyncBufRead + Unpin>(reader: &mut R) -> Option<LogLine> {
+/// Reads the next line; `None` at the end. Fails if the line does not arrive in time.
+async fn next<R: AsyncBufRead + Unpin>(
+    reader: &mut R,
+    timeout: Duration,
+) -> io::Result<Option<LogLine>> {
     let mut bytes = Vec::new();
-    reader.read_until(b'\n', &mut bytes).await.ok().filter(|len| *len > 0)?;
+    let read = tokio::time::timeout(timeout, reader.read_until(b'\n', &mut bytes)).await;
+    let len = read.unwrap_or_else(|_| {
+        let text = format!("no data within {} s", timeout.as_secs());
+        Err(io::Error::new(io::ErrorKind::TimedOut, text))
+    })?;
+    if len == 0 {
+        return Ok(None);
+    }
     let text = String::from_utf8_lossy(&bytes);
-    Some(LogLine::parse(text.trim_end_matches(['\n', '\r'])))
+    Ok(Some(LogLine::parse(text.trim_end_matches(['\n', '\r']))))
 }
 
 /// Returns the container whose log to read: the init container if it failed, otherwise the
@@ -117,6 +176,11 @@ fn container(pod: &Pod) -> Option<&'static str> {
     }
 }
 
+/// Returns `true` if the pod's log does not exist yet.
+pub(super) fn is_waiting(pod: &Pod) -> bool {
+    container(pod).is_none() && !is_over(pod)
+}
+
 /// Returns `true` if the pod cannot print more lines.
 fn is_over(pod: &Pod) -> bool {
     let Some(status) = &pod.status else { return false };
@@ -128,104 +192,135 @@ fn is_over(pod: &Pod) -> bool {
         || status.container_statuses.iter().flatten().any(has_ended)
 }
 
-/// Position in a pod's log. After a reconnect, the server repeats lines, because `sinceTime` has a
-/// resolution of seconds. The cursor distinguishes them from new lines.
-#[derive(Debug, Default)]
-struct LogCursor {
-    /// Latest timestamp of the lines that were read.
-    latest: Option<Timestamp>,
-    /// Number of lines that were read with this timestamp. Some container runtimes give all lines
-    /// of one write the same timestamp.
-    num_at_latest: usize,
-    /// Number of these lines that the connection has yet to repeat; `None` after a new line.
-    num_to_repeat: Option<usize>,
-    /// Last line without a timestamp, unless a new line with one followed it.
-    unstamped: Option<String>,
-}
-
-impl LogCursor {
-    /// Returns the request for a new connection, which continues after the lines that were read.
-    fn request(&self, first: LogRequest) -> LogRequest {
-        match self.latest {
-            Some(latest) => LogRequest { tail_lines: None, since: Some(latest) },
-            None => first,
-        }
-    }
-
-    /// Prepares for a new connection, which starts at or before `latest`.
-    fn reconnect(&mut self) {
-        self.num_to_repeat = Some(self.num_at_latest);
-    }
-
-    /// Advances by a line. Returns `true` if the line is new.
-    fn advance(&mut self, line: &LogLine) -> bool {
-        let Some(time) = line.printed() else {
-            // Each connection repeats an error of the kubelet until its cause has passed.
-            let is_new = self.unstamped.as_ref() != Some(&line.text);
-            self.unstamped = Some(line.text.clone());
-            return is_new;
-        };
-        let order = Some(time).cmp(&self.latest);
-        if let Some(num_left) = &mut self.num_to_repeat {
-            match order {
-                Ordering::Less => return false,
-                Ordering::Equal if *num_left > 0 => {
-                    *num_left -= 1;
-                    return false;
-                }
-                Ordering::Equal | Ordering::Greater => self.num_to_repeat = None,
-            }
-        }
-        self.unstamped = None;
-        match order {
-            // Standard output and standard error are logged concurrently, so a line may be late.
-            Ordering::Less => {}
-            Ordering::Equal => self.num_at_latest += 1,
-            Ordering::Greater => (self.latest, self.num_at_latest) = (Some(time), 1),
-        }
-        true
-    }
-}
-
-/// Sends the lines of a pod until it has ended or is deleted. After a broken connection, continues
-/// after the last line.
-pub(super) async fn follow(
+/// Follower of a pod's log.
+pub(super) struct PodFollower {
     cluster: Cluster,
-    pod: Pod,
     tag: Tag,
     request: LogRequest,
+    limits: FollowLimits,
+    cursor: LogCursor,
     lines: Sender<(Tag, LogLine)>,
-) {
-    let api: Api<Pod> = cluster.api();
-    let name = pod.metadata.name.clone().unwrap_or_default();
-    let uid = pod.metadata.uid.clone();
-    let mut pod = pod;
-    let mut cursor = LogCursor::default();
-    loop {
-        // Check before reading: if the pod has already ended, this pass reads the complete log.
-        let was_over = is_over(&pod);
-        if let Some(container) = container(&pod) {
-            let params = cursor.request(request).params(container, true);
-            if let Ok(stream) = api.log_stream(&name, &params).await {
-                let mut reader = Box::pin(stream);
-                cursor.reconnect();
-                while let Some(line) = next(&mut reader).await {
-                    if cursor.advance(&line) && lines.send((tag, line)).await.is_err() {
-                        return;
+}
+
+impl PodFollower {
+    pub(super) fn new(
+        cluster: &Cluster,
+        tag: Tag,
+        request: LogRequest,
+        limits: FollowLimits,
+        lines: Sender<(Tag, LogLine)>,
+    ) -> Self {
+        Self { cluster: cluster.clone(), tag, request, limits, cursor: LogCursor::default(), lines }
+    }
+
+    /// Sends the lines of a pod until it has ended or is deleted. After a broken connection,
+    /// continues after the last line. Returns `false` if lines may be missing. Fails only if the
+    /// API server denies the user access to the log.
+    pub(super) async fn run(mut self, mut pod: Pod) -> Result<bool, Failure> {
+        let api: Api<Pod> = self.cluster.api();
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let target = format!("pod `{name}`");
+        let uid = pod.metadata.uid.clone();
+        let mut failed_since: Option<Instant> = None;
+        let (mut has_read, mut has_reported) = (false, false);
+        loop {
+            // Check before reading: if the pod has already ended, this pass reads the complete log.
+            let was_over = is_over(&pod);
+            let read = match container(&pod) {
+                Some(container) => self.read(&name, container, was_over).await,
+                None => Ok(()),
+            };
+            match read {
+                Ok(()) if was_over => return Ok(true),
+                Ok(()) => (failed_since, has_read) = (None, true),
+                Err(error) => {
+                    let failed_for = failed_since.get_or_insert_with(Instant::now).elapsed();
+                    let is_last = self.limits.are_exceeded(&error, failed_for);
+                    if is_last && error.is_denied() {
+                        return Err(error.failure);
+                    }
+                    if is_last && was_over {
+                        let remedy = remedy(&pod, self.tag.attempt);
+                        print::err(format!("stoker: {}; {remedy}", error.failure));
+                        return Ok(false);
+                    }
+                    // Checks of the target report an unreachable API server once for all pods, and
+                    // a deleted pod is found below.
+                    if error.code.is_some_and(|code| code != 404) && !has_reported {
+                        print::err(format!("stoker: {}; retrying", error.failure));
+                        has_reported = true;
                     }
                 }
             }
+            if self.lines.is_closed() {
+                return Ok(true);
+            }
+            tokio::time::sleep(self.limits.retry_interval).await;
+            match self.cluster.request(&target, api.get_opt(&name)).await {
+                Ok(Some(current)) if current.metadata.uid == uid => {
+                    if !was_over && is_over(&current) {
+                        // The limits apply to the log of the ended pod from now on.
+                        failed_since = None;
+                    }
+                    pod = current;
+                }
+                Ok(_) if has_read => return Ok(true),
+                Ok(_) => {
+                    let remedy = remedy(&pod, self.tag.attempt);
+                    let text = "was deleted before its log was read";
+                    print::err(format!("stoker: {target} {text}; {remedy}"));
+                    return Ok(false);
+                }
+                // The API server is unavailable: try again.
+                Err(_) => {}
+            }
         }
-        if was_over {
-            return;
+    }
+
+    /// Sends the lines of one connection.
+    async fn read(
+        &mut self,
+        name: &str,
+        container: &str,
+        was_over: bool,
+    ) -> Result<(), RequestError> {
+        let params = self.cursor.request(self.request).params(container, true);
+        let mut connection = Connection::open(&self.cluster, name, &params).await?;
+        self.cursor.reconnect();
+        let idle_max = match was_over {
+            true => self.limits.idle_max_ended,
+            false => self.limits.idle_max,
+        };
+        loop {
+            match connection.next(idle_max).await {
+                Ok(Some(line)) => {
+                    let is_new = self.cursor.advance(&line);
+                    if is_new && self.lines.send((self.tag, line)).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                Ok(None) => return Ok(()),
+                // The next connection continues after the last line.
+                Err(_) if !was_over => return Ok(()),
+                Err(error) => return Err(error),
+            }
         }
-        tokio::time::sleep(RETRY_INTERVAL).await;
-        match api.get_opt(&name).await {
-            Ok(Some(current)) if current.metadata.uid == uid => pod = current,
-            Ok(_) => return,
-            // The API server is unavailable: try again.
-            Err(_) => {}
+    }
+}
+
+/// Returns how to print the stored copy of a pod's log.
+fn remedy(pod: &Pod, attempt: u32) -> String {
+    let labels = pod.metadata.labels.as_ref();
+    let label = |name: &str| labels.and_then(|labels| labels.get(name));
+    match (label(LABEL_TRIAL), label(LABEL_JOB)) {
+        (Some(trial), _) => format!(
+            "`stoker trial logs {trial} --attempt {attempt}` prints the stored copy when the \
+             attempt has ended"
+        ),
+        (None, Some(job)) => {
+            format!("`stoker job logs {job}` prints the stored copy when the pod is deleted")
         }
+        (None, None) => "lines are missing".to_owned(),
     }
 }
 
@@ -264,53 +359,6 @@ mod tests {
         check("Succeeded", ended(0), ended(0), (Some("trainer"), true));
     }
 
-    #[test]
-    fn cursor_skips_only_repeated_lines() {
-        // Lines of each connection, and whether the lines are new. A line is the second of its
-        // timestamp, or else a line without a timestamp. At the end, `latest` is the cursor's time.
-        let check = |latest: &str, connections: &[&[(&str, bool)]]| {
-            let mut cursor = LogCursor::default();
-            let time = |second: &str| format!("2026-01-01T00:00:0{second}00000000Z");
-            for connection in connections {
-                cursor.reconnect();
-                for (text, is_new) in *connection {
-                    let line = match text.contains('.') {
-                        true => LogLine::parse(&format!("{} x", time(text))),
-                        false => LogLine::parse(text),
-                    };
-                    assert_eq!(cursor.advance(&line), *is_new, "{text} {connections:?}");
-                }
-            }
-            let expected = (!latest.is_empty()).then(|| time(latest).parse().unwrap());
-            assert_eq!(cursor.latest, expected, "{connections:?}");
-        };
-        let new = |time| (time, true);
-        let repeated = |time| (time, false);
-        check("1.2", &[&[new("1.1"), new("1.1"), new("1.2"), new("1.2")]]);
-        check("1.3", &[&[new("1.1"), new("1.2")], &[repeated("1.1"), repeated("1.2"), new("1.3")]]);
-        check("1.1", &[&[new("1.1"), new("1.1")], &[repeated("1.1"), repeated("1.1"), new("1.1")]]);
-        check(
-            "1.2",
-            &[&[new("1.2")], &[repeated("1.2"), new("1.2")], &[repeated("1.2"), repeated("1.2")]],
-        );
-        // Late lines count only on the connection that reads them first.
-        check("1.3", &[&[new("1.2"), new("1.1")], &[repeated("1.2"), repeated("1.1"), new("1.3")]]);
-        check("1.2", &[&[new("1.2"), new("1.1"), new("1.2")], &[repeated("1.2"), repeated("1.1")]]);
-        // The server may have deleted the lines that were read.
-        check("1.2", &[&[new("1.1"), new("1.1")], &[new("1.2"), new("1.2")]]);
-        // A line of the kubelet has no timestamp. It is shown once, and moves nothing.
-        let error = "unable to retrieve container logs";
-        check("", &[&[new(error)], &[repeated(error)]]);
-        check("1.1", &[&[new(error)], &[new("1.1")]]);
-        check("1.1", &[&[new("1.1"), new(error)], &[repeated("1.1"), repeated(error)]]);
-        check("1.2", &[&[new("1.1"), new(error)], &[repeated("1.1"), new("1.2"), new(error)]]);
-        check("1.2", &[&[new("1.1"), new("a"), new("b")], &[repeated("1.1"), new("1.2")]]);
-        check(
-            "1.1",
-            &[&[new("1.1"), new("1.1"), new("2027")], &[repeated("1.1"), repeated("1.1")]],
-        );
-    }
-
     #[tokio::test]
     async fn lines_are_split_from_their_timestamps() {
         let bytes = b"2026-11-21T19:00:00.1Z a b\n2026-11-21T21:00:01+02:00 \n\
@@ -318,7 +366,7 @@ mod tests {
             2026-11-21T19:00:04Z x";
         let mut reader = futures::io::Cursor::new(&bytes[..]);
         let mut lines = Vec::new();
-        while let Some(line) = next(&mut reader).await {
+        while let Some(line) = next(&mut reader, LINE_TIMEOUT).await.unwrap() {
             let time = line.printed().map(|time| time.to_string());
             lines.push((time.unwrap_or_default(), line.text));
         }

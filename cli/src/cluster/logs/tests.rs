@@ -1,129 +1,31 @@
 //! Tests of log commands against a scripted API server.
 
-use std::sync::{Arc, Mutex};
+mod script;
 
-use axum::Json;
-use axum::extract::{Path, Query, State};
-use axum::routing::get;
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
+use self::script::{Shared, experiment_object, serve, trial_object};
+use super::pods::{FollowLimits, PodFollower};
 use super::*;
 
 const GANG: Gang = Gang { world_size: 2, ranks_per_pod: 1 };
 
-fn trial_object(phase: &str, num_attempts: u32) -> Value {
-    let attempts: Vec<_> = (0..num_attempts).map(|number| json!({ "number": number })).collect();
-    json!({
-        "apiVersion": "stoker.dev/v1alpha1", "kind": "Trial", "metadata": {"name": "m-0"},
-        "spec": {"experiment": "m", "index": 0, "requestId": "", "seed": 1,
-            "hyperparameters": {}, "unit": "epochs", "units": 1},
-        "status": {"phase": phase, "attempts": attempts},
-    })
+/// Returns the pods with their tags.
+fn pods(shared: &Shared) -> Vec<(Pod, Tag)> {
+    let objects = shared.lock().unwrap().pods().into_iter();
+    let pods = objects.map(|object| serde_json::from_value::<Pod>(object).unwrap());
+    pods.map(|pod| (pod.clone(), Tag::of_pod(&pod, GANG, false).unwrap())).collect()
 }
 
-fn pod_object(attempt: u32, index: u32, is_over: bool) -> Value {
-    let name = format!("m-0-a{attempt}-r{index}");
-    let (phase, state) = match is_over {
-        true => ("Failed", json!({"terminated": {"exitCode": 1}})),
-        false => ("Running", json!({"running": {}})),
-    };
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "uid": name, "labels": {
-            "stoker.dev/trial": "m-0", "stoker.dev/experiment": "m",
-            "stoker.dev/attempt": attempt.to_string(), "stoker.dev/pod-index": index.to_string(),
-        }},
-        "status": {"phase": phase, "containerStatuses": [{
-            "name": "trainer", "image": "", "imageID": "", "ready": true, "restartCount": 0,
-            "state": state,
-        }]},
-    })
-}
-
-/// State of the scripted API server.
-#[derive(Debug, Default)]
-struct Script {
-    /// Responses to successive log requests, by pod name. After the last one, the pod has ended.
-    logs: Vec<(String, Vec<String>)>,
-    /// Pod name and `sinceTime` of each log request.
-    requests: Vec<(String, Option<String>)>,
-}
-
-type Shared = Arc<Mutex<Script>>;
-
-impl Script {
-    fn pod(&self, name: &str) -> Value {
-        let numbers: Vec<u32> =
-            name.rsplit('-').take(2).map(|part| part[1..].parse().unwrap()).collect();
-        let logs = self.logs.iter().find(|(pod, _)| pod == name);
-        let num_left = logs.map_or(0, |(_, responses)| responses.len());
-        pod_object(numbers[1], numbers[0], num_left == 0)
-    }
-
-    /// Returns the pods. An attempt's pods appear after all earlier attempts have ended.
-    fn pods(&self) -> Vec<Value> {
-        let mut pods = Vec::new();
-        for attempt in 0.. {
-            let prefix = format!("m-0-a{attempt}-");
-            let names = self.logs.iter().map(|(name, _)| name);
-            let names: Vec<&String> = names.filter(|name| name.starts_with(&prefix)).collect();
-            pods.extend(names.iter().map(|name| self.pod(name)));
-            if names.is_empty() || !self.is_over(&prefix) {
-                return pods;
-            }
-        }
-        pods
-    }
-
-    fn is_over(&self, prefix: &str) -> bool {
-        let mut logs = self.logs.iter().filter(|(name, _)| name.starts_with(prefix));
-        logs.all(|(_, responses)| responses.is_empty())
-    }
-}
-
-async fn serve(logs: &[(&str, &[&str])]) -> (Cluster, Shared) {
-    let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
-    let logs = logs.iter().map(|(name, logs)| ((*name).to_owned(), owned(logs))).collect();
-    let shared: Shared = Arc::new(Mutex::new(Script { logs, requests: vec![] }));
-    let log = async |State(shared): State<Shared>,
-                     Path(name): Path<String>,
-                     Query(query): Query<Vec<(String, String)>>| {
-        let mut script = shared.lock().unwrap();
-        let since = query.iter().find(|(key, _)| key == "sinceTime");
-        let since = since.map(|(_, value)| value.clone());
-        script.requests.push((name.clone(), since));
-        let (_, logs) = script.logs.iter_mut().find(|(pod, _)| *pod == name).unwrap();
-        if logs.is_empty() { String::new() } else { logs.remove(0) }
-    };
-    let app = axum::Router::new()
-        .route(
-            "/api/v1/namespaces/ns/pods",
-            get(async |State(shared): State<Shared>| {
-                let items = shared.lock().unwrap().pods();
-                Json(json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
-            }),
-        )
-        .route(
-            "/api/v1/namespaces/ns/pods/{name}",
-            get(async |State(shared): State<Shared>, Path(name): Path<String>| {
-                Json(shared.lock().unwrap().pod(&name))
-            }),
-        )
-        .route("/api/v1/namespaces/ns/pods/{name}/log", get(log))
-        .route(
-            "/apis/stoker.dev/v1alpha1/namespaces/ns/trials/{name}",
-            get(async |State(shared): State<Shared>| {
-                let is_over = shared.lock().unwrap().is_over("m-0-");
-                Json(trial_object(if is_over { "Completed" } else { "Running" }, 1))
-            }),
-        )
-        .with_state(shared.clone());
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, app).await });
-    let config = kube::Config::new(server.parse().unwrap());
-    let client = kube::Client::try_from(config).unwrap();
-    (Cluster { client, namespace: "ns".to_owned(), server }, shared)
+/// Shows the current logs. Returns the lines as `POD LINE`.
+async fn show_merged(cluster: &Cluster, shared: &Shared) -> (Vec<String>, Result<(), Failure>) {
+    let mut lines = Vec::new();
+    let show = |tag: &Tag, line: &LogLine| lines.push(format!("{} {}", tag.pod, line.text));
+    let logs = super::pods::open(cluster, &pods(shared), LogRequest::default()).await.unwrap();
+    let shown = super::pods::show_merged(logs, show).await;
+    (lines, shown)
 }
 
 #[tokio::test]
@@ -133,16 +35,143 @@ async fn lines_of_pods_are_merged_by_time() {
         ("m-0-a0-r1", &["2026-01-01T00:00:02.000000000Z b\n2026-01-01T00:00:04.000000000Z d\n"]),
     ])
     .await;
-    let objects = shared.lock().unwrap().pods();
-    let pods: Vec<(Pod, Tag)> = objects
-        .into_iter()
-        .map(|object| serde_json::from_value::<Pod>(object).unwrap())
-        .map(|pod| (pod.clone(), Tag::of_pod(&pod, GANG, false).unwrap()))
-        .collect();
-    let mut lines = Vec::new();
-    let show = |tag: &Tag, line: &LogLine| lines.push(format!("{} {}", tag.pod, line.text));
-    pods::print(&cluster, &pods, LogRequest::default(), show).await.unwrap();
+    let (lines, shown) = show_merged(&cluster, &shared).await;
+    shown.unwrap();
     assert_eq!(lines, ["0 a", "1 b", "0 c", "1 d"]);
+}
+
+#[tokio::test]
+async fn truncated_log_is_an_error() {
+    let (cluster, shared) = serve(&[
+        ("m-0-a0-r0", &["2026-01-01T00:00:01.0Z a\n!broken"]),
+        ("m-0-a0-r1", &["2026-01-01T00:00:02.0Z b\n"]),
+    ])
+    .await;
+    let (lines, shown) = show_merged(&cluster, &shared).await;
+    assert_eq!(lines, ["0 a", "1 b"]);
+    let error = shown.unwrap_err().to_string();
+    assert!(error.contains("cannot read the complete log of pod `m-0-a0-r0`"), "{error}");
+}
+
+/// Prints the logs of an attempt whose pods have lost them. `stored` are its stored logs, if any.
+async fn print_lost(attempt: Value, stored: Option<&str>) -> Result<(), String> {
+    #[derive(Debug, clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        storage: storage::Options,
+    }
+    let (cluster, shared) = serve(&[("m-0-a0-r0", &[]), ("m-0-a0-r1", &[])]).await;
+    shared.lock().unwrap().lost = Some(500);
+    let experiment: Experiment = serde_json::from_value(experiment_object()).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    if let Some(lines) = stored {
+        let path = layout::logs_path(&storage::trial_path(&experiment, 0), 0);
+        std::fs::create_dir_all(root.path().join(&path)).unwrap();
+        std::fs::write(root.path().join(path).join("0-00000000.log"), lines).unwrap();
+    }
+    let url = format!("file://{}", root.path().display());
+    let flags = <Flags as clap::Parser>::try_parse_from(["x", "--storage-url", &url]).unwrap();
+    let source = LogSource {
+        cluster: &cluster,
+        experiment: &experiment,
+        gang: GANG,
+        options: &flags.storage,
+        rank: None,
+        args: LogArgs::default(),
+        output: Output::Text,
+    };
+    let trial: Trial = serde_json::from_value(trial_object("Running", 1)).unwrap();
+    let attempt: Attempt = serde_json::from_value(attempt).unwrap();
+    source.print(&trial, &attempt, false).await.map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn stored_logs_replace_lost_logs_of_ended_attempts() {
+    let ended = || json!({"number": 0, "end": "Completed"});
+    assert_eq!(print_lost(ended(), Some("a\n")).await, Ok(()));
+    let error = print_lost(ended(), None).await.unwrap_err();
+    assert!(error.contains("returned 500"), "{error}");
+    let error = print_lost(json!({"number": 0}), Some("a\n")).await.unwrap_err();
+    assert!(error.contains("returned 500"), "{error}");
+}
+
+#[tokio::test]
+async fn experiment_logs_continue_after_an_unreadable_trial() {
+    let (cluster, shared) = serve(&[("m-0-a0-r0", &[])]).await;
+    shared.lock().unwrap().lost = Some(500);
+    let lines = (false, LogArgs::default());
+    let options = storage::Options::default();
+    let code = super::experiment(&cluster, "m", &options, lines, Output::Text).await;
+    assert_eq!(code.unwrap(), 1);
+    // One for each of the two trials.
+    assert_eq!(shared.lock().unwrap().requests.len(), 2);
+}
+
+/// Limits for tests.
+const LIMITS: FollowLimits = FollowLimits {
+    retry_interval: Duration::from_millis(1),
+    idle_max: Duration::from_millis(500),
+    idle_max_ended: Duration::from_secs(10),
+    refused_max: Duration::from_millis(100),
+    unreachable_max: Duration::from_secs(10),
+};
+
+/// Follows the first pod until it ends. Returns its lines, and whether they are complete.
+async fn follow_pod(cluster: &Cluster, shared: &Shared) -> (Vec<String>, Result<bool, Failure>) {
+    let (pod, tag) = pods(shared).remove(0);
+    let (sender, mut lines) = tokio::sync::mpsc::channel(16);
+    let follower = PodFollower::new(cluster, tag, LogRequest::default(), LIMITS, sender);
+    let ended = tokio::time::timeout(Duration::from_secs(30), follower.run(pod)).await.unwrap();
+    let lines = std::iter::from_fn(|| lines.try_recv().ok());
+    (lines.map(|(_, line)| line.text).collect(), ended)
+}
+
+#[tokio::test]
+async fn silent_and_broken_connections_are_replaced() {
+    let first = "2026-01-01T00:00:01.0Z a\n";
+    let again = format!("{first}2026-01-01T00:00:02.0Z b\n");
+    for end in ["!silent", "!broken"] {
+        let (cluster, shared) =
+            serve(&[("m-0-a0-r0", &[&format!("{first}{end}"), "!500", &again])]).await;
+        let (lines, ended) = follow_pod(&cluster, &shared).await;
+        assert_eq!(lines, ["a", "b"], "{end}");
+        assert!(ended.unwrap(), "{end}");
+    }
+}
+
+#[tokio::test]
+async fn lost_log_of_an_ended_pod_is_incomplete() {
+    let (cluster, shared) = serve(&[("m-0-a0-r0", &["2026-01-01T00:00:01.0Z a\n"])]).await;
+    shared.lock().unwrap().lost = Some(500);
+    let (lines, ended) = follow_pod(&cluster, &shared).await;
+    assert_eq!(lines, ["a"]);
+    assert!(!ended.unwrap());
+    let error = run_follower(&cluster).await.unwrap_err().to_string();
+    assert!(error.contains("the logs of 1 of 1 pods are incomplete"), "{error}");
+}
+
+#[tokio::test]
+async fn denied_log_fails_the_command() {
+    let (cluster, shared) = serve(&[("m-0-a0-r0", &[])]).await;
+    shared.lock().unwrap().lost = Some(403);
+    let error = run_follower(&cluster).await.unwrap_err().to_string();
+    assert!(error.contains("permission denied by the cluster"), "{error}");
+}
+
+/// Follows a trial until it ends, and ignores the lines.
+async fn run_follower(cluster: &Cluster) -> Result<(), Failure> {
+    let target = LogTarget::Trial { name: "m-0".to_owned(), attempt: None };
+    let mut follower = LogFollower::new(cluster, target, GANG, None, LogRequest::default());
+    follower.limits = LIMITS;
+    follower.run(|_, _| {}).await
+}
+
+#[tokio::test]
+async fn pending_pods_are_not_read() {
+    let (cluster, shared) = serve(&[("m-0-a0-r0", &["2026-01-01T00:00:01.0Z a\n"])]).await;
+    shared.lock().unwrap().num_pending_lists = 2;
+    assert_eq!(follow(&cluster, None, None).await, ["0/0 a"]);
+    assert_eq!(shared.lock().unwrap().num_pending_reads, 0);
 }
 
 /// Follows a trial until it ends. Returns the lines as `ATTEMPT/POD LINE`, sorted.

@@ -291,11 +291,8 @@ impl FieldError {
 
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.value.is_empty() {
-            write!(f, "{}: {}", self.path, self.rule)
-        } else {
-            write!(f, "{}: {}: {}", self.path, self.value, self.rule)
-        }
+        write!(f, "{}: {}", self.path, self.rule)?;
+        if self.value.is_empty() { Ok(()) } else { write!(f, " (found {})", self.value) }
     }
 }
 

@@ -320,7 +320,13 @@ const SEED_OF_NOTHING: u32 = 2_056_588_020;
 fn long_values_are_shortened() {
     let error = FieldError::new("a", &json!("é".repeat(200)), "b");
     assert_eq!(error.value.chars().count(), 83);
-    assert_eq!(FieldError::absent("a", "b").to_string(), "a: b");
+}
+
+#[test]
+fn errors_are_formatted_with_their_value() {
+    assert_eq!(FieldError::absent("a", "must be set").to_string(), "a: must be set");
+    let error = FieldError::new("a", &json!("x"), "must be a number");
+    assert_eq!(error.to_string(), "a: must be a number (found \"x\")");
 }
 
 #[test]

@@ -129,9 +129,17 @@ pub enum Method {
 ///
 /// All violated rules, grouped by part of the spec.
 pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
-    let valid = rules::check(name, spec)?;
-    let errors = new::check(&valid);
-    if errors.is_empty() { Ok(valid) } else { Err(errors) }
+    let mut more = new::check_values(spec);
+    match rules::check(name, spec) {
+        Ok(valid) => {
+            more.extend(new::check_search(&valid));
+            if more.is_empty() { Ok(valid) } else { Err(more) }
+        }
+        Err(mut errors) => {
+            errors.append(&mut more);
+            Err(errors)
+        }
+    }
 }
 
 /// Same as [`validate`], for an experiment that has already started. An earlier version may have

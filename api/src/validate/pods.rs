@@ -81,17 +81,23 @@ pub(super) fn check_resources(resources: &Resources, errors: &mut Vec<FieldError
         _ => {}
     }
     if let Some(slot) = &resources.slot_resource {
-        let path = "spec.resources.slotResource";
+        let slot_path = "spec.resources.slotResource";
         let is_extended =
             slot.split_once('/').is_some_and(|(domain, name)| is_name(domain) && !name.is_empty());
         if !is_extended {
             let rule = "must be an extended resource, such as nvidia.com/gpu";
-            errors.push(FieldError::new(path, &json!(slot), rule));
+            errors.push(FieldError::new(slot_path, &json!(slot), rule));
         }
         if slot.starts_with("nvidia.com/mig-") && resources.slots_per_pod() > 1 {
             let rule = "must be 1 if slots are parts of a GPU: a process sees only one of them";
-            let per_pod = resources.slots_per_pod();
-            errors.push(FieldError::new("spec.resources.slotsPerPod", &json!(per_pod), rule));
+            errors.push(match resources.slots_per_pod {
+                Some(per_pod) => FieldError::new(path, &json!(per_pod), rule),
+                None => {
+                    let per_pod = resources.slots_per_pod();
+                    let rule = format!("is {per_pod} by default, but {rule}; set it to 1");
+                    FieldError::absent(path, &rule)
+                }
+            });
         }
         for (list, map) in [("requests", &resources.requests), ("limits", &resources.limits)] {
             if let Some(value) = map.get(slot) {

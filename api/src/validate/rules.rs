@@ -99,7 +99,7 @@ pub(super) fn check_name(name: &str, errors: &mut Vec<FieldError>) {
         && bytes.len() <= NAME_BYTES_MAX;
     if !is_label {
         let rule = format!(
-            "must be at most {NAME_BYTES_MAX} lower-case letters, digits and `-`, begin with a \
+            "must be at most {NAME_BYTES_MAX} lowercase letters, digits and `-`, begin with a \
              letter and not end with `-`"
         );
         errors.push(FieldError::new("metadata.name", &json!(name), &rule));
@@ -275,7 +275,7 @@ fn check_storage(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
         && !is_storage_url(url)
     {
         let rule = "must be file:///PATH, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
-                    az://CONTAINER/PREFIX, memory:/// or an absolute path";
+                    az://CONTAINER/PREFIX or an absolute path";
         errors.push(FieldError::new("spec.checkpointStorage.url", &json!(url), rule));
     }
     let is_http = |url: &String| url.starts_with("http://") || url.starts_with("https://");

@@ -7,13 +7,13 @@
 //! ```
 
 mod legacy;
+mod metadata;
 mod notes;
 mod scalar;
 mod schema;
 mod set;
 mod tree;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +27,7 @@ use stoker_api::validate::{
     validate_inference_on_cluster,
 };
 
+pub(crate) use metadata::Metadata;
 use schema::Checked;
 use tree::{Position, Tree};
 
@@ -64,17 +65,6 @@ pub(crate) struct LoadedJob {
     pub(crate) metadata: Metadata,
     /// Validated job.
     pub(crate) valid: ValidInferenceJob,
-}
-
-/// Metadata of an object, except its name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Metadata {
-    /// Namespace in the file.
-    pub(crate) namespace: Option<String>,
-    /// Labels in the file.
-    pub(crate) labels: BTreeMap<String, String>,
-    /// Annotations in the file.
-    pub(crate) annotations: BTreeMap<String, String>,
 }
 
 /// One error of a file.
@@ -246,15 +236,11 @@ fn check<S: DeserializeOwned, V>(
     let object = checked.check(schema, &tree.value, "");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let name = text(&object["metadata"]["name"]);
-    let metadata = metadata(&object["metadata"]);
-    let namespace = metadata.namespace.as_deref();
-    if !checked.is_replaced("metadata.namespace")
-        && namespace.is_some_and(|namespace| !is_namespace(namespace))
-    {
-        let rule = "must have at most 63 lowercase letters, digits and `-`, and start and end with \
-                    a letter or digit";
-        checked.errors.push(FieldError::new("metadata.namespace", &json!(namespace), rule));
-    }
+    let metadata = Metadata::read(&object["metadata"]);
+    let mut of_metadata = Vec::new();
+    metadata.check(&mut of_metadata);
+    of_metadata.retain(|error| !checked.is_replaced(&error.path));
+    checked.errors.append(&mut of_metadata);
     let result = match serde_json::from_value::<S>(object["spec"].clone()) {
         Ok(spec) => validate(&name, &spec),
         // Schema and deserializer come from the same type, so this error is beyond the schema.
@@ -269,26 +255,6 @@ fn check<S: DeserializeOwned, V>(
             Err(errors)
         }
     }
-}
-
-fn metadata(value: &Value) -> Metadata {
-    let texts = |name: &str| -> BTreeMap<String, String> {
-        let fields = value[name].as_object().into_iter().flatten();
-        fields.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
-    };
-    Metadata {
-        namespace: value["namespace"].as_str().map(str::to_owned),
-        labels: texts("labels"),
-        annotations: texts("annotations"),
-    }
-}
-
-fn is_namespace(text: &str) -> bool {
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    text.len() <= 63
-        && text.bytes().all(|byte| is_inner(byte) || byte == b'-')
-        && text.bytes().next().is_some_and(is_inner)
-        && text.bytes().last().is_some_and(is_inner)
 }
 
 /// Returns the schema of a whole file, with the spec schema of the CRD.

@@ -136,9 +136,15 @@ impl Checked {
             let rule = format!("must be one of {}{hint}", allowed.join(", "));
             return self.refuse(path, &value, schema, &rule);
         }
-        let num_min = schema["minLength"].as_u64().unwrap_or(0);
-        if (text.chars().count() as u64) < num_min {
+        let num_chars = text.chars().count() as u64;
+        if num_chars < schema["minLength"].as_u64().unwrap_or(0) {
             return self.refuse(path, &value, schema, "must not be empty");
+        }
+        if let Some(num_max) = schema["maxLength"].as_u64()
+            && num_chars > num_max
+        {
+            let rule = format!("has {num_chars} characters, but must have at most {num_max}");
+            return self.refuse(path, &value, schema, &rule);
         }
         value
     }

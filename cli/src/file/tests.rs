@@ -76,6 +76,14 @@ const INVALID_CHANGES: &[Case] = &[
     ("name: mnist", "name: 7", &[("4:3: metadata.name:", "must be a string")]),
     ("name: mnist", "name: MNIST", &[("4:3: metadata.name:", "letters")]),
     ("name: mnist", "name: a\n  namespace: A_b", &[("5:3: metadata.namespace:", "63")]),
+    (
+        "name: mnist",
+        "name: a\n  labels: {a b: c, team: [x]}",
+        &[
+            ("5:12: metadata.labels[\"a b\"]:", "the key must be NAME"),
+            ("5:20: metadata.labels.team:", "must be a string"),
+        ],
+    ),
     ("name: mnist", "name: a\n  generateName: b", &[("5:3: metadata.generateName:", "unknown")]),
     (
         "metric:",
@@ -273,6 +281,15 @@ fn errors_of_sets_name_the_path() {
     for (set, start, words) in cases {
         check_errors(GOOD, &[set], &[(start, words)]);
     }
+}
+
+#[test]
+fn long_texts_are_refused_like_on_a_cluster() {
+    let url = |len: usize| format!("http://a/{}", "x".repeat(len - 9));
+    let external = |len| GOOD.replace("random: {", &format!("external: {{url: {}, ", url(len)));
+    load_text(&external(1024), &[]).unwrap();
+    let expected = ("13:16: spec.searcher.external.url:", "must have at most 1024");
+    check_errors(&external(1025), &[], &[expected]);
 }
 
 /// A file in Determined's format.

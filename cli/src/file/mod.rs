@@ -31,6 +31,10 @@ pub(crate) use metadata::Metadata;
 use schema::Checked;
 use tree::{Position, Tree};
 
+/// Kinds of files.
+const EXPERIMENT: &str = "Experiment";
+const JOB: &str = "InferenceJob";
+
 /// Namespace of files without one.
 const NAMESPACE: &str = "default";
 
@@ -104,7 +108,7 @@ pub(crate) fn load(path: &Path, sets: &[String]) -> Result<Loaded, FileError> {
 /// Returns `true` if the `kind` of the file at `path` is `InferenceJob`.
 pub(crate) fn is_job(path: &Path) -> bool {
     let tree = read(path).ok().and_then(|text| tree::read(&text).0);
-    tree.is_some_and(|tree| tree.value["kind"] == "InferenceJob")
+    tree.is_some_and(|tree| tree.value["kind"] == JOB)
 }
 
 /// Like [`load`], for an inference job.
@@ -179,7 +183,10 @@ fn parse_tree(
         problems.extend(translated.errors.iter().map(|error| Problem::of(error, &tree)));
         (tree, notes) = (translated.tree, translated.notes);
     }
-    let schema = file_schema("Experiment", stoker_api::crd::experiment_spec_schema());
+    if let Some(error) = wrong_kind(&tree, EXPERIMENT) {
+        return Err(with_positions(problems, &[error], &tree));
+    }
+    let schema = file_schema(EXPERIMENT, stoker_api::crd::experiment_spec_schema());
     match check(&tree, &schema, validate) {
         Ok((metadata, valid)) if problems.is_empty() => {
             let spec_json = json!(valid.spec);
@@ -204,7 +211,10 @@ fn parse_job(text: &str, sets: &[String], rules: JobRules) -> Result<LoadedJob, 
             problems.push(problem);
         }
     }
-    let schema = file_schema("InferenceJob", stoker_api::crd::inference_spec_schema());
+    if let Some(error) = wrong_kind(&tree, JOB) {
+        return Err(with_positions(problems, &[error], &tree));
+    }
+    let schema = file_schema(JOB, stoker_api::crd::inference_spec_schema());
     match check(&tree, &schema, rules) {
         Ok((metadata, valid)) if problems.is_empty() => {
             let namespace = metadata.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
@@ -213,6 +223,23 @@ fn parse_job(text: &str, sets: &[String], rules: JobRules) -> Result<LoadedJob, 
         Ok(_) => Err(problems),
         Err(errors) => Err(with_positions(problems, &errors, &tree)),
     }
+}
+
+/// Returns the error of a file of another kind. Its fields would only lead to further errors.
+fn wrong_kind(tree: &Tree, expected: &str) -> Option<FieldError> {
+    let value = &tree.value["kind"];
+    let kind = value.as_str().filter(|kind| *kind != expected)?;
+    Some(match kind {
+        EXPERIMENT => {
+            let rule = "is an Experiment; use `stoker run` or `stoker experiment create`";
+            FieldError::absent("kind", rule)
+        }
+        JOB => {
+            let rule = "is an InferenceJob; use `stoker job run` or `stoker job create`";
+            FieldError::absent("kind", rule)
+        }
+        _ => FieldError::new("kind", value, &format!("must be {EXPERIMENT} or {JOB}")),
+    })
 }
 
 /// Converts `errors` to problems with positions, and appends those not in `problems` yet.

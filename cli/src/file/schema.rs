@@ -132,8 +132,10 @@ impl Checked {
             }
             let allowed = allowed.iter().filter_map(Value::as_str);
             let hint = suggestion(text, allowed.clone());
-            let allowed: Vec<_> = allowed.collect();
-            let rule = format!("must be one of {}{hint}", allowed.join(", "));
+            let rule = match allowed.collect::<Vec<_>>()[..] {
+                [only] => format!("must be {only}"),
+                ref allowed => format!("must be one of {}{hint}", allowed.join(", ")),
+            };
             return self.refuse(path, &value, schema, &rule);
         }
         let num_chars = text.chars().count() as u64;

@@ -70,8 +70,13 @@ fn comments_are_allowed_anywhere() {
 
 /// Changes of the valid file, with their errors.
 const INVALID_CHANGES: &[Case] = &[
-    ("stoker.dev/v1alpha1", "stoker.dev/v2", &[("1:1: apiVersion:", "found \"stoker.dev/v2\"")]),
-    ("kind: Experiment", "kind: Experimant", &[("2:1: kind:", "did you mean `Experiment`?")]),
+    (
+        "stoker.dev/v1alpha1",
+        "stoker.dev/v2",
+        &[("1:1: apiVersion:", "must be stoker.dev/v1alpha1 (found \"stoker.dev/v2\")")],
+    ),
+    ("kind: Experiment", "kind: Experimant", &[("2:1: kind:", "must be Experiment or Inference")]),
+    ("kind: Experiment", "kind: InferenceJob", &[("2:1: kind:", "use `stoker job run`")]),
     ("kind: Experiment\n", "", &[("1:1: kind:", "required and missing")]),
     ("name: mnist", "name: 7", &[("4:3: metadata.name:", "must be a string")]),
     ("name: mnist", "name: MNIST", &[("4:3: metadata.name:", "letters")]),
@@ -316,7 +321,7 @@ project: x
 ";
 
 /// A valid inference job.
-const JOB: &str = "\
+const GOOD_JOB: &str = "\
 apiVersion: stoker.dev/v1alpha1
 kind: InferenceJob
 metadata:
@@ -333,8 +338,8 @@ fn job_errors_have_positions() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("job.yaml");
     let check = |from: &str, to: &str, set: &str, expected: &str| {
-        assert!(JOB.contains(from), "{from}");
-        std::fs::write(&path, JOB.replacen(from, to, 1)).unwrap();
+        assert!(GOOD_JOB.contains(from), "{from}");
+        std::fs::write(&path, GOOD_JOB.replacen(from, to, 1)).unwrap();
         let sets: Vec<_> = Some(set.to_owned()).into_iter().filter(|set| !set.is_empty()).collect();
         let text = match load_job(&path, &sets) {
             Ok(loaded) => format!("{} of {}", loaded.valid.spec.shard_rows, loaded.name),
@@ -356,6 +361,6 @@ fn job_errors_have_positions() {
     let trial = "7:16: spec.checkpoint.trial: must be a trial's name, EXPERIMENT-INDEX, such as \
                  mnist-3 (found \"iris\")";
     check("iris-0", "iris", "", trial);
-    let kind = "2:1: kind: must be one of InferenceJob (found \"Experiment\")";
+    let kind = "2:1: kind: is an Experiment; use `stoker run` or `stoker experiment create`";
     check("kind: InferenceJob", "kind: Experiment", "", kind);
 }

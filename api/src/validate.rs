@@ -50,6 +50,9 @@ pub struct FieldError {
     pub value: String,
     /// The violated rule, with a remedy.
     pub rule: String,
+    /// Paths of other fields that the rule reads. The error may be due to their values.
+    #[serde(skip)]
+    pub other_paths: Vec<String>,
 }
 
 /// A validated experiment.
@@ -288,12 +291,20 @@ pub fn shortened(value: &Value) -> String {
 impl FieldError {
     /// Creates an error of the field at `path` with this value.
     pub fn new(path: &str, value: &Value, rule: &str) -> Self {
-        Self { path: path.to_owned(), value: shortened(value), rule: rule.to_owned() }
+        Self { value: shortened(value), ..Self::absent(path, rule) }
     }
 
     /// Creates an error of the field at `path`, which is absent or need not be shown.
     pub fn absent(path: &str, rule: &str) -> Self {
-        Self { path: path.to_owned(), value: String::new(), rule: rule.to_owned() }
+        let (path, rule) = (path.to_owned(), rule.to_owned());
+        Self { path, value: String::new(), rule, other_paths: Vec::new() }
+    }
+
+    /// Adds paths of other fields that the rule reads.
+    #[must_use]
+    pub(crate) fn reading(mut self, others: &[&str]) -> Self {
+        self.other_paths.extend(others.iter().map(|path| (*path).to_owned()));
+        self
     }
 }
 

@@ -90,5 +90,9 @@ fn check_num_trials(method: &Method, units: u64) -> Option<FieldError> {
     };
     let rule = format!("leads to {num_trials} trials, more than {TRIALS_MAX}; {remedy}");
     let is_large = num_trials > u128::from(TRIALS_MAX);
-    is_large.then(|| FieldError::new(&format!("spec.searcher.{field}"), &value, &rule))
+    let method = field.split('.').next().map(|name| format!("spec.searcher.{name}"));
+    is_large.then(|| {
+        let error = FieldError::new(&format!("spec.searcher.{field}"), &value, &rule);
+        error.reading(&[rules::MAX_LENGTH, method.as_deref().unwrap_or_default()])
+    })
 }

@@ -76,7 +76,8 @@ pub(super) fn check_resources(resources: &Resources, errors: &mut Vec<FieldError
         Some(0) => errors.push(FieldError::new(path, &json!(0), "must be at least 1")),
         Some(per_pod) if !slots.is_multiple_of(per_pod) => {
             let rule = format!("must divide slotsPerTrial, which is {slots}");
-            errors.push(FieldError::new(path, &json!(per_pod), &rule));
+            let error = FieldError::new(path, &json!(per_pod), &rule);
+            errors.push(error.reading(&["spec.resources.slotsPerTrial"]));
         }
         _ => {}
     }
@@ -95,7 +96,7 @@ pub(super) fn check_resources(resources: &Resources, errors: &mut Vec<FieldError
                 None => {
                     let per_pod = resources.slots_per_pod();
                     let rule = format!("is {per_pod} by default, but {rule}; set it to 1");
-                    FieldError::absent(path, &rule)
+                    FieldError::absent(path, &rule).reading(&["spec.resources.slotsPerTrial"])
                 }
             });
         }
@@ -169,16 +170,19 @@ pub(super) fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
         let at = item("spec.pod.volumeMounts", i);
         if !volumes.contains(mount.name.as_str()) {
             let rule = "is not among spec.pod.volumes; add the volume";
-            refuse(&member(&at, "name"), json!(mount.name), rule);
+            let error = FieldError::new(&member(&at, "name"), &json!(mount.name), rule);
+            errors.push(error.reading(&["spec.pod.volumes"]));
         }
-        let path = member(&at, "mountPath");
+        let mut refuse = |rule: &str| {
+            let path = member(&at, "mountPath");
+            errors.push(FieldError::new(&path, &json!(mount.mount_path), rule));
+        };
         if !mount.mount_path.starts_with('/') {
-            refuse(&path, json!(mount.mount_path), "must be an absolute path");
+            refuse("must be an absolute path");
         } else if ours.contains(&mount.mount_path.trim_end_matches('/')) {
-            let rule = "is Stoker's own directory; choose another";
-            refuse(&path, json!(mount.mount_path), rule);
+            refuse("is Stoker's own directory; choose another");
         } else if !paths.insert(mount.mount_path.as_str()) {
-            refuse(&path, json!(mount.mount_path), "is set twice; keep one");
+            refuse("is set twice; keep one");
         }
     }
 }

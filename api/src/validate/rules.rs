@@ -14,6 +14,9 @@ use crate::experiment::{
 use crate::hyperparameters::{Space, TRIAL_BYTES_MAX};
 use crate::names::ENV_SETTABLE;
 
+/// Path of the length that other rules read.
+pub(super) const MAX_LENGTH: &str = "spec.searcher.maxLength";
+
 /// URL schemes of supported storage.
 const SCHEMES: [&str; 5] = ["file", "s3", "gs", "az", "memory"];
 
@@ -36,7 +39,7 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
     }
     let length = match spec.searcher.pbt {
         Some(search) => search.length(),
-        None => check_length("spec.searcher.maxLength", &spec.searcher.max_length, &mut errors),
+        None => check_length(MAX_LENGTH, &spec.searcher.max_length, &mut errors),
     };
     check_env(&spec.env, &mut errors);
     check_storage(spec, &mut errors);
@@ -136,14 +139,14 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
         errors.push(FieldError::new("spec.searcher.metric", &json!(searcher.metric), rule));
     }
     if let Some(name) = &searcher.time_metric {
-        let mut refuse = |rule| {
-            errors.push(FieldError::new("spec.searcher.timeMetric", &json!(name), rule));
-        };
         if name.trim().is_empty() {
-            refuse("must name the validation metric that is the trained length");
+            let rule = "must name the validation metric that is the trained length";
+            errors.push(FieldError::new("spec.searcher.timeMetric", &json!(name), rule));
         }
         if searcher.max_length.units.is_none() {
-            refuse("must be unset: it requires maxLength.units");
+            let rule = "must be unset: it requires maxLength.units";
+            let error = FieldError::new("spec.searcher.timeMetric", &json!(name), rule);
+            errors.push(error.reading(&[MAX_LENGTH]));
         }
     }
     let set = searcher.methods_set();

@@ -278,7 +278,7 @@ fn check<S: DeserializeOwned, V>(
         Ok(valid) if errors.is_empty() => Ok((metadata, valid)),
         Ok(_) => Err(errors),
         Err(more) => {
-            errors.extend(more.into_iter().filter(|error| !checked.is_replaced(&error.path)));
+            errors.extend(more.into_iter().filter(|error| !checked.reads_replaced(error)));
             Err(errors)
         }
     }

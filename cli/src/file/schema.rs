@@ -24,6 +24,19 @@ impl Checked {
         })
     }
 
+    /// Returns `true` if the rule of `error` reads a replaced field.
+    pub(super) fn reads_replaced(&self, error: &FieldError) -> bool {
+        let has_replaced = |path: &String| {
+            let is_below = |replaced: &String| {
+                replaced
+                    .strip_prefix(path.as_str())
+                    .is_some_and(|rest| rest.starts_with(['.', '[']))
+            };
+            self.is_replaced(path) || self.replaced.iter().any(is_below)
+        };
+        self.is_replaced(&error.path) || error.other_paths.iter().any(has_replaced)
+    }
+
     fn refuse(&mut self, path: &str, value: &Value, schema: &Value, rule: &str) -> Value {
         self.errors.push(FieldError::new(path, value, rule));
         self.replaced.push(path.to_owned());

@@ -135,6 +135,32 @@ const INVALID_CHANGES: &[Case] = &[
         "grid: {}\n    single: {}",
         &[("10:3: spec.searcher:", "single and grid are")],
     ),
+    // These would also break rules with the values that replace wrong ones.
+    (
+        "random: {maxTrials: 4}",
+        "pbt: {populationSize: 4, numRounds: x, lengthPerRound: {epochs: 2}}",
+        &[("13:30: spec.searcher.pbt.numRounds:", "an integer")],
+    ),
+    (
+        "random: {maxTrials: 4}",
+        "asyncHalving: {maxTrials: 4, divisor: x, numRungs: 9}",
+        &[("13:34: spec.searcher.asyncHalving.divisor:", "an integer")],
+    ),
+    (
+        "random: {maxTrials: 4}",
+        "asyncHalving: {maxTrials: 4, divisor: 1, numRungs: 9}",
+        &[("13:34: spec.searcher.asyncHalving.divisor:", "at least 2")],
+    ),
+    (
+        "spec:\n",
+        "spec:\n  resources: {slotsPerTrial: x, slotsPerPod: 3}\n",
+        &[("6:15: spec.resources.slotsPerTrial:", "an integer")],
+    ),
+    (
+        "spec:\n",
+        "spec:\n  resources: {slotsPerTrial: 0, slotsPerPod: 3}\n",
+        &[("6:15: spec.resources.slotsPerTrial:", "at least 1")],
+    ),
     ("min: -4", "min: 4", &[("8:18: spec.hyperparameters.rate.log.min:", "less than max")]),
     (
         "min: -4",

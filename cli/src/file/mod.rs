@@ -278,7 +278,11 @@ fn check<S: DeserializeOwned, V>(
         Ok(valid) if errors.is_empty() => Ok((metadata, valid)),
         Ok(_) => Err(errors),
         Err(more) => {
-            errors.extend(more.into_iter().filter(|error| !checked.reads_replaced(error)));
+            let more: Vec<_> =
+                more.into_iter().filter(|error| !checked.reads_replaced(error)).collect();
+            // Texts of rules have better remedies than those of the schema.
+            errors.retain(|error| more.iter().all(|rule| rule.path != error.path));
+            errors.extend(more);
             Err(errors)
         }
     }

@@ -43,6 +43,12 @@ impl Checked {
         placeholder(schema)
     }
 
+    /// Adds an error of a value that the deserializer accepts, so that other rules see it.
+    fn refuse_and_keep(&mut self, path: &str, value: Value, rule: &str) -> Value {
+        self.errors.push(FieldError::new(path, &value, rule));
+        value
+    }
+
     /// Checks `value`. Returns it with invalid fields replaced and unknown fields removed.
     pub(super) fn check(&mut self, schema: &Value, value: &Value, path: &str) -> Value {
         if value.is_null() && schema["nullable"] == json!(true) {
@@ -112,13 +118,13 @@ impl Checked {
         let num_min = schema["minItems"].as_u64().unwrap_or(0);
         if (values.len() as u64) < num_min {
             let rule = format!("must have at least {num_min} item{}", plural(num_min));
-            return self.refuse(path, &json!(values), schema, &rule);
+            self.errors.push(FieldError::new(path, &json!(values), &rule));
         }
         if let Some(num_max) = schema["maxItems"].as_u64()
             && values.len() as u64 > num_max
         {
             let rule = format!("must have at most {num_max} item{}", plural(num_max));
-            return self.refuse(path, &json!(values), schema, &rule);
+            self.errors.push(FieldError::new(path, &json!(values), &rule));
         }
         let values = values.iter().enumerate();
         values.map(|(i, value)| self.check(&schema["items"], value, &item(path, i))).collect()
@@ -134,7 +140,11 @@ impl Checked {
             (_, Some(max)) if number > max => format!("must be at most {max}"),
             _ => return value.clone(),
         };
-        self.refuse(path, value, schema, &rule)
+        let is_unsigned = value.is_u64() && format_max.is_none_or(|max| number <= max);
+        match schema["type"] == "number" || is_unsigned {
+            true => self.refuse_and_keep(path, value.clone(), &rule),
+            false => self.refuse(path, value, schema, &rule),
+        }
     }
 
     fn text(&mut self, schema: &Value, text: &str, path: &str) -> Value {
@@ -153,13 +163,13 @@ impl Checked {
         }
         let num_chars = text.chars().count() as u64;
         if num_chars < schema["minLength"].as_u64().unwrap_or(0) {
-            return self.refuse(path, &value, schema, "must not be empty");
+            return self.refuse_and_keep(path, value, "must not be empty");
         }
         if let Some(num_max) = schema["maxLength"].as_u64()
             && num_chars > num_max
         {
             let rule = format!("has {num_chars} characters, but must have at most {num_max}");
-            return self.refuse(path, &value, schema, &rule);
+            return self.refuse_and_keep(path, value, &rule);
         }
         value
     }

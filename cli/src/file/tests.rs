@@ -184,7 +184,13 @@ const INVALID_CHANGES: &[Case] = &[
     ("batch: 64", "batch: !!int \"6\"", &[("9:", "remove the tag")]),
     ("batch: 64", "batch: 0_64", &[("9:12: spec.hyperparameters.batch:", "leading zeros")]),
     ("batch: 64", "y: 64", &[("9:5: spec.hyperparameters", "put it in quotes")]),
-    ("[train, mnist]", "[]", &[("6:16: spec.entrypoint.command:", "at least 1 item")]),
+    ("[train, mnist]", "[]", &[("6:16: spec.entrypoint.command:", "must name the program to run")]),
+    ("val_loss", "''", &[("11:5: spec.searcher.metric:", "metric that ranks trials (found \"\")")]),
+    (
+        "val_loss",
+        "loss\n    limits: {seconds: 0}",
+        &[("12:14: spec.searcher.limits.seconds:", "at least 1; remove the field for no limit")],
+    ),
     (
         "[train, mnist]",
         "train",

@@ -151,7 +151,7 @@ fn population_is_translated_with_its_functions() {
     assert_eq!(steps.spec_json["searcher"]["pbt"]["lengthPerRound"], length);
     let length = "length_per_round: {epochs: 5}";
     for (fields, rule) in [
-        ("replace_function: {truncate_fraction: 0.7}", "pbt.truncateFraction: must be at most 0.5"),
+        ("replace_function: {truncate_fraction: 0.7}", "pbt.truncateFraction: must be from 0 to 0.5"),
         ("explore_function: {perturb: 0.7}", "explore_function.perturb: is unknown"),
         ("max_length: {epochs: 5}", r#"maxLength: must be {"epochs":40}"#),
     ] {

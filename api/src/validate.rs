@@ -300,6 +300,11 @@ impl FieldError {
         Self { path, value: String::new(), rule, other_paths: Vec::new() }
     }
 
+    /// Returns `true` if the object must have exactly one of several fields, but has none.
+    pub fn is_empty_union(&self) -> bool {
+        self.rule.ends_with(rules::NONE_IS_SET)
+    }
+
     /// Adds paths of other fields that the rule reads.
     #[must_use]
     pub(crate) fn reading(mut self, others: &[&str]) -> Self {

@@ -158,13 +158,16 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
     searches::method(searcher, errors)
 }
 
+/// End of the rule for a union without a variant.
+pub(super) const NONE_IS_SET: &str = ", but none is";
+
 /// Returns the error of a union that does not have exactly one variant.
 pub(super) fn union_error(path: &str, set: &[&str], rule: &str) -> FieldError {
     let actual = match set {
-        [] => "none is".to_owned(),
-        several => format!("{} are", several.join(" and ")),
+        [] => NONE_IS_SET.to_owned(),
+        several => format!(", but {} are", several.join(" and ")),
     };
-    FieldError::absent(path, &format!("{rule}, but {actual}"))
+    FieldError::absent(path, &format!("{rule}{actual}"))
 }
 
 fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {

@@ -13,6 +13,7 @@ mod scalar;
 mod schema;
 mod set;
 mod tree;
+mod unions;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -283,6 +284,7 @@ fn check<S: DeserializeOwned, V>(
             // Texts of rules have better remedies than those of the schema.
             errors.retain(|error| more.iter().all(|rule| rule.path != error.path));
             errors.extend(more);
+            unions::explain(&mut errors, &tree.value);
             Err(errors)
         }
     }

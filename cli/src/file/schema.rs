@@ -231,6 +231,11 @@ pub(super) fn unknown_field<'a>(
     }
 }
 
+/// Returns the name that the rule for an unknown field suggests.
+pub(super) fn suggested(rule: &str) -> Option<&str> {
+    rule.strip_prefix("unknown field: did you mean `")?.strip_suffix("`?")
+}
+
 fn suggestion<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     let plain = |text: &str| text.replace(['_', '-'], "").to_lowercase();
     let name = plain(name);

@@ -113,13 +113,17 @@ const INVALID_CHANGES: &[Case] = &[
     (
         "epochs: 3",
         "epoch: 3",
-        &[
-            ("12:5: spec.searcher.maxLength:", "none is"),
-            ("12:17: spec.searcher.maxLength.epoch:", "did you mean `epochs`?"),
-        ],
+        &[("12:17: spec.searcher.maxLength.epoch:", "did you mean `epochs`?")],
     ),
     ("random: {maxTrials: 4}", "random: 4", &[("13:5: spec.searcher.random:", "an object")]),
-    ("random: {maxTrials: 4}", "random:", &[("10:3: spec.searcher:", "none is")]),
+    ("random: {maxTrials: 4}", "random:", &[("13:5: spec.searcher.random:", "has no value; give")]),
+    (
+        "random: {maxTrials: 4}",
+        "single:",
+        &[("13:5: spec.searcher.single:", "has no value; write `single: {}`")],
+    ),
+    ("random:", "randm:", &[("13:5: spec.searcher.randm:", "did you mean `random`?")]),
+    ("epochs: 3", "epochs: ", &[("12:17: spec.searcher.maxLength.epochs:", "has no value; give")]),
     (
         "maxTrials: 4",
         "maxTrials: 5000000000",

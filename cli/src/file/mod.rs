@@ -329,6 +329,11 @@ impl Problem {
         Self { line: None, column: None, field, value, rule }
     }
 
+    /// Returns `true` for an invalid `--set`, whose text is the value.
+    fn is_of_flag(&self) -> bool {
+        self.line.is_none() && self.field == "--set"
+    }
+
     fn of(error: &FieldError, tree: &Tree) -> Self {
         match tree.position(&error.path) {
             Some(position) => Self::at(position, &error.path, &error.value, &error.rule),
@@ -339,6 +344,9 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_of_flag() {
+            return write!(f, "--set {}: {}", self.value, self.rule);
+        }
         if let (Some(line), Some(column)) = (self.line, self.column) {
             write!(f, "{line}:{column}: ")?;
         } else if !self.field.is_empty() {
@@ -355,8 +363,12 @@ impl fmt::Display for Problem {
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, problem) in self.problems.iter().enumerate() {
-            let separator = if problem.line.is_some() { ":" } else { ": " };
             let newline = if i == 0 { "" } else { "\n" };
+            if problem.is_of_flag() {
+                write!(f, "{newline}{problem}")?;
+                continue;
+            }
+            let separator = if problem.line.is_some() { ":" } else { ": " };
             write!(f, "{newline}{}{separator}{problem}", self.path.display())?;
         }
         Ok(())

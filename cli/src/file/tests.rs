@@ -312,12 +312,15 @@ fn sets_override_fields_before_validation() {
 fn errors_of_sets_name_the_path() {
     let cases = [
         ("searcher.random.maxTrials=x", "(--set): spec.searcher.random.maxTrials:", "an integer"),
-        ("searcher", "(--set): --set:", "PATH=VALUE"),
-        ("a..b=1", "(--set): --set:", "must start with a path"),
-        ("searcher.metric=[1", "(--set): --set:", "invalid YAML"),
+        ("foo", "--set foo: must be PATH=VALUE", "such as"),
+        ("a..b=1", "--set a..b=1:", "must start with a path"),
+        ("searcher.metric=[1", "--set searcher.metric=[1:", "invalid YAML"),
+        ("sercher.single=3", "(--set): spec.sercher:", "did you mean `searcher`?"),
+        ("pod.imag.x=3", "(--set): spec.pod.imag:", "did you mean `image`?"),
         ("searcher.metric.x=1", "(--set): spec.searcher.metric:", "no field `x`"),
         ("entrypoint.command[7]=x", "(--set): spec.entrypoint.command:", "has 2 items"),
-        ("env[0].name=x", "(--set): spec.env:", "is not a list"),
+        ("env[0].name=x", "(--set): spec.env: is unset", "--set 'env=[A, B]'"),
+        ("searcher[0]=x", "(--set): spec.searcher:", "is not a list"),
     ];
     for (set, start, words) in cases {
         check_errors(GOOD, &[set], &[(start, words)]);

@@ -4,6 +4,8 @@
 use serde_json::{Map, Value, json};
 use stoker_api::validate::{FieldError, item, member};
 
+use super::scalar::{Scalar, resolve};
+
 /// Result of a validation.
 #[derive(Debug, Default)]
 pub(super) struct Checked {
@@ -56,14 +58,7 @@ impl Checked {
         }
         let kind = schema["type"].as_str().unwrap_or("any");
         if !is_kind(kind, value) {
-            let (article, hint) = match (kind, value) {
-                ("integer" | "object" | "array", _) => ("an", ""),
-                ("boolean", _) => ("a", "; write true or false"),
-                ("string", _) => ("a", "; put it in quotes"),
-                _ => ("a", ""),
-            };
-            let hint = if value.is_null() { "; give it a value or remove the line" } else { hint };
-            return self.refuse(path, value, schema, &format!("must be {article} {kind}{hint}"));
+            return self.refuse(path, value, schema, &kind_rule(kind, schema, value));
         }
         match value {
             Value::Object(members) => Value::Object(self.object(schema, members, path)),
@@ -172,6 +167,58 @@ impl Checked {
             return self.refuse_and_keep(path, value, &rule);
         }
         value
+    }
+}
+
+/// Returns the rule for a value of another kind, with its correct form if that is known.
+fn kind_rule(kind: &str, schema: &Value, value: &Value) -> String {
+    let is_quoted = value.as_str().is_some_and(|text| match resolve(text) {
+        Scalar::Value(plain) => is_kind(kind, &plain),
+        Scalar::Refused(_) => false,
+    });
+    match kind {
+        _ if value.is_null() => {
+            format!("must be {}; give it a value or remove the line", kind_name(kind))
+        }
+        "array" => format!("must be a list{}", list_example(schema, value)),
+        "object" if schema["properties"]["epochs"].is_object() => {
+            let epochs = value.as_u64().unwrap_or(2);
+            format!("must be a length, such as {{ epochs: {epochs} }}")
+        }
+        "string" if !value.is_array() && !value.is_object() => {
+            "must be a string; put it in quotes".to_owned()
+        }
+        _ if is_quoted => format!("must be {}; remove the quotes", kind_name(kind)),
+        "boolean" => "must be a boolean; write true or false".to_owned(),
+        _ => format!("must be {}", kind_name(kind)),
+    }
+}
+
+/// Returns the name of a kind in YAML, with its article.
+fn kind_name(kind: &str) -> String {
+    match kind {
+        "array" => "a list".to_owned(),
+        "integer" | "object" => format!("an {kind}"),
+        _ => format!("a {kind}"),
+    }
+}
+
+/// Writes a value as a list, if its items have the kind of the value.
+fn list_example(schema: &Value, value: &Value) -> String {
+    let items = &schema["items"];
+    let fields = &items["properties"];
+    let entry = value.as_object().and_then(|members| members.iter().next());
+    match (value, entry) {
+        (Value::String(text), _) if items["type"] == "string" && !text.trim().is_empty() => {
+            let words: Vec<_> = text.split_whitespace().collect();
+            format!(", such as [{}]", words.join(", "))
+        }
+        (_, Some((name, Value::String(text))))
+            if fields["name"].is_object() && fields["value"].is_object() =>
+        {
+            format!(", such as [{{name: {name}, value: {text}}}]")
+        }
+        _ => String::new(),
     }
 }
 

@@ -198,8 +198,29 @@ const INVALID_CHANGES: &[Case] = &[
     (
         "[train, mnist]",
         "train",
-        &[("6:16: spec.entrypoint.command:", "an array (found \"train\")")],
+        &[("6:16: spec.entrypoint.command:", "a list, such as [train] (found \"train\")")],
     ),
+    (
+        "[train, mnist]",
+        "./train --x",
+        &[("6:16: spec.entrypoint.command:", "must be a list, such as [./train, --x]")],
+    ),
+    (
+        "spec:\n",
+        "spec:\n  env: {A: b}\n",
+        &[("6:3: spec.env:", "must be a list, such as [{name: A, value: b}]")],
+    ),
+    (
+        "{epochs: 3}",
+        "2",
+        &[("12:5: spec.searcher.maxLength:", "must be a length, such as { epochs: 2 }")],
+    ),
+    (
+        "epochs: 3",
+        "epochs: \"3\"",
+        &[("12:17: spec.searcher.maxLength.epochs:", "must be an integer; remove the quotes")],
+    ),
+    ("spec:\n", "spec:\n  description: [a]\n", &[("6:3: spec.description:", "a string (found")]),
     ("[train, mnist]", "[train, 7]", &[("6:33: spec.entrypoint.command[1]:", "put it in quotes")]),
     ("spec:\n", "spec:\n  maxRestarts: -1\n", &[("6:3: spec.maxRestarts:", "at least 0")]),
     ("spec:\n", "spec:\n  checkpointPolicy: bset\n", &[("6:3: spec.checkpointPolicy:", "`best`")]),

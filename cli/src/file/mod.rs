@@ -335,9 +335,10 @@ impl Problem {
     }
 
     fn of(error: &FieldError, tree: &Tree) -> Self {
+        let field = tree.original(&error.path);
         match tree.position(&error.path) {
-            Some(position) => Self::at(position, &error.path, &error.value, &error.rule),
-            None => Self::without_position(&error.path, &error.value, &error.rule),
+            Some(position) => Self::at(position, field, &error.value, &error.rule),
+            None => Self::without_position(field, &error.value, &error.rule),
         }
     }
 }

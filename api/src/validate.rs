@@ -50,6 +50,9 @@ pub struct FieldError {
     pub value: String,
     /// The violated rule, with a remedy.
     pub rule: String,
+    /// Paths of other fields that the rule reads. The error may be due to their values.
+    #[serde(skip)]
+    pub other_paths: Vec<String>,
 }
 
 /// A validated experiment.
@@ -129,9 +132,17 @@ pub enum Method {
 ///
 /// All violated rules, grouped by part of the spec.
 pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
-    let valid = rules::check(name, spec)?;
-    let errors = new::check(&valid);
-    if errors.is_empty() { Ok(valid) } else { Err(errors) }
+    let mut more = new::check_values(spec);
+    match rules::check(name, spec) {
+        Ok(valid) => {
+            more.extend(new::check_search(&valid));
+            if more.is_empty() { Ok(valid) } else { Err(more) }
+        }
+        Err(mut errors) => {
+            errors.append(&mut more);
+            Err(errors)
+        }
+    }
 }
 
 /// Same as [`validate`], for an experiment that has already started. An earlier version may have
@@ -280,22 +291,32 @@ pub fn shortened(value: &Value) -> String {
 impl FieldError {
     /// Creates an error of the field at `path` with this value.
     pub fn new(path: &str, value: &Value, rule: &str) -> Self {
-        Self { path: path.to_owned(), value: shortened(value), rule: rule.to_owned() }
+        Self { value: shortened(value), ..Self::absent(path, rule) }
     }
 
     /// Creates an error of the field at `path`, which is absent or need not be shown.
     pub fn absent(path: &str, rule: &str) -> Self {
-        Self { path: path.to_owned(), value: String::new(), rule: rule.to_owned() }
+        let (path, rule) = (path.to_owned(), rule.to_owned());
+        Self { path, value: String::new(), rule, other_paths: Vec::new() }
+    }
+
+    /// Returns `true` if the object must have exactly one of several fields, but has none.
+    pub fn is_empty_union(&self) -> bool {
+        self.rule.ends_with(rules::NONE_IS_SET)
+    }
+
+    /// Adds paths of other fields that the rule reads.
+    #[must_use]
+    pub(crate) fn reading(mut self, others: &[&str]) -> Self {
+        self.other_paths.extend(others.iter().map(|path| (*path).to_owned()));
+        self
     }
 }
 
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.value.is_empty() {
-            write!(f, "{}: {}", self.path, self.rule)
-        } else {
-            write!(f, "{}: {}: {}", self.path, self.value, self.rule)
-        }
+        write!(f, "{}: {}", self.path, self.rule)?;
+        if self.value.is_empty() { Ok(()) } else { write!(f, " (found {})", self.value) }
     }
 }
 

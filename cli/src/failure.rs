@@ -21,7 +21,16 @@ pub(crate) enum Failure {
     System(String),
     /// The storage failed: exit code 1.
     #[error(transparent)]
-    Storage(#[from] StorageError),
+    Storage(StorageError),
+}
+
+impl From<StorageError> for Failure {
+    fn from(error: StorageError) -> Self {
+        match error {
+            StorageError::BadUrl { .. } => Self::Input(error.to_string()),
+            error => Self::Storage(error),
+        }
+    }
 }
 
 impl Failure {
@@ -112,6 +121,21 @@ mod tests {
             Failure::System("y is away".to_owned()),
             Some("mnist"),
             json!({"kind": "system", "message": "y is away", "exitCode": 1, "name": "mnist"}),
+        );
+        let (url, reason) = ("s3x://a".to_owned(), "unknown scheme".to_owned());
+        check(
+            StorageError::BadUrl { url: url.clone(), reason: reason.clone() }.into(),
+            None,
+            json!({
+                "kind": "input", "message": "storage \"s3x://a\": unknown scheme", "exitCode": 2,
+            }),
+        );
+        check(
+            StorageError::Credentials { url, reason }.into(),
+            None,
+            json!({
+                "kind": "storage", "message": "storage s3x://a: unknown scheme", "exitCode": 1,
+            }),
         );
     }
 }

@@ -174,7 +174,7 @@ const SEARCHER_FIXED: [&str; 7] = [
 pub(crate) const NAME_RULE: &str = "self.metadata.name.size() <= 40 && \
                                     self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')";
 /// Message of [`NAME_RULE`].
-pub(crate) const NAME_MESSAGE: &str = "metadata.name must be at most 40 lower-case letters, \
+pub(crate) const NAME_MESSAGE: &str = "metadata.name must be at most 40 lowercase letters, \
     digits and `-`, begin with a letter and not end with `-`";
 
 /// An object of any shape: Kubernetes keeps all of its fields.

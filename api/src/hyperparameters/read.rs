@@ -217,8 +217,8 @@ impl<'a> Fields<'a> {
         if self.body.contains_key(name) {
             return read(self, name);
         }
-        let rule = format!("`{name}` is required");
-        self.errors.push(FieldError::absent(&member(self.path, name), &rule));
+        let path = member(self.path, name);
+        self.errors.push(FieldError::absent(&path, "is required and missing"));
         None
     }
 

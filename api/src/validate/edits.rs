@@ -53,7 +53,7 @@ pub fn check_max_trials(given: &Searcher, before: u32, trials_created: u32) -> O
     let method = given.methods_set().first().copied().unwrap_or_default();
     let rule = format!(
         "must be at least {trials_created}, the number of trials created; to end the experiment, \
-         stop or cancel it"
+         cancel it with `stoker experiment cancel`"
     );
     let path = format!("spec.searcher.{method}.maxTrials");
     Some(FieldError::new(&path, &json!(after), &rule))

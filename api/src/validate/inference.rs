@@ -114,11 +114,12 @@ fn check_output(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
     if output.format.is_typed() && output.columns.is_empty() {
         let rule = "must list the columns and their types, which this format requires, such as \
                     [{ name: label, type: string }]";
-        errors.push(FieldError::absent(path, rule));
+        errors.push(FieldError::absent(path, rule).reading(&["spec.output.format"]));
     }
     if !output.format.is_typed() && !output.columns.is_empty() {
         let rule = "must not be set except for parquet and arrow; remove them";
-        errors.push(FieldError::new(path, &json!(output.columns), rule));
+        let error = FieldError::new(path, &json!(output.columns), rule);
+        errors.push(error.reading(&["spec.output.format"]));
     }
     let mut seen = BTreeSet::new();
     for (i, column) in output.columns.iter().enumerate() {

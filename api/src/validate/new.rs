@@ -5,24 +5,30 @@ use serde_json::{Value, json};
 
 use super::searches::RUNGS_MAX;
 use super::{FieldError, Method, TRIALS_MAX, ValidExperiment, item, member, rules, sizes};
+use crate::experiment::ExperimentSpec;
 use crate::hyperparameters::{ONE_OF, Parameter, ROOT, Space};
 
 /// Remedy for a budget of too many trials.
 const LOWER: &str = "lower it, or raise maxLength";
 
-pub(super) fn check(valid: &ValidExperiment) -> Vec<FieldError> {
-    let spec = &valid.spec;
+/// Checks values that do not depend on the search, so that they are reported with all other errors.
+pub(super) fn check_values(spec: &ExperimentSpec) -> Vec<FieldError> {
     let mut errors = vec![];
-    check_bases(&valid.space, ROOT, &mut errors);
-    errors.extend(check_num_brackets(&valid.method));
-    errors.extend(check_num_trials(&valid.method, valid.units_max));
-    if errors.is_empty() {
-        let (data, space) = (&spec.data, Some(&spec.hyperparameters));
-        let too_large = rules::check_trial_bytes(spec, &valid.space)
-            .or_else(|| rules::check_program_bytes(data, space, &spec.for_programs()));
-        errors.extend(too_large);
-    }
+    // `rules` reports invalid hyperparameters.
+    let Ok(space) = Space::parse(&spec.hyperparameters) else { return errors };
+    check_bases(&space, ROOT, &mut errors);
+    let (data, hyperparameters) = (&spec.data, Some(&spec.hyperparameters));
+    let too_large = rules::check_trial_bytes(spec, &space)
+        .or_else(|| rules::check_program_bytes(data, hyperparameters, &spec.for_programs()));
+    errors.extend(too_large);
     errors
+}
+
+/// Checks the brackets and the number of trials.
+pub(super) fn check_search(valid: &ValidExperiment) -> Vec<FieldError> {
+    let num_brackets = check_num_brackets(&valid.method);
+    let num_trials = check_num_trials(&valid.method, valid.units_max);
+    num_brackets.into_iter().chain(num_trials).collect()
 }
 
 /// With base 1, all values are equal. With less, the bounds of values are in reverse order.
@@ -84,5 +90,9 @@ fn check_num_trials(method: &Method, units: u64) -> Option<FieldError> {
     };
     let rule = format!("leads to {num_trials} trials, more than {TRIALS_MAX}; {remedy}");
     let is_large = num_trials > u128::from(TRIALS_MAX);
-    is_large.then(|| FieldError::new(&format!("spec.searcher.{field}"), &value, &rule))
+    let method = field.split('.').next().map(|name| format!("spec.searcher.{name}"));
+    is_large.then(|| {
+        let error = FieldError::new(&format!("spec.searcher.{field}"), &value, &rule);
+        error.reading(&[rules::MAX_LENGTH, method.as_deref().unwrap_or_default()])
+    })
 }

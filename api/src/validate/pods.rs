@@ -76,22 +76,29 @@ pub(super) fn check_resources(resources: &Resources, errors: &mut Vec<FieldError
         Some(0) => errors.push(FieldError::new(path, &json!(0), "must be at least 1")),
         Some(per_pod) if !slots.is_multiple_of(per_pod) => {
             let rule = format!("must divide slotsPerTrial, which is {slots}");
-            errors.push(FieldError::new(path, &json!(per_pod), &rule));
+            let error = FieldError::new(path, &json!(per_pod), &rule);
+            errors.push(error.reading(&["spec.resources.slotsPerTrial"]));
         }
         _ => {}
     }
     if let Some(slot) = &resources.slot_resource {
-        let path = "spec.resources.slotResource";
+        let slot_path = "spec.resources.slotResource";
         let is_extended =
             slot.split_once('/').is_some_and(|(domain, name)| is_name(domain) && !name.is_empty());
         if !is_extended {
             let rule = "must be an extended resource, such as nvidia.com/gpu";
-            errors.push(FieldError::new(path, &json!(slot), rule));
+            errors.push(FieldError::new(slot_path, &json!(slot), rule));
         }
         if slot.starts_with("nvidia.com/mig-") && resources.slots_per_pod() > 1 {
             let rule = "must be 1 if slots are parts of a GPU: a process sees only one of them";
-            let per_pod = resources.slots_per_pod();
-            errors.push(FieldError::new("spec.resources.slotsPerPod", &json!(per_pod), rule));
+            errors.push(match resources.slots_per_pod {
+                Some(per_pod) => FieldError::new(path, &json!(per_pod), rule),
+                None => {
+                    let per_pod = resources.slots_per_pod();
+                    let rule = format!("is {per_pod} by default, but {rule}; set it to 1");
+                    FieldError::absent(path, &rule).reading(&["spec.resources.slotsPerTrial"])
+                }
+            });
         }
         for (list, map) in [("requests", &resources.requests), ("limits", &resources.limits)] {
             if let Some(value) = map.get(slot) {
@@ -163,16 +170,19 @@ pub(super) fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
         let at = item("spec.pod.volumeMounts", i);
         if !volumes.contains(mount.name.as_str()) {
             let rule = "is not among spec.pod.volumes; add the volume";
-            refuse(&member(&at, "name"), json!(mount.name), rule);
+            let error = FieldError::new(&member(&at, "name"), &json!(mount.name), rule);
+            errors.push(error.reading(&["spec.pod.volumes"]));
         }
-        let path = member(&at, "mountPath");
+        let mut refuse = |rule: &str| {
+            let path = member(&at, "mountPath");
+            errors.push(FieldError::new(&path, &json!(mount.mount_path), rule));
+        };
         if !mount.mount_path.starts_with('/') {
-            refuse(&path, json!(mount.mount_path), "must be an absolute path");
+            refuse("must be an absolute path");
         } else if ours.contains(&mount.mount_path.trim_end_matches('/')) {
-            let rule = "is Stoker's own directory; choose another";
-            refuse(&path, json!(mount.mount_path), rule);
+            refuse("is Stoker's own directory; choose another");
         } else if !paths.insert(mount.mount_path.as_str()) {
-            refuse(&path, json!(mount.mount_path), "is set twice; keep one");
+            refuse("is set twice; keep one");
         }
     }
 }

@@ -14,6 +14,9 @@ use crate::experiment::{
 use crate::hyperparameters::{Space, TRIAL_BYTES_MAX};
 use crate::names::ENV_SETTABLE;
 
+/// Path of the length that other rules read.
+pub(super) const MAX_LENGTH: &str = "spec.searcher.maxLength";
+
 /// URL schemes of supported storage.
 const SCHEMES: [&str; 5] = ["file", "s3", "gs", "az", "memory"];
 
@@ -36,7 +39,7 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
     }
     let length = match spec.searcher.pbt {
         Some(search) => search.length(),
-        None => check_length("spec.searcher.maxLength", &spec.searcher.max_length, &mut errors),
+        None => check_length(MAX_LENGTH, &spec.searcher.max_length, &mut errors),
     };
     check_env(&spec.env, &mut errors);
     check_storage(spec, &mut errors);
@@ -99,7 +102,7 @@ pub(super) fn check_name(name: &str, errors: &mut Vec<FieldError>) {
         && bytes.len() <= NAME_BYTES_MAX;
     if !is_label {
         let rule = format!(
-            "must be at most {NAME_BYTES_MAX} lower-case letters, digits and `-`, begin with a \
+            "must be at most {NAME_BYTES_MAX} lowercase letters, digits and `-`, begin with a \
              letter and not end with `-`"
         );
         errors.push(FieldError::new("metadata.name", &json!(name), &rule));
@@ -136,14 +139,14 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
         errors.push(FieldError::new("spec.searcher.metric", &json!(searcher.metric), rule));
     }
     if let Some(name) = &searcher.time_metric {
-        let mut refuse = |rule| {
-            errors.push(FieldError::new("spec.searcher.timeMetric", &json!(name), rule));
-        };
         if name.trim().is_empty() {
-            refuse("must name the validation metric that is the trained length");
+            let rule = "must name the validation metric that is the trained length";
+            errors.push(FieldError::new("spec.searcher.timeMetric", &json!(name), rule));
         }
         if searcher.max_length.units.is_none() {
-            refuse("must be unset: it requires maxLength.units");
+            let rule = "must be unset: it requires maxLength.units";
+            let error = FieldError::new("spec.searcher.timeMetric", &json!(name), rule);
+            errors.push(error.reading(&[MAX_LENGTH]));
         }
     }
     let set = searcher.methods_set();
@@ -155,13 +158,16 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
     searches::method(searcher, errors)
 }
 
+/// End of the rule for a union without a variant.
+pub(super) const NONE_IS_SET: &str = ", but none is";
+
 /// Returns the error of a union that does not have exactly one variant.
 pub(super) fn union_error(path: &str, set: &[&str], rule: &str) -> FieldError {
     let actual = match set {
-        [] => "none is".to_owned(),
-        several => format!("{} are", several.join(" and ")),
+        [] => NONE_IS_SET.to_owned(),
+        several => format!(", but {} are", several.join(" and ")),
     };
-    FieldError::absent(path, &format!("{rule}, but {actual}"))
+    FieldError::absent(path, &format!("{rule}{actual}"))
 }
 
 fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
@@ -275,7 +281,7 @@ fn check_storage(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
         && !is_storage_url(url)
     {
         let rule = "must be file:///PATH, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
-                    az://CONTAINER/PREFIX, memory:/// or an absolute path";
+                    az://CONTAINER/PREFIX or an absolute path";
         errors.push(FieldError::new("spec.checkpointStorage.url", &json!(url), rule));
     }
     let is_http = |url: &String| url.starts_with("http://") || url.starts_with("https://");

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::external;
-use super::rules::{check_length, union_error};
+use super::rules::{MAX_LENGTH, check_length, union_error};
 use super::{FieldError, Method, TRIALS_MAX};
 use crate::experiment::{Length, PbtSearch, SearchLimits, Searcher};
 
@@ -24,6 +24,10 @@ const ROUNDS_MAX: u32 = 128;
 /// Maximum product of both. The steps of all rounds take less than 300 KB, even if the same trial
 /// records all of them.
 const POPULATION_ROUNDS_MAX: u32 = 2048;
+
+/// Paths of the fields that determine the length of a trial.
+const LENGTHS: [&str; 3] =
+    [MAX_LENGTH, "spec.searcher.pbt.numRounds", "spec.searcher.pbt.lengthPerRound"];
 
 /// Maximum number of objectives.
 const OBJECTIVES_MAX: usize = 4;
@@ -130,6 +134,12 @@ impl Checker<'_> {
         self.errors.push(FieldError::new(&format!("spec.searcher.{path}"), value, rule));
     }
 
+    /// Adds an error of a rule that reads other fields too.
+    fn push_reading(&mut self, path: &str, value: &serde_json::Value, rule: &str, others: &[&str]) {
+        let error = FieldError::new(&format!("spec.searcher.{path}"), value, rule);
+        self.errors.push(error.reading(others));
+    }
+
     fn check_sampler(&mut self) {
         let Some(sampler) = self.searcher.sampler else { return };
         let methods = self.searcher.methods_set();
@@ -180,7 +190,8 @@ impl Checker<'_> {
         let Searcher { metric, smaller_is_better, .. } = self.searcher;
         if (&first.metric, first.smaller_is_better) != (metric, *smaller_is_better) {
             let rule = "must be searcher.metric with searcher.smallerIsBetter; change either";
-            self.push("objectives[0]", &json!(first), rule);
+            let others = ["spec.searcher.metric", "spec.searcher.smallerIsBetter"];
+            self.push_reading("objectives[0]", &json!(first), rule, &others);
         }
         for (i, objective) in objectives.iter().enumerate().skip(1) {
             let path = format!("objectives[{i}].metric");
@@ -209,11 +220,13 @@ impl Checker<'_> {
                 "must be at least {every_min}: a trial of {units} units has at most {STEPS_MAX} \
                  steps"
             );
-            self.push("medianStopping.everyUnits", &json!(rule.every_units), &reason);
+            let value = json!(rule.every_units);
+            self.push_reading("medianStopping.everyUnits", &value, &reason, &LENGTHS);
         }
         if units > 0 && rule.start_units >= units {
             let reason = format!("must be less than searcher.maxLength, which is {units}");
-            self.push("medianStopping.startUnits", &json!(rule.start_units), &reason);
+            let value = json!(rule.start_units);
+            self.push_reading("medianStopping.startUnits", &value, &reason, &LENGTHS);
         }
     }
 
@@ -262,7 +275,9 @@ impl Checker<'_> {
                 "must be at most {most}: a maxLength of {units} divided by {divisor} so often \
                  leaves no unit for the first rung; lower it, or raise maxLength"
             );
-            self.push(path, &json!(num_rungs), &rule);
+            let method = path.split('.').next().unwrap_or_default();
+            let divisor_path = format!("spec.searcher.{method}.divisor");
+            self.push_reading(path, &json!(num_rungs), &rule, &[MAX_LENGTH, divisor_path.as_str()]);
         }
     }
 
@@ -279,7 +294,8 @@ impl Checker<'_> {
         if unit == expected {
             return Some(units);
         }
-        self.push(path, &json!(length), "must have the unit of searcher.maxLength");
+        let rule = "must have the unit of searcher.maxLength";
+        self.push_reading(path, &json!(length), rule, &[MAX_LENGTH]);
         None
     }
 
@@ -287,7 +303,8 @@ impl Checker<'_> {
         let units = self.check_same_unit(path, budget)?;
         let (_, length) = self.searcher.max_length.get()?;
         if (1..length).contains(&units) {
-            self.push(path, &json!(budget), "must be at least searcher.maxLength");
+            let rule = "must be at least searcher.maxLength";
+            self.push_reading(path, &json!(budget), rule, &[MAX_LENGTH]);
             return None;
         }
         Some(units)
@@ -310,7 +327,8 @@ impl Checker<'_> {
                 "must be at most {POPULATION_ROUNDS_MAX} divided by populationSize, which is \
                  {population_size}: the record of a search is limited"
             );
-            self.push("pbt.numRounds", &json!(num_rounds), &rule);
+            let others = ["spec.searcher.pbt.populationSize"];
+            self.push_reading("pbt.numRounds", &json!(num_rounds), &rule, &others);
         }
         for (field, value, max) in [
             ("truncateFraction", search.truncate_fraction, 0.5),
@@ -331,7 +349,8 @@ impl Checker<'_> {
             return None;
         }
         let Some(full) = search.length() else {
-            self.push("pbt.lengthPerRound", &json!(search.length_per_round), "is too long");
+            let length = json!(search.length_per_round);
+            self.push_reading("pbt.lengthPerRound", &length, "is too long", &LENGTHS);
             return None;
         };
         let given = self.searcher.max_length;
@@ -340,7 +359,7 @@ impl Checker<'_> {
             let rule = format!(
                 "must be {full}, which is lengthPerRound times numRounds; change it, or remove it"
             );
-            self.push("maxLength", &json!(given), &rule);
+            self.push_reading("maxLength", &json!(given), &rule, &LENGTHS);
         }
         Some(units)
     }

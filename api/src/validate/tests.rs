@@ -133,7 +133,11 @@ fn each_pod_rule_names_its_field() {
     let slot = |name: &str| json!({ "slotResource": name });
     check("resources", slot("gpu"), &format!("{resources}.slotResource"), "nvidia.com/gpu");
     let parts = json!({ "slotResource": "nvidia.com/mig-1g.5gb", "slotsPerTrial": 4 });
-    check("resources", parts, &format!("{resources}.slotsPerPod"), "parts of a GPU");
+    let per_pod = format!("{resources}.slotsPerPod");
+    check("resources", parts.clone(), &per_pod, "is 4 by default, but must be 1 if slots are");
+    let mut given = parts;
+    given["slotsPerPod"] = json!(2);
+    check("resources", given, &per_pod, "must be 1 if slots are parts of a GPU");
     let both = json!({ "slotResource": "nvidia.com/gpu", "limits": { "nvidia.com/gpu": "1" } });
     check("resources", both, r#"spec.resources.limits["nvidia.com/gpu"]"#, "slotsPerPod");
     check("resources/requests", json!({"cpu": "x"}), "spec.resources.requests.cpu", "quantity");
@@ -320,7 +324,13 @@ const SEED_OF_NOTHING: u32 = 2_056_588_020;
 fn long_values_are_shortened() {
     let error = FieldError::new("a", &json!("é".repeat(200)), "b");
     assert_eq!(error.value.chars().count(), 83);
-    assert_eq!(FieldError::absent("a", "b").to_string(), "a: b");
+}
+
+#[test]
+fn errors_are_formatted_with_their_value() {
+    assert_eq!(FieldError::absent("a", "must be set").to_string(), "a: must be set");
+    let error = FieldError::new("a", &json!("x"), "must be a number");
+    assert_eq!(error.to_string(), "a: must be a number (found \"x\")");
 }
 
 #[test]

@@ -26,15 +26,22 @@ pub(crate) async fn list(
     all: bool,
     selector: Option<String>,
 ) -> Result<List, Failure> {
+    let with_labels = with_labels(selector.as_deref());
     let params = ListParams { label_selector: selector, ..ListParams::default() };
     let listed = cluster.list::<Experiment>("experiments", &params, all).await?.into_iter();
     let scope = if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
-    let empty = format!("no experiments in {scope} of the cluster at {}", cluster.server);
+    let empty =
+        format!("no experiments{with_labels} in {scope} of the cluster at {}", cluster.server);
     let experiments = listed.map(|(experiment, _)| {
         let (name, phase) = (experiment.name(), phase(&experiment));
         Listed { experiment, name, phase }
     });
     Ok(experiments::list(experiments.collect(), all, empty))
+}
+
+/// Returns words for a label selector, which the API server applies; empty without one.
+pub(crate) fn with_labels(selector: Option<&str>) -> String {
+    selector.map_or_else(String::new, |selector| format!(" with the labels {selector}"))
 }
 
 /// Returns the phase, or `Invalid`: the operator does not act on an invalid experiment.

@@ -25,10 +25,11 @@ pub(crate) async fn list(
     all: bool,
     selector: Option<String>,
 ) -> Result<List, Failure> {
+    let with_labels = experiment::with_labels(selector.as_deref());
     let params = ListParams { label_selector: selector, ..ListParams::default() };
     let listed = cluster.list::<InferenceJob>("jobs", &params, all).await?.into_iter();
     let scope = if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
-    let empty = format!("no jobs in {scope} of the cluster at {}", cluster.server);
+    let empty = format!("no jobs{with_labels} in {scope} of the cluster at {}", cluster.server);
     let jobs = listed.map(|(job, _)| {
         let (name, phase) = (job.name(), phase_of(&job));
         Listed { job, name, phase }

@@ -103,6 +103,9 @@ pub(crate) fn with_used(
 
 /// Adds a remedy to an error of the storage.
 pub(crate) fn failure(error: StorageError, spec: &CheckpointStorage) -> Failure {
+    if matches!(error, StorageError::BadUrl { .. }) {
+        return error.into();
+    }
     let which = match &spec.secret_name {
         Some(name) => format!("those of the Secret `{name}`"),
         None => "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".to_owned(),

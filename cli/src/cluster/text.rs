@@ -7,6 +7,20 @@ use stoker_api::time::Timestamp;
 
 use crate::print;
 
+/// Returns a number of objects with the first and the last, such as `4 ranks, 0 to 3`.
+pub(crate) fn numbered(
+    num: usize,
+    noun: &str,
+    first: impl std::fmt::Display,
+    last: impl std::fmt::Display,
+) -> String {
+    match num {
+        0 => format!("no {noun}s"),
+        1 => format!("1 {noun}, {first}"),
+        _ => format!("{num} {noun}s, {first} to {last}"),
+    }
+}
+
 /// Returns the current time.
 pub(crate) fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -208,6 +222,13 @@ mod tests {
         check(999_999, "1 MB");
         check(95_000_000, "95 MB");
         check(1_300_000_000, "1.3 GB");
+    }
+
+    #[test]
+    fn numbers_of_objects_name_the_first_and_the_last() {
+        assert_eq!(numbered(0, "trial", "", ""), "no trials");
+        assert_eq!(numbered(1, "rank", 0, 0), "1 rank, 0");
+        assert_eq!(numbered(3, "trial", "a-0", "a-2"), "3 trials, a-0 to a-2");
     }
 
     #[test]

@@ -30,9 +30,15 @@ pub(crate) async fn list(
     selector: Option<String>,
 ) -> Result<List, Failure> {
     let experiment = cluster.experiment(name).await?;
+    let with_labels = experiment::with_labels(selector.as_deref());
+    let has_selector = selector.is_some();
     let trials = experiment::trials_with(cluster, &experiment, selector).await?;
     let trials: Vec<Trial> = trials.into_iter().map(|(trial, _)| trial).collect();
-    Ok(trials::list(&experiment.spec.searcher, name, &trials))
+    let mut list = trials::list(&experiment.spec.searcher, name, &trials);
+    if has_selector {
+        list.empty = format!("experiment {name} has no trials{with_labels}");
+    }
+    Ok(list)
 }
 
 /// Prints one trial.

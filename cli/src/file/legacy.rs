@@ -24,7 +24,7 @@ const BATCHES_PER_STEP: u64 = 100;
 /// Result of a translation.
 #[derive(Debug)]
 pub(super) struct Translated {
-    /// An Experiment. Each field has the position of its original.
+    /// An Experiment. Each field has the position and the path of its original.
     pub(super) tree: Tree,
     /// Notes on translated and ignored fields.
     pub(super) notes: Vec<String>,
@@ -50,7 +50,7 @@ pub(super) fn translate(source: &Tree, stem: &str) -> Translated {
         part(&mut translation);
     }
     translation.refuse_unread_fields();
-    let tree = Tree { value: translation.value, positions: translation.position_tree.positions };
+    let tree = Tree { value: translation.value, ..translation.position_tree };
     Translated { tree, notes: translation.notes, errors: translation.errors }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn translate(source: &Tree, stem: &str) -> Translated {
 struct Translation<'a> {
     source: &'a Tree,
     value: Value,
-    /// Positions of the new fields; its value is unused.
+    /// Positions and origins of the new fields; its value is unused.
     position_tree: Tree,
     notes: Vec<String>,
     errors: Vec<FieldError>,
@@ -70,13 +70,24 @@ impl<'a> Translation<'a> {
     fn new(source: &'a Tree) -> Self {
         let mut position_tree = Tree::default();
         position_tree.positions.insert(String::new(), source.position(""));
-        Self {
+        let mut translation = Self {
             source,
             value: Value::Object(Map::new()),
             position_tree,
             notes: Vec::new(),
             errors: Vec::new(),
             read_paths: BTreeSet::new(),
+        };
+        for from in ["entrypoint", "searcher"] {
+            translation.set_origin(&member("spec", from), from);
+        }
+        translation
+    }
+
+    /// Records the original path of a field, which may be missing.
+    fn set_origin(&mut self, path: &str, from: &str) {
+        if !from.is_empty() {
+            self.position_tree.origins.insert(path.to_owned(), from.to_owned());
         }
     }
 
@@ -102,10 +113,12 @@ impl<'a> Translation<'a> {
         *target = value;
         self.position_tree.copy_positions(self.source, from, path);
         self.position_tree.positions.insert(path.to_owned(), self.source.position(from));
+        self.set_origin(path, from);
     }
 
     /// Copies a field unchanged, with a note if its path changes.
     fn copy_field(&mut self, from: &str, to: &str) {
+        self.set_origin(to, from);
         if let Some(value) = self.take(from) {
             self.set(to, value.clone(), from);
             if from != to.strip_prefix("spec.").unwrap_or(to) {
@@ -158,7 +171,10 @@ impl<'a> Translation<'a> {
         let known = known_fields::known(parent);
         let rule = match known.contains(&name) {
             true if parts::is_disabled(value) => return,
-            true => "has no counterpart in Stoker; remove it".to_owned(),
+            true => match known_fields::counterpart(&path) {
+                Some(ours) => format!("is not translated; set {ours} in a Stoker file"),
+                None => "has no counterpart in Stoker; remove it".to_owned(),
+            },
             false => unknown_field(name, known.iter().copied()),
         };
         self.refuse(&path, value, &rule);

@@ -7,13 +7,14 @@
 //! ```
 
 mod legacy;
+mod metadata;
 mod notes;
 mod scalar;
 mod schema;
 mod set;
 mod tree;
+mod unions;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -27,8 +28,13 @@ use stoker_api::validate::{
     validate_inference_on_cluster,
 };
 
+pub(crate) use metadata::Metadata;
 use schema::Checked;
 use tree::{Position, Tree};
+
+/// Kinds of files.
+const EXPERIMENT: &str = "Experiment";
+const JOB: &str = "InferenceJob";
 
 /// Namespace of files without one.
 const NAMESPACE: &str = "default";
@@ -64,17 +70,6 @@ pub(crate) struct LoadedJob {
     pub(crate) metadata: Metadata,
     /// Validated job.
     pub(crate) valid: ValidInferenceJob,
-}
-
-/// Metadata of an object, except its name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Metadata {
-    /// Namespace in the file.
-    pub(crate) namespace: Option<String>,
-    /// Labels in the file.
-    pub(crate) labels: BTreeMap<String, String>,
-    /// Annotations in the file.
-    pub(crate) annotations: BTreeMap<String, String>,
 }
 
 /// One error of a file.
@@ -114,7 +109,7 @@ pub(crate) fn load(path: &Path, sets: &[String]) -> Result<Loaded, FileError> {
 /// Returns `true` if the `kind` of the file at `path` is `InferenceJob`.
 pub(crate) fn is_job(path: &Path) -> bool {
     let tree = read(path).ok().and_then(|text| tree::read(&text).0);
-    tree.is_some_and(|tree| tree.value["kind"] == "InferenceJob")
+    tree.is_some_and(|tree| tree.value["kind"] == JOB)
 }
 
 /// Returns the field that names the object in the file at `path`, which depends on the format.
@@ -198,7 +193,10 @@ fn parse_tree(
         problems.extend(translated.errors.iter().map(|error| Problem::of(error, &tree)));
         (tree, notes) = (translated.tree, translated.notes);
     }
-    let schema = file_schema("Experiment", stoker_api::crd::experiment_spec_schema());
+    if let Some(error) = wrong_kind(&tree, EXPERIMENT) {
+        return Err(with_positions(problems, &[error], &tree));
+    }
+    let schema = file_schema(EXPERIMENT, stoker_api::crd::experiment_spec_schema());
     match check(&tree, &schema, validate) {
         Ok((metadata, valid)) if problems.is_empty() => {
             let spec_json = json!(valid.spec);
@@ -223,7 +221,10 @@ fn parse_job(text: &str, sets: &[String], rules: JobRules) -> Result<LoadedJob, 
             problems.push(problem);
         }
     }
-    let schema = file_schema("InferenceJob", stoker_api::crd::inference_spec_schema());
+    if let Some(error) = wrong_kind(&tree, JOB) {
+        return Err(with_positions(problems, &[error], &tree));
+    }
+    let schema = file_schema(JOB, stoker_api::crd::inference_spec_schema());
     match check(&tree, &schema, rules) {
         Ok((metadata, valid)) if problems.is_empty() => {
             let namespace = metadata.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
@@ -232,6 +233,23 @@ fn parse_job(text: &str, sets: &[String], rules: JobRules) -> Result<LoadedJob, 
         Ok(_) => Err(problems),
         Err(errors) => Err(with_positions(problems, &errors, &tree)),
     }
+}
+
+/// Returns the error of a file of another kind. Its fields would only lead to further errors.
+fn wrong_kind(tree: &Tree, expected: &str) -> Option<FieldError> {
+    let value = &tree.value["kind"];
+    let kind = value.as_str().filter(|kind| *kind != expected)?;
+    Some(match kind {
+        EXPERIMENT => {
+            let rule = "is an Experiment; use `stoker run` or `stoker experiment create`";
+            FieldError::absent("kind", rule)
+        }
+        JOB => {
+            let rule = "is an InferenceJob; use `stoker job run` or `stoker job create`";
+            FieldError::absent("kind", rule)
+        }
+        _ => FieldError::new("kind", value, &format!("must be {EXPERIMENT} or {JOB}")),
+    })
 }
 
 /// Converts `errors` to problems with positions, and appends those not in `problems` yet.
@@ -255,15 +273,11 @@ fn check<S: DeserializeOwned, V>(
     let object = checked.check(schema, &tree.value, "");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let name = text(&object["metadata"]["name"]);
-    let metadata = metadata(&object["metadata"]);
-    let namespace = metadata.namespace.as_deref();
-    if !checked.is_replaced("metadata.namespace")
-        && namespace.is_some_and(|namespace| !is_namespace(namespace))
-    {
-        let rule = "must have at most 63 lowercase letters, digits and `-`, and start and end with \
-                    a letter or digit";
-        checked.errors.push(FieldError::new("metadata.namespace", &json!(namespace), rule));
-    }
+    let metadata = Metadata::read(&object["metadata"]);
+    let mut of_metadata = Vec::new();
+    metadata.check(&mut of_metadata);
+    of_metadata.retain(|error| !checked.is_replaced(&error.path));
+    checked.errors.append(&mut of_metadata);
     let result = match serde_json::from_value::<S>(object["spec"].clone()) {
         Ok(spec) => validate(&name, &spec),
         // Schema and deserializer come from the same type, so this error is beyond the schema.
@@ -274,30 +288,15 @@ fn check<S: DeserializeOwned, V>(
         Ok(valid) if errors.is_empty() => Ok((metadata, valid)),
         Ok(_) => Err(errors),
         Err(more) => {
-            errors.extend(more.into_iter().filter(|error| !checked.is_replaced(&error.path)));
+            let more: Vec<_> =
+                more.into_iter().filter(|error| !checked.reads_replaced(error)).collect();
+            // Texts of rules have better remedies than those of the schema.
+            errors.retain(|error| more.iter().all(|rule| rule.path != error.path));
+            errors.extend(more);
+            unions::explain(&mut errors, &tree.value);
             Err(errors)
         }
     }
-}
-
-fn metadata(value: &Value) -> Metadata {
-    let texts = |name: &str| -> BTreeMap<String, String> {
-        let fields = value[name].as_object().into_iter().flatten();
-        fields.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
-    };
-    Metadata {
-        namespace: value["namespace"].as_str().map(str::to_owned),
-        labels: texts("labels"),
-        annotations: texts("annotations"),
-    }
-}
-
-fn is_namespace(text: &str) -> bool {
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    text.len() <= 63
-        && text.bytes().all(|byte| is_inner(byte) || byte == b'-')
-        && text.bytes().next().is_some_and(is_inner)
-        && text.bytes().last().is_some_and(is_inner)
 }
 
 /// Returns the schema of a whole file, with the spec schema of the CRD.
@@ -339,16 +338,25 @@ impl Problem {
         Self { line: None, column: None, field, value, rule }
     }
 
+    /// Returns `true` for an invalid `--set`, whose text is the value.
+    fn is_of_flag(&self) -> bool {
+        self.line.is_none() && self.field == "--set"
+    }
+
     fn of(error: &FieldError, tree: &Tree) -> Self {
+        let field = tree.original(&error.path);
         match tree.position(&error.path) {
-            Some(position) => Self::at(position, &error.path, &error.value, &error.rule),
-            None => Self::without_position(&error.path, &error.value, &error.rule),
+            Some(position) => Self::at(position, field, &error.value, &error.rule),
+            None => Self::without_position(field, &error.value, &error.rule),
         }
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_of_flag() {
+            return write!(f, "--set {}: {}", self.value, self.rule);
+        }
         if let (Some(line), Some(column)) = (self.line, self.column) {
             write!(f, "{line}:{column}: ")?;
         } else if !self.field.is_empty() {
@@ -365,8 +373,12 @@ impl fmt::Display for Problem {
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, problem) in self.problems.iter().enumerate() {
-            let separator = if problem.line.is_some() { ":" } else { ": " };
             let newline = if i == 0 { "" } else { "\n" };
+            if problem.is_of_flag() {
+                write!(f, "{newline}{problem}")?;
+                continue;
+            }
+            let separator = if problem.line.is_some() { ":" } else { ": " };
             write!(f, "{newline}{}{separator}{problem}", self.path.display())?;
         }
         Ok(())

@@ -4,6 +4,8 @@
 use serde_json::{Map, Value, json};
 use stoker_api::validate::{FieldError, item, member};
 
+use super::scalar::{Scalar, resolve};
+
 /// Result of a validation.
 #[derive(Debug, Default)]
 pub(super) struct Checked {
@@ -24,10 +26,29 @@ impl Checked {
         })
     }
 
+    /// Returns `true` if the rule of `error` reads a replaced field.
+    pub(super) fn reads_replaced(&self, error: &FieldError) -> bool {
+        let has_replaced = |path: &String| {
+            let is_below = |replaced: &String| {
+                replaced
+                    .strip_prefix(path.as_str())
+                    .is_some_and(|rest| rest.starts_with(['.', '[']))
+            };
+            self.is_replaced(path) || self.replaced.iter().any(is_below)
+        };
+        self.is_replaced(&error.path) || error.other_paths.iter().any(has_replaced)
+    }
+
     fn refuse(&mut self, path: &str, value: &Value, schema: &Value, rule: &str) -> Value {
         self.errors.push(FieldError::new(path, value, rule));
         self.replaced.push(path.to_owned());
         placeholder(schema)
+    }
+
+    /// Adds an error of a value that the deserializer accepts, so that other rules see it.
+    fn refuse_and_keep(&mut self, path: &str, value: Value, rule: &str) -> Value {
+        self.errors.push(FieldError::new(path, &value, rule));
+        value
     }
 
     /// Checks `value`. Returns it with invalid fields replaced and unknown fields removed.
@@ -37,14 +58,7 @@ impl Checked {
         }
         let kind = schema["type"].as_str().unwrap_or("any");
         if !is_kind(kind, value) {
-            let (article, hint) = match (kind, value) {
-                ("integer" | "object" | "array", _) => ("an", ""),
-                ("boolean", _) => ("a", "; write true or false"),
-                ("string", _) => ("a", "; put it in quotes"),
-                _ => ("a", ""),
-            };
-            let hint = if value.is_null() { "; give it a value or remove the line" } else { hint };
-            return self.refuse(path, value, schema, &format!("must be {article} {kind}{hint}"));
+            return self.refuse(path, value, schema, &kind_rule(kind, schema, value));
         }
         match value {
             Value::Object(members) => Value::Object(self.object(schema, members, path)),
@@ -99,13 +113,13 @@ impl Checked {
         let num_min = schema["minItems"].as_u64().unwrap_or(0);
         if (values.len() as u64) < num_min {
             let rule = format!("must have at least {num_min} item{}", plural(num_min));
-            return self.refuse(path, &json!(values), schema, &rule);
+            self.errors.push(FieldError::new(path, &json!(values), &rule));
         }
         if let Some(num_max) = schema["maxItems"].as_u64()
             && values.len() as u64 > num_max
         {
             let rule = format!("must have at most {num_max} item{}", plural(num_max));
-            return self.refuse(path, &json!(values), schema, &rule);
+            self.errors.push(FieldError::new(path, &json!(values), &rule));
         }
         let values = values.iter().enumerate();
         values.map(|(i, value)| self.check(&schema["items"], value, &item(path, i))).collect()
@@ -121,7 +135,11 @@ impl Checked {
             (_, Some(max)) if number > max => format!("must be at most {max}"),
             _ => return value.clone(),
         };
-        self.refuse(path, value, schema, &rule)
+        let is_unsigned = value.is_u64() && format_max.is_none_or(|max| number <= max);
+        match schema["type"] == "number" || is_unsigned {
+            true => self.refuse_and_keep(path, value.clone(), &rule),
+            false => self.refuse(path, value, schema, &rule),
+        }
     }
 
     fn text(&mut self, schema: &Value, text: &str, path: &str) -> Value {
@@ -132,15 +150,75 @@ impl Checked {
             }
             let allowed = allowed.iter().filter_map(Value::as_str);
             let hint = suggestion(text, allowed.clone());
-            let allowed: Vec<_> = allowed.collect();
-            let rule = format!("must be one of {}{hint}", allowed.join(", "));
+            let rule = match allowed.collect::<Vec<_>>()[..] {
+                [only] => format!("must be {only}"),
+                ref allowed => format!("must be one of {}{hint}", allowed.join(", ")),
+            };
             return self.refuse(path, &value, schema, &rule);
         }
-        let num_min = schema["minLength"].as_u64().unwrap_or(0);
-        if (text.chars().count() as u64) < num_min {
-            return self.refuse(path, &value, schema, "must not be empty");
+        let num_chars = text.chars().count() as u64;
+        if num_chars < schema["minLength"].as_u64().unwrap_or(0) {
+            return self.refuse_and_keep(path, value, "must not be empty");
+        }
+        if let Some(num_max) = schema["maxLength"].as_u64()
+            && num_chars > num_max
+        {
+            let rule = format!("has {num_chars} characters, but must have at most {num_max}");
+            return self.refuse_and_keep(path, value, &rule);
         }
         value
+    }
+}
+
+/// Returns the rule for a value of another kind, with its correct form if that is known.
+fn kind_rule(kind: &str, schema: &Value, value: &Value) -> String {
+    let is_quoted = value.as_str().is_some_and(|text| match resolve(text) {
+        Scalar::Value(plain) => is_kind(kind, &plain),
+        Scalar::Refused(_) => false,
+    });
+    match kind {
+        _ if value.is_null() => {
+            format!("must be {}; give it a value or remove the line", kind_name(kind))
+        }
+        "array" => format!("must be a list{}", list_example(schema, value)),
+        "object" if schema["properties"]["epochs"].is_object() => {
+            let epochs = value.as_u64().unwrap_or(2);
+            format!("must be a length, such as {{ epochs: {epochs} }}")
+        }
+        "string" if !value.is_array() && !value.is_object() => {
+            "must be a string; put it in quotes".to_owned()
+        }
+        _ if is_quoted => format!("must be {}; remove the quotes", kind_name(kind)),
+        "boolean" => "must be a boolean; write true or false".to_owned(),
+        _ => format!("must be {}", kind_name(kind)),
+    }
+}
+
+/// Returns the name of a kind in YAML, with its article.
+fn kind_name(kind: &str) -> String {
+    match kind {
+        "array" => "a list".to_owned(),
+        "integer" | "object" => format!("an {kind}"),
+        _ => format!("a {kind}"),
+    }
+}
+
+/// Writes a value as a list, if its items have the kind of the value.
+fn list_example(schema: &Value, value: &Value) -> String {
+    let items = &schema["items"];
+    let fields = &items["properties"];
+    let entry = value.as_object().and_then(|members| members.iter().next());
+    match (value, entry) {
+        (Value::String(text), _) if items["type"] == "string" && !text.trim().is_empty() => {
+            let words: Vec<_> = text.split_whitespace().collect();
+            format!(", such as [{}]", words.join(", "))
+        }
+        (_, Some((name, Value::String(text))))
+            if fields["name"].is_object() && fields["value"].is_object() =>
+        {
+            format!(", such as [{{name: {name}, value: {text}}}]")
+        }
+        _ => String::new(),
     }
 }
 
@@ -198,6 +276,11 @@ pub(super) fn unknown_field<'a>(
         [] => "unknown field; no fields are allowed here".to_owned(),
         _ => format!("unknown field; known fields: {}", known.join(", ")),
     }
+}
+
+/// Returns the name that the rule for an unknown field suggests.
+pub(super) fn suggested(rule: &str) -> Option<&str> {
+    rule.strip_prefix("unknown field: did you mean `")?.strip_suffix("`?")
 }
 
 fn suggestion<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {

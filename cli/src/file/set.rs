@@ -1,6 +1,6 @@
 //! `--set PATH=VALUE`: overrides fields of a file before validation.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use stoker_api::validate::{item, member};
 
 use super::{Problem, Tree, tree};
@@ -20,7 +20,7 @@ enum Step {
 /// The text is not `PATH=VALUE`, the value is not valid YAML, or the path does not match the
 /// objects and lists of the tree.
 pub(super) fn apply(tree: &mut Tree, set: &str, is_legacy: bool) -> Result<(), Problem> {
-    let refuse = |rule: &str| Problem::without_position("--set", &json!(set).to_string(), rule);
+    let refuse = |rule: &str| Problem::without_position("--set", set, rule);
     let Some((path, text)) = set.split_once('=') else {
         return Err(refuse("must be PATH=VALUE, such as searcher.random.maxTrials=4"));
     };
@@ -37,12 +37,19 @@ pub(super) fn apply(tree: &mut Tree, set: &str, is_legacy: bool) -> Result<(), P
     let mut path = String::new();
     let mut changed = tree.value.clone();
     let mut target = &mut changed;
+    let mut created = None;
     for step in &steps {
+        let is_new = lacks(target, step);
         (target, path) = enter(target, step, &path)
-            .map_err(|rule| Problem::without_position(&path, "", &format!("--set: {rule}")))?;
+            .map_err(|rule| Problem::without_position(&path, "", &rule))?;
+        if is_new && created.is_none() {
+            created = Some(path.clone());
+        }
     }
     *target = value;
     tree.value = changed;
+    // The file does not contain the new parents of the field.
+    tree.positions.extend(created.map(|path| (path, None)));
     let is_below = |other: &String| {
         other.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with(['.', '[']))
     };
@@ -86,6 +93,11 @@ fn steps(path: &str) -> Option<Vec<Step>> {
     Some(steps)
 }
 
+/// Returns `true` if the step leads to a field that does not exist yet.
+fn lacks(value: &Value, step: &Step) -> bool {
+    matches!(step, Step::Member(name) if value.get(name.as_str()).is_none())
+}
+
 fn enter<'a>(
     value: &'a mut Value,
     step: &Step,
@@ -107,6 +119,10 @@ fn enter<'a>(
             Ok((value, item(path, *idx)))
         }
         (Step::Member(name), _) => Err(format!("is not an object and has no field `{name}`")),
+        (Step::Item(_), Value::Null) => {
+            let path = path.strip_prefix("spec.").unwrap_or(path);
+            Err(format!("is unset; set the whole list, such as --set '{path}=[A, B]'"))
+        }
         (Step::Item(idx), _) => Err(format!("is not a list and has no item {idx}")),
     }
 }

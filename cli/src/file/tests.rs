@@ -70,12 +70,25 @@ fn comments_are_allowed_anywhere() {
 
 /// Changes of the valid file, with their errors.
 const INVALID_CHANGES: &[Case] = &[
-    ("stoker.dev/v1alpha1", "stoker.dev/v2", &[("1:1: apiVersion:", "found \"stoker.dev/v2\"")]),
-    ("kind: Experiment", "kind: Experimant", &[("2:1: kind:", "did you mean `Experiment`?")]),
+    (
+        "stoker.dev/v1alpha1",
+        "stoker.dev/v2",
+        &[("1:1: apiVersion:", "must be stoker.dev/v1alpha1 (found \"stoker.dev/v2\")")],
+    ),
+    ("kind: Experiment", "kind: Experimant", &[("2:1: kind:", "must be Experiment or Inference")]),
+    ("kind: Experiment", "kind: InferenceJob", &[("2:1: kind:", "use `stoker job run`")]),
     ("kind: Experiment\n", "", &[("1:1: kind:", "required and missing")]),
     ("name: mnist", "name: 7", &[("4:3: metadata.name:", "must be a string")]),
     ("name: mnist", "name: MNIST", &[("4:3: metadata.name:", "letters")]),
     ("name: mnist", "name: a\n  namespace: A_b", &[("5:3: metadata.namespace:", "63")]),
+    (
+        "name: mnist",
+        "name: a\n  labels: {a b: c, team: [x]}",
+        &[
+            ("5:12: metadata.labels[\"a b\"]:", "the key must be NAME"),
+            ("5:20: metadata.labels.team:", "must be a string"),
+        ],
+    ),
     ("name: mnist", "name: a\n  generateName: b", &[("5:3: metadata.generateName:", "unknown")]),
     (
         "metric:",
@@ -100,13 +113,17 @@ const INVALID_CHANGES: &[Case] = &[
     (
         "epochs: 3",
         "epoch: 3",
-        &[
-            ("12:5: spec.searcher.maxLength:", "none is"),
-            ("12:17: spec.searcher.maxLength.epoch:", "did you mean `epochs`?"),
-        ],
+        &[("12:17: spec.searcher.maxLength.epoch:", "did you mean `epochs`?")],
     ),
     ("random: {maxTrials: 4}", "random: 4", &[("13:5: spec.searcher.random:", "an object")]),
-    ("random: {maxTrials: 4}", "random:", &[("10:3: spec.searcher:", "none is")]),
+    ("random: {maxTrials: 4}", "random:", &[("13:5: spec.searcher.random:", "has no value; give")]),
+    (
+        "random: {maxTrials: 4}",
+        "single:",
+        &[("13:5: spec.searcher.single:", "has no value; write `single: {}`")],
+    ),
+    ("random:", "randm:", &[("13:5: spec.searcher.randm:", "did you mean `random`?")]),
+    ("epochs: 3", "epochs: ", &[("12:17: spec.searcher.maxLength.epochs:", "has no value; give")]),
     (
         "maxTrials: 4",
         "maxTrials: 5000000000",
@@ -121,6 +138,32 @@ const INVALID_CHANGES: &[Case] = &[
         "random: {maxTrials: 4}",
         "grid: {}\n    single: {}",
         &[("10:3: spec.searcher:", "single and grid are")],
+    ),
+    // These would also break rules with the values that replace wrong ones.
+    (
+        "random: {maxTrials: 4}",
+        "pbt: {populationSize: 4, numRounds: x, lengthPerRound: {epochs: 2}}",
+        &[("13:30: spec.searcher.pbt.numRounds:", "an integer")],
+    ),
+    (
+        "random: {maxTrials: 4}",
+        "asyncHalving: {maxTrials: 4, divisor: x, numRungs: 9}",
+        &[("13:34: spec.searcher.asyncHalving.divisor:", "an integer")],
+    ),
+    (
+        "random: {maxTrials: 4}",
+        "asyncHalving: {maxTrials: 4, divisor: 1, numRungs: 9}",
+        &[("13:34: spec.searcher.asyncHalving.divisor:", "at least 2")],
+    ),
+    (
+        "spec:\n",
+        "spec:\n  resources: {slotsPerTrial: x, slotsPerPod: 3}\n",
+        &[("6:15: spec.resources.slotsPerTrial:", "an integer")],
+    ),
+    (
+        "spec:\n",
+        "spec:\n  resources: {slotsPerTrial: 0, slotsPerPod: 3}\n",
+        &[("6:15: spec.resources.slotsPerTrial:", "at least 1")],
     ),
     ("min: -4", "min: 4", &[("8:18: spec.hyperparameters.rate.log.min:", "less than max")]),
     (
@@ -145,12 +188,39 @@ const INVALID_CHANGES: &[Case] = &[
     ("batch: 64", "batch: !!int \"6\"", &[("9:", "remove the tag")]),
     ("batch: 64", "batch: 0_64", &[("9:12: spec.hyperparameters.batch:", "leading zeros")]),
     ("batch: 64", "y: 64", &[("9:5: spec.hyperparameters", "put it in quotes")]),
-    ("[train, mnist]", "[]", &[("6:16: spec.entrypoint.command:", "at least 1 item")]),
+    ("[train, mnist]", "[]", &[("6:16: spec.entrypoint.command:", "must name the program to run")]),
+    ("val_loss", "''", &[("11:5: spec.searcher.metric:", "metric that ranks trials (found \"\")")]),
+    (
+        "val_loss",
+        "loss\n    limits: {seconds: 0}",
+        &[("12:14: spec.searcher.limits.seconds:", "at least 1; remove the field for no limit")],
+    ),
     (
         "[train, mnist]",
         "train",
-        &[("6:16: spec.entrypoint.command:", "an array (found \"train\")")],
+        &[("6:16: spec.entrypoint.command:", "a list, such as [train] (found \"train\")")],
     ),
+    (
+        "[train, mnist]",
+        "./train --x",
+        &[("6:16: spec.entrypoint.command:", "must be a list, such as [./train, --x]")],
+    ),
+    (
+        "spec:\n",
+        "spec:\n  env: {A: b}\n",
+        &[("6:3: spec.env:", "must be a list, such as [{name: A, value: b}]")],
+    ),
+    (
+        "{epochs: 3}",
+        "2",
+        &[("12:5: spec.searcher.maxLength:", "must be a length, such as { epochs: 2 }")],
+    ),
+    (
+        "epochs: 3",
+        "epochs: \"3\"",
+        &[("12:17: spec.searcher.maxLength.epochs:", "must be an integer; remove the quotes")],
+    ),
+    ("spec:\n", "spec:\n  description: [a]\n", &[("6:3: spec.description:", "a string (found")]),
     ("[train, mnist]", "[train, 7]", &[("6:33: spec.entrypoint.command[1]:", "put it in quotes")]),
     ("spec:\n", "spec:\n  maxRestarts: -1\n", &[("6:3: spec.maxRestarts:", "at least 0")]),
     ("spec:\n", "spec:\n  checkpointPolicy: bset\n", &[("6:3: spec.checkpointPolicy:", "`best`")]),
@@ -263,16 +333,28 @@ fn sets_override_fields_before_validation() {
 fn errors_of_sets_name_the_path() {
     let cases = [
         ("searcher.random.maxTrials=x", "(--set): spec.searcher.random.maxTrials:", "an integer"),
-        ("searcher", "(--set): --set:", "PATH=VALUE"),
-        ("a..b=1", "(--set): --set:", "must start with a path"),
-        ("searcher.metric=[1", "(--set): --set:", "invalid YAML"),
+        ("foo", "--set foo: must be PATH=VALUE", "such as"),
+        ("a..b=1", "--set a..b=1:", "must start with a path"),
+        ("searcher.metric=[1", "--set searcher.metric=[1:", "invalid YAML"),
+        ("sercher.single=3", "(--set): spec.sercher:", "did you mean `searcher`?"),
+        ("pod.imag.x=3", "(--set): spec.pod.imag:", "did you mean `image`?"),
         ("searcher.metric.x=1", "(--set): spec.searcher.metric:", "no field `x`"),
         ("entrypoint.command[7]=x", "(--set): spec.entrypoint.command:", "has 2 items"),
-        ("env[0].name=x", "(--set): spec.env:", "is not a list"),
+        ("env[0].name=x", "(--set): spec.env: is unset", "--set 'env=[A, B]'"),
+        ("searcher[0]=x", "(--set): spec.searcher:", "is not a list"),
     ];
     for (set, start, words) in cases {
         check_errors(GOOD, &[set], &[(start, words)]);
     }
+}
+
+#[test]
+fn long_texts_are_refused_like_on_a_cluster() {
+    let url = |len: usize| format!("http://a/{}", "x".repeat(len - 9));
+    let external = |len| GOOD.replace("random: {", &format!("external: {{url: {}, ", url(len)));
+    load_text(&external(1024), &[]).unwrap();
+    let expected = ("13:16: spec.searcher.external.url:", "must have at most 1024");
+    check_errors(&external(1025), &[], &[expected]);
 }
 
 /// A file in Determined's format.
@@ -299,7 +381,7 @@ project: x
 ";
 
 /// A valid inference job.
-const JOB: &str = "\
+const GOOD_JOB: &str = "\
 apiVersion: stoker.dev/v1alpha1
 kind: InferenceJob
 metadata:
@@ -316,8 +398,8 @@ fn job_errors_have_positions() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("job.yaml");
     let check = |from: &str, to: &str, set: &str, expected: &str| {
-        assert!(JOB.contains(from), "{from}");
-        std::fs::write(&path, JOB.replacen(from, to, 1)).unwrap();
+        assert!(GOOD_JOB.contains(from), "{from}");
+        std::fs::write(&path, GOOD_JOB.replacen(from, to, 1)).unwrap();
         let sets: Vec<_> = Some(set.to_owned()).into_iter().filter(|set| !set.is_empty()).collect();
         let text = match load_job(&path, &sets) {
             Ok(loaded) => format!("{} of {}", loaded.valid.spec.shard_rows, loaded.name),
@@ -339,6 +421,6 @@ fn job_errors_have_positions() {
     let trial = "7:16: spec.checkpoint.trial: must be a trial's name, EXPERIMENT-INDEX, such as \
                  mnist-3 (found \"iris\")";
     check("iris-0", "iris", "", trial);
-    let kind = "2:1: kind: must be one of InferenceJob (found \"Experiment\")";
+    let kind = "2:1: kind: is an Experiment; use `stoker run` or `stoker experiment create`";
     check("kind: InferenceJob", "kind: Experiment", "", kind);
 }

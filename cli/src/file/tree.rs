@@ -29,9 +29,24 @@ pub(super) struct Tree {
     pub(super) value: Value,
     /// Position of each field, by path; `None` for fields from `--set`.
     pub(super) positions: BTreeMap<String, Option<Position>>,
+    /// Path of the original of each field, if the tree is translated from another format.
+    pub(super) origins: BTreeMap<String, String>,
 }
 
 impl Tree {
+    /// Returns the original path of the field at `path`, or of the innermost field that contains
+    /// it. Without one, returns `path`.
+    pub(super) fn original<'a>(&'a self, path: &'a str) -> &'a str {
+        let mut inner = path;
+        loop {
+            if let Some(origin) = self.origins.get(inner) {
+                return origin;
+            }
+            let Some(end) = inner.rfind(['.', '[']) else { return path };
+            inner = &inner[..end];
+        }
+    }
+
     /// Returns the position of the field at `path`, or of the innermost field that contains it.
     pub(super) fn position(&self, path: &str) -> Option<Position> {
         let mut path = path;
@@ -47,12 +62,13 @@ impl Tree {
         }
     }
 
-    /// Copies the positions of `from` and its fields in `source` to `to`.
+    /// Copies the positions of `from` and its fields in `source` to `to`, which has this origin.
     pub(super) fn copy_positions(&mut self, source: &Self, from: &str, to: &str) {
         for (path, position) in source.positions.range(from.to_owned()..) {
             let Some(rest) = path.strip_prefix(from) else { break };
             if rest.is_empty() || rest.starts_with(['.', '[']) {
                 self.positions.insert(format!("{to}{rest}"), *position);
+                self.origins.insert(format!("{to}{rest}"), path.clone());
             }
         }
     }
@@ -110,7 +126,7 @@ impl<'a> Reader<'a> {
                     let mut positions = BTreeMap::new();
                     positions.insert(String::new(), Some(position(&span.start)));
                     let value = self.node(event, &span, "", 0, &mut positions)?;
-                    tree = Some(Tree { value, positions });
+                    tree = Some(Tree { value, positions, ..Tree::default() });
                 }
             }
         }

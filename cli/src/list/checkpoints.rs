@@ -11,7 +11,7 @@ pub(crate) fn list(metric: &str) -> List {
     let columns = ["TRIAL", "NAME", "BATCHES", metric, "BYTES", "CHECKPOINT"];
     let mut columns = columns.map(Column::new).to_vec();
     columns.extend(["STATE", "MANIFEST_SHA256"].map(Column::wide));
-    List { columns, rows: vec![], empty: "no checkpoints".to_owned() }
+    List { columns, rows: vec![], empty: "no checkpoints".to_owned(), noun: "checkpoint" }
 }
 
 /// Adds a checkpoint with its URL or path.

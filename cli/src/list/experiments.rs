@@ -31,7 +31,7 @@ pub(crate) fn list(experiments: Vec<Listed>, with_namespace: bool, empty: String
     }
     let now = text::now();
     let rows = experiments.into_iter().map(|listed| row(listed, with_namespace, now)).collect();
-    List { columns, rows, empty }
+    List { columns, rows, empty, noun: "experiment" }
 }
 
 fn row(listed: Listed, with_namespace: bool, now: Timestamp) -> Row {

@@ -30,7 +30,7 @@ pub(crate) fn list(jobs: Vec<Listed>, with_namespace: bool, empty: String) -> Li
     }
     let now = text::now();
     let rows = jobs.into_iter().map(|listed| row(listed, with_namespace, now)).collect();
-    List { columns, rows, empty }
+    List { columns, rows, empty, noun: "job" }
 }
 
 fn row(listed: Listed, with_namespace: bool, now: Timestamp) -> Row {

@@ -96,6 +96,8 @@ pub(crate) struct List {
     pub(crate) rows: Vec<Row>,
     /// Message if there are no rows.
     pub(crate) empty: String,
+    /// Word for a row in messages.
+    pub(crate) noun: &'static str,
 }
 
 /// A column of the text formats.
@@ -202,7 +204,13 @@ impl List {
             (args.phase.is_empty() || args.phase.iter().any(has_phase))
                 && args.selector.as_ref().is_none_or(|selector| selector.matches(&row.labels))
         };
+        let num_listed = self.rows.len();
         self.rows.retain(is_selected);
+        let filters =
+            [("--phase", !args.phase.is_empty()), ("--selector", args.selector.is_some())];
+        let given: Vec<&str> =
+            filters.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
+        self.note_hidden(num_listed, &given.join(" and "));
         self.arrange(&args.order)
     }
 
@@ -219,8 +227,19 @@ impl List {
                 }
             }
         }
+        let num_listed = self.rows.len();
         self.rows.truncate(args.top.unwrap_or(usize::MAX));
+        self.note_hidden(num_listed, "--top");
         Ok(())
+    }
+
+    /// Explains an empty list if these flags hide all rows.
+    fn note_hidden(&mut self, num_listed: usize, flags: &str) {
+        if self.rows.is_empty() && num_listed > 0 {
+            let verb = if num_listed == 1 { "is" } else { "are" };
+            self.empty =
+                format!("no {} is shown: {num_listed} {verb} hidden by {flags}", self.noun);
+        }
     }
 
     fn print(self, format: Format) -> Result<(), Failure> {
@@ -312,10 +331,23 @@ mod tests {
             value: json!({"status": {"metrics": {"accuracy": width}}, "name": name}),
             rank: *metric,
         };
-        List { columns, rows: rows.iter().map(row).collect(), empty: "nothing".to_owned() }
+        let rows = rows.iter().map(row).collect();
+        List { columns, rows, empty: "nothing".to_owned(), noun: "trial" }
     }
 
     fn check(flags: &str, expected: Result<&[&str], &str>) {
+        let (list, selected) = select(flags);
+        let texts =
+            || -> Vec<&str> { list.rows.iter().map(|row| row.cells[0].text.as_str()).collect() };
+        match (selected.map(|()| texts()), expected) {
+            (Ok(actual), Ok(expected)) => assert_eq!(actual, expected, "{flags}"),
+            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+            (actual, expected) => panic!("{flags}: {actual:?} is not {expected:?}"),
+        }
+    }
+
+    /// Applies the flags to a list of four trials.
+    fn select(flags: &str) -> (List, Result<(), Failure>) {
         #[derive(Debug, clap::Parser)]
         struct Cli {
             #[command(flatten)]
@@ -329,15 +361,8 @@ mod tests {
             ("m-2", "Failed", "a", Some(0.25), 4),
             ("m-10", "Completed", "b", Some(0.75), 2),
         ]);
-        let texts = |list: &List| -> Vec<String> {
-            list.rows.iter().map(|row| row.cells[0].text.clone()).collect()
-        };
-        let selected = list.select(&cli.args).map(|()| texts(&list));
-        match (selected, expected) {
-            (Ok(actual), Ok(expected)) => assert_eq!(actual, expected, "{flags}"),
-            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
-            (actual, expected) => panic!("{flags}: {actual:?} is not {expected:?}"),
-        }
+        let selected = list.select(&cli.args);
+        (list, selected)
     }
 
     #[test]
@@ -369,6 +394,21 @@ mod tests {
         check("--top 2 --phase Completed", Ok(&["m-0", "m-10"]));
         check("--top 1 --sort-by -width", Ok(&["m-1"]));
         check("--top 0", Ok(&[]));
+    }
+
+    #[test]
+    fn empty_list_names_the_flags_that_hide_rows() {
+        for (flags, expected) in [
+            ("--phase paused --top 2", "no trial is shown: 4 are hidden by --phase"),
+            ("-l team=c", "no trial is shown: 4 are hidden by --selector"),
+            (
+                "--phase Paused -l team=a",
+                "no trial is shown: 4 are hidden by --phase and --selector",
+            ),
+            ("--phase Failed --top 0", "no trial is shown: 1 is hidden by --top"),
+        ] {
+            assert_eq!(select(flags).0.empty, expected, "{flags}");
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(crate) fn list(searcher: &Searcher, name: &str, trials: &[Trial]) -> List {
     let ranking = MetricRanking { metric, smaller_is_better: searcher.smaller_is_better };
     let (now, paths) = (text::now(), Paths { paths: &paths, fits });
     let rows = trials.iter().map(|trial| row(trial, name, &paths, &ranking, now)).collect();
-    List { columns, rows, empty: format!("experiment {name} has no trials yet") }
+    List { columns, rows, empty: format!("experiment {name} has no trials yet"), noun: "trial" }
 }
 
 /// Hyperparameters of all trials.

@@ -118,7 +118,7 @@ mod tests {
             ..Row::default()
         };
         let columns = ["name", "phase", "age"].map(Column::new).to_vec();
-        List { columns, rows: rows.iter().map(row).collect(), empty: String::new() }
+        List { columns, rows: rows.iter().map(row).collect(), empty: String::new(), noun: "trial" }
     }
 
     #[test]

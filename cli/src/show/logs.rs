@@ -26,8 +26,8 @@ pub(crate) async fn trial_logs(
     let LogSelection { rank, args, .. } = selection;
     if let Some(rank) = rank.filter(|rank| *rank >= run.gang().world_size) {
         return Err(Failure::Input(format!(
-            "rank {rank} of trial `{trial}` not found: it has {} ranks, numbered from 0",
-            run.gang().world_size
+            "rank {rank} of trial `{trial}` not found: it has {}",
+            run.gang().numbered("rank")
         )));
     }
     let record = run.trial(trial.index)?;

@@ -219,11 +219,12 @@ impl RecordedRun {
     /// Returns the trial with this index.
     pub(crate) fn trial(&self, index: u32) -> Result<&TrialRecord, Failure> {
         self.trials.get(&index).ok_or_else(|| {
-            let num = self.trials.len();
-            Failure::Input(format!(
-                "trial `{}-{index}` not found: the experiment has {num} trials",
-                self.name()
-            ))
+            let (name, mut indices) = (self.name(), self.trials.keys());
+            let (first, last) = (indices.next().unwrap_or(&0), indices.next_back());
+            let (num, last) = (self.trials.len(), last.unwrap_or(first));
+            let trials =
+                text::numbered(num, "trial", format!("{name}-{first}"), format!("{name}-{last}"));
+            Failure::Input(format!("trial `{name}-{index}` not found: the experiment has {trials}"))
         })
     }
 }

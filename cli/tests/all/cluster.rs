@@ -116,7 +116,7 @@ fn logs_come_from_the_storage() {
         "[trial=0] first\n[trial=0] second\n"
     );
     fixture.check("trial logs mnist-0 --attempt 3", 2, "the latest is 0");
-    fixture.check("trial logs mnist-0 --rank 1", 2, "has 1 ranks");
+    fixture.check("trial logs mnist-0 --rank 1", 2, "it has 1 rank, 0");
 }
 
 #[test]
@@ -202,11 +202,11 @@ fn all_names_are_tried_after_a_failure() {
 fn lists_are_selected_by_label_and_watched() {
     let Some(fixture) = ClusterFixture::new("select") else { return };
     fixture.start_trial();
-    fixture.check("experiment list -l team=b", 0, "no experiments in namespace `select`");
+    fixture.check("experiment list -l team=b", 0, "no experiments with the labels team in (b) in");
     let names = fixture.check("experiment list -l team=a,!other -o name", 0, "");
     assert_eq!(names, "experiment.stoker.dev/mnist\n");
-    fixture.check("trial list mnist -l team", 0, "experiment mnist has no trials yet");
-    fixture.check("trial list mnist --phase failed", 0, "has no trials yet");
+    fixture.check("trial list mnist -l team", 0, "mnist has no trials with the labels team");
+    fixture.check("trial list mnist --phase failed", 0, "hidden by --phase");
     fixture.check("trial list mnist --sort-by -loss --top 1 -o wide", 0, "LOSS");
     let expected = "experiment list --watch -o json";
     let mut lines = fixture.lines(expected);

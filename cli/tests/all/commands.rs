@@ -146,7 +146,7 @@ fn local_logs_are_cut_and_timed() {
     assert_eq!(fixture.check("trial logs scripted-0 --since 2999-01-01T00:00:00Z", 0, ""), "");
     assert_eq!(fixture.check("trial logs scripted-0 --since 1h", 0, ""), all);
     fixture.check("trial logs scripted-0 --since today", 2, "write a duration such as 90s");
-    fixture.check("trial logs scripted-0 --rank 1", 2, "has 1 ranks, numbered from 0");
+    fixture.check("trial logs scripted-0 --rank 1", 2, "it has 1 rank, 0");
     let both = fixture.check("experiment logs scripted --tail 1", 0, "");
     let prefixes: Vec<&str> = both.lines().map(|line| &line[..9]).collect();
     assert_eq!(prefixes, ["[trial=0]", "[trial=1]", "[trial=2]"]);

@@ -266,9 +266,7 @@ impl Summary {
                     limit.spent
                 ))
             }
-            Phase::Failed => {
-                Some(format!("none of {num_closed} trials could be trained to an end"))
-            }
+            Phase::Failed => Some("no trial completed".to_owned()),
             Phase::Completed if !has_best => Some("no trial has a result".to_owned()),
             _ => None,
         }

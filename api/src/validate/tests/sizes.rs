@@ -76,6 +76,12 @@ fn base_of_a_logarithm_is_more_than_1() {
         spec["hyperparameters"]["rate"] = log(base);
         validate_started("x", &serde_json::from_value(spec).unwrap()).unwrap();
     }
+    let mut spec = good();
+    spec["hyperparameters"]["rate"] = log(1.0);
+    spec["schedulingUnit"] = json!(0);
+    let errors = run("x", spec).unwrap_err();
+    let paths: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
+    assert_eq!(paths, ["spec.schedulingUnit", path], "{errors:?}");
     let choice = json!({ "oneOf": [{ "a": 1 }, { "rate": log(0.5) }] });
     let path = "spec.hyperparameters.net.oneOf[1].rate.log.base";
     check("hyperparameters/net", choice, path, "more than 1");

@@ -70,8 +70,8 @@ pub(crate) async fn trial(
         && rank >= gang.world_size
     {
         return Err(Failure::Input(format!(
-            "rank {rank} of trial `{name}` not found: it has {} ranks, numbered from 0",
-            gang.world_size
+            "rank {rank} of trial `{name}` not found: it has {}",
+            gang.numbered("rank")
         )));
     }
     let attempt = attempt(&trial, name, selection)?;
@@ -166,8 +166,8 @@ pub(crate) async fn job(
     let gang = Gang::of_job(&job);
     if let Some(slot) = slot.filter(|slot| *slot >= gang.world_size) {
         return Err(Failure::Input(format!(
-            "slot {slot} of job `{name}` not found: it has {} slots, numbered from 0",
-            gang.world_size
+            "slot {slot} of job `{name}` not found: it has {}",
+            gang.numbered("slot")
         )));
     }
     let mut printer = LogPrinter::new(args, None, output);

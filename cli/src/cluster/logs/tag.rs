@@ -6,6 +6,8 @@ use stoker_api::experiment::Experiment;
 use stoker_api::inference::InferenceJob;
 use stoker_api::names::{LABEL_ATTEMPT, LABEL_JOB, LABEL_POD_INDEX, LABEL_TRIAL};
 
+use crate::cluster::text;
+
 /// Number of ranks and their distribution over pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gang {
@@ -23,6 +25,12 @@ impl Gang {
     /// Treats each slot of a job as a pod with one rank.
     pub(crate) fn of_job(job: &InferenceJob) -> Self {
         Self { world_size: job.spec.resources.slots, ranks_per_pod: 1 }
+    }
+
+    /// Returns the number of ranks or slots with their numbers, such as `4 ranks, 0 to 3`.
+    pub(crate) fn numbered(self, noun: &str) -> String {
+        let num = usize::try_from(self.world_size).unwrap_or(usize::MAX);
+        text::numbered(num, noun, 0, num.saturating_sub(1))
     }
 
     pub(super) fn num_pods(self) -> u32 {

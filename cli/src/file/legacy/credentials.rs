@@ -38,8 +38,8 @@ const CREDENTIALS: [&str; 8] = [
 pub(in super::super) fn mask(problem: &mut Problem) {
     let Problem { field, value, .. } = problem;
     let is_masked = match field.as_str() {
-        // The value is the quoted PATH=VALUE.
-        "--set" => is_credential(value.trim_start_matches('"').split('=').next().unwrap_or("")),
+        // The value is PATH=VALUE.
+        "--set" => is_credential(value.split('=').next().unwrap_or("")),
         field => is_credential(field),
     };
     let first = value.chars().next();

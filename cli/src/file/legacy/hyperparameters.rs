@@ -115,8 +115,9 @@ fn parameter(
             translation.position_tree.copy_positions(translation.source, from, &inner);
             let mut range = Map::new();
             for (theirs, ours) in *known {
+                let (from, to) = (member(from, theirs), member(&inner, ours));
+                translation.set_origin(&to, &from);
                 if let Some(value) = fields.get(*theirs).filter(|value| !value.is_null()) {
-                    let (from, to) = (member(from, theirs), member(&inner, ours));
                     translation.position_tree.copy_positions(translation.source, &from, &to);
                     range.insert((*ours).to_owned(), value.clone());
                 }

@@ -19,6 +19,19 @@ pub(super) fn is_group(name: &str) -> bool {
     !name.is_empty() && !known(name).is_empty()
 }
 
+/// Returns the fields of Stoker that do the same as a field that is not translated.
+pub(super) fn counterpart(path: &str) -> Option<&'static str> {
+    Some(match path {
+        "bind_mounts" => "spec.pod.volumes and spec.pod.volumeMounts",
+        "environment.force_pull_image" => "spec.pod.imagePullPolicy",
+        "environment.image" => "spec.pod.image",
+        "environment.pod_spec" => "spec.podOverrides",
+        "environment.registry_auth" => "spec.pod.imagePullSecrets",
+        "resources.shm_size" => "spec.resources.shmSize",
+        _ => return None,
+    })
+}
+
 const TOP_LEVEL: &[&str] = &[
     "batches_per_step",
     "bind_mounts",

@@ -179,6 +179,7 @@ fn time_metric(translation: &mut Translation<'_>) {
 
 /// Translates a length. A number without a unit is in the program's own count.
 pub(super) fn length(translation: &mut Translation<'_>, from: &str, to: &str) {
+    translation.set_origin(to, from);
     let Some(value) = translation.take(from) else { return };
     if !value.is_number() {
         translation.set(to, value.clone(), from);

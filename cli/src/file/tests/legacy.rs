@@ -180,9 +180,12 @@ fn population_is_translated_with_its_functions() {
     assert_eq!(steps.spec_json["searcher"]["pbt"]["lengthPerRound"], length);
     let length = "length_per_round: {epochs: 5}";
     for (fields, rule) in [
-        ("replace_function: {truncate_fraction: 0.7}", "pbt.truncateFraction: must be at most 0.5"),
+        (
+            "replace_function: {truncate_fraction: 0.7}",
+            "replace_function.truncate_fraction: must be from 0 to",
+        ),
         ("explore_function: {perturb: 0.7}", "explore_function.perturb: is unknown"),
-        ("max_length: {epochs: 5}", r#"maxLength: must be {"epochs":40}"#),
+        ("max_length: {epochs: 5}", r#"searcher.max_length: must be {"epochs":40}"#),
     ] {
         let error = load_text(&text(&format!("{rounds}, {length}, {fields}")), &[]).unwrap_err();
         assert!(error.to_string().contains(rule), "{error}");
@@ -195,12 +198,12 @@ fn fields_without_counterpart_are_refused() {
         ("name: random", "name: custom", &[("9:3: searcher.name:", "is not supported")]),
         ("name: random", "name: rondom", &[("9:3: searcher.name:", "must be one of single")]),
         ("type: int", "type: itn", &[("5:20: hyperparameters.layers.width.type:", "one of const")]),
-        ("minval: 8", "minval: 88", &[("5:31: spec.hyperparameters.layers.width.int.min:", "max")]),
+        ("minval: 8", "minval: 88", &[("5:31: hyperparameters.layers.width.minval:", "max")]),
         (
             "minval: 8",
             "minvall: 8",
             &[
-                ("5:12: spec.hyperparameters.layers.width.int.min:", "required"),
+                ("5:12: hyperparameters.layers.width.minval:", "is required"),
                 ("5:31: hyperparameters.layers.width.minvall:", "did you mean `minval`?"),
             ],
         ),
@@ -218,17 +221,22 @@ fn fields_without_counterpart_are_refused() {
         (
             "project: x",
             "bind_mounts: [{host_path: /a}]",
-            &[("19:1: bind_mounts:", "no counterpart")],
+            &[("19:1: bind_mounts:", "set spec.pod.volumes and spec.pod.volumeMounts")],
         ),
         ("project: x", "projcet: x", &[("19:1: projcet:", "did you mean `project`?")]),
         ("project: x", "foo: false", &[("19:1: foo:", "unknown field")]),
-        ("slots_per_trial: 0", "shm_size: 3", &[("15:13: resources.shm_size:", "no counterpart")]),
+        (
+            "slots_per_trial: 0",
+            "shm_size: 3",
+            &[("15:13: resources.shm_size:", "resources.shmSize")],
+        ),
         (
             "bucket: b",
             "bucket: b, secret_key: xyz",
             &[("17:43: checkpoint_storage.secret_key:", "environment")],
         ),
         ("bucket: b, ", "", &[("17:22: checkpoint_storage.type:", "bucket")]),
+        ("max_trials: 5", "max_trials: 0", &[("11:3: searcher.max_trials:", "at least 1")]),
         (
             "type: s3, bucket: b",
             "type: directory, container_path: /c",
@@ -241,8 +249,18 @@ fn fields_without_counterpart_are_refused() {
         ),
         (
             "max_trials: 5",
-            "max_trials: 0",
-            &[("11:3: spec.searcher.random.maxTrials:", "at least 1")],
+            "mode: x",
+            &[
+                ("9:3: searcher.max_trials:", "is required"),
+                ("11:3: searcher.mode:", "no counterpart"),
+            ],
+        ),
+        ("project: x", "max_restarts: x", &[("19:1: max_restarts:", "an integer (found")]),
+        ("A=4]", "1A=4]", &[("16:", "environment.environment_variables[2]: must consist of")]),
+        (
+            "max_length: {batches: 900}",
+            "max_length: {batches: 0}",
+            &[("12:16: searcher.max_length.batches:", "at least 1")],
         ),
     ];
     for (from, to, expected) in cases {

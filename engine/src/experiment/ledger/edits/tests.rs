@@ -162,8 +162,9 @@ fn total_below_created_trials_is_refused() {
         assert_eq!(refused.is_some(), is_refused, "{max_trials}: {refused:?}");
     }
     let refused = refused_edit(&searcher(2), &case.log, 3).unwrap();
-    let expected = "spec.searcher.random.maxTrials: 2: must be at least 3, the number of trials";
+    let expected = "spec.searcher.random.maxTrials: must be at least 3, the number of trials";
     assert!(refused.message.starts_with(expected), "{refused:?}");
+    assert!(refused.message.contains("`stoker experiment cancel` (found 2)"), "{refused:?}");
     assert!(refused.message.contains("continues with 5"), "{refused:?}");
     assert!(!refused.is_final());
 }

@@ -22,7 +22,7 @@ use stoker_api::trial::{CheckpointRecord, Fact, TrialStatus};
 use super::SearchedMetric;
 
 /// Maximum size of a trial's status, in bytes of compact JSON.
-pub const STATUS_BYTES_MAX: usize = 256 << 10;
+pub const STATUS_BYTES_MAX: usize = 288 << 10;
 /// Maximum size of a reason and of a checkpoint's name, in bytes of JSON.
 const NAME_BYTES_MAX: usize = 63;
 /// Maximum size of a hash, in bytes: SHA-256 in hexadecimal.

@@ -23,6 +23,7 @@ mod proxy;
 mod readers;
 mod reproducibility;
 mod scenarios;
+mod scripts;
 mod skipped;
 mod standalone;
 mod stores;

@@ -58,7 +58,9 @@ pub(crate) enum JobCommand {
     Create(Box<create::JobArgs>),
     /// List jobs
     ///
-    /// For local runs, the name of an older run is its run ID. `Stopped` is a run without a runner.
+    /// Of several local runs with one name, the latest is listed by the name and the others by
+    /// their run IDs. The phase `Stopped` means that a local run has not ended, but no
+    /// `stoker job run` works on it.
     #[command(after_help = SOURCE_HELP)]
     List {
         #[command(flatten)]

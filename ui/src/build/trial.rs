@@ -51,8 +51,9 @@ pub(crate) fn page(
         profiler: format!("{base}/profiler.json"),
         decisions: decisions.iter().rev().map(|one| decision(run, one)).collect(),
         command: command(run, trial),
-        command_note: "trains these hyperparameters to the full length, with another seed; the \
-                       whole experiment with its seed trains this trial bit-identically"
+        command_note: "trains these hyperparameters to the full length, with another seed; FILE \
+                       is the file of the experiment, which with its seed trains this trial \
+                       bit-identically"
             .to_owned(),
         record: yaml(&serde_json::json!({ "spec": trial.spec, "status": trial.status })),
     })
@@ -300,7 +301,7 @@ fn command(run: &Run, trial: &TrialRecord) -> String {
     // A quote of the shell ends, an escaped quote follows, and a new one begins.
     let quoted = |value: &Value| value.to_string().replace('\'', "'\\''");
     format!(
-        "stoker run {name}.yaml --set metadata.name={name}-{index} \\\n  \
+        "stoker run FILE --set metadata.name={name}-{index} \\\n  \
          --set 'searcher={}' \\\n  --set 'hyperparameters={}'",
         quoted(&single),
         quoted(&trial.spec.hyperparameters),

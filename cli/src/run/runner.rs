@@ -333,8 +333,8 @@ impl<'a> Runner<'a> {
         self.record_copier.request_copy(index);
     }
 
-    /// Recommends a smoke test if the program failed in the first attempt of the first trial, before
-    /// it trained a batch. The message follows the end of the attempt.
+    /// Recommends a smoke test if the program failed in the first attempt of the first trial,
+    /// before it trained a batch. The message follows the end of the attempt.
     fn hint_at_test(&self, end: AttemptEnd) {
         let state = self.shared.state();
         let has_trained = state.trials.get(&0).is_some_and(|trial| trial.status.batches > 0);

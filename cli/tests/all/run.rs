@@ -113,6 +113,10 @@ fn invalid_hyperparameters_are_replaced() {
     let phases: Vec<Value> =
         fixture.trials().iter().map(|trial| trial["status"]["phase"].clone()).collect();
     assert_eq!(phases, ["Failed", "Completed", "Completed"]);
+    let file = fixture.folder.path().join("experiment.yaml");
+    let text = fixture.check(&format!("run {}", file.display()), 0, "");
+    let position = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
+    assert!(position("trial 0 failed: ") < position("experiment scripted completed"), "{text}");
 }
 
 #[test]

@@ -309,3 +309,20 @@ fn command(run: &Run, trial: &TrialRecord) -> String {
         index = trial.spec.index,
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    /// The file of an experiment need not have its name.
+    #[test]
+    fn command_leaves_the_file_to_the_reader() {
+        let run = fixture::run(json!({}), json!({}), &[json!({})]);
+        let text = command(&run, &run.trials[&0]);
+        let begin = format!("stoker run FILE --set metadata.name={}-0 ", run.name);
+        assert!(text.starts_with(&begin), "{text}");
+    }
+}

@@ -106,7 +106,8 @@ pub struct ExperimentSpec {
 
     /// Search space: a tree of parameters. An object whose only key is `const`, `int`, `double`,
     /// `log` or `categorical` is a parameter. An object whose only key is `oneOf` chooses one of
-    /// several groups. Any other object is a group, and any other value is a constant. Default:
+    /// several groups. Any other object is a group, and any other value is a constant. `min` and
+    /// `max` of `log` are exponents: `log: {min: -3, max: -1}` samples from 0.001 to 0.1. Default:
     /// empty.
     #[serde(default = "empty_object")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "schema::free_object"))]

@@ -123,10 +123,14 @@ fn search(searcher: &Searcher) -> String {
     let method = searcher.methods_set().first().copied().unwrap_or_default();
     let settings = json!(searcher)[method].clone();
     let number = |name: &str| settings[name].as_u64().filter(|number| *number > 0);
-    let trials = number("maxTrials").map(|num| format!(", {num} trials"));
+    let counted = |name: &str, noun: &str| {
+        let plural = |num: u64| if num == 1 { "" } else { "s" };
+        number(name).map(|num| format!(", {num} {noun}{}", plural(num)))
+    };
+    let trials = counted("maxTrials", "trial");
     let concurrent = number("maxConcurrentTrials").map(|num| format!(", {num} concurrent"));
     let population = number("populationSize").map(|num| format!(", population of {num}"));
-    let rounds = number("numRounds").map(|num| format!(", {num} rounds"));
+    let rounds = counted("numRounds", "round");
     let size: String = [trials, population, rounds].into_iter().flatten().collect();
     let kind = format!("{method}{size}");
     let length = searcher.length().map(|(unit, units)| format!(", {} each", length(units, unit)));
@@ -153,11 +157,9 @@ fn program(spec: &ExperimentSpec, is_local: bool) -> String {
 fn pods(spec: &ExperimentSpec) -> String {
     let resources = &spec.resources;
     let slot = resources.slot_resource.as_deref().unwrap_or("CPU rank");
-    format!(
-        "{} per trial, with {} slots ({slot}) each",
-        resources.num_pods(),
-        resources.slots_per_pod()
-    )
+    let num_slots = resources.slots_per_pod();
+    let plural = if num_slots == 1 { "" } else { "s" };
+    format!("{} per trial, with {num_slots} slot{plural} ({slot}) each", resources.num_pods())
 }
 
 fn failures(trials: &[&TrialRecord]) -> String {

@@ -21,7 +21,7 @@ use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::{InferenceStatus, Role, WorkerStatus};
 use stoker_api::trial::AttemptEnd;
 
-use crate::trial::BackOffLimits;
+use crate::trial::{BackOffLimits, times};
 
 /// Consecutive failures of a slot, of any class, at which an infrastructure failure fails the job.
 /// A committed shard resets the count.
@@ -159,7 +159,7 @@ pub fn record_process_end(status: &mut InferenceStatus, end: ProcessEnd, max_res
             worker.restarts += 1;
             worker.consecutive_failures += 1;
             let is_over = worker.restarts > max_restarts;
-            is_over.then(|| format!("{what} failed {} times: {why}", worker.restarts))
+            is_over.then(|| format!("{what} failed {}: {why}", times(worker.restarts)))
         }
         AttemptEnd::Infrastructure => {
             worker.consecutive_failures += 1;
@@ -310,6 +310,8 @@ mod tests {
         let (started, status) = check(&[Completed, UserError, UserError, UserError], 2);
         assert_eq!((started.len(), status.phase), (4, Phase::Failed));
         assert_eq!(status.message.as_deref(), Some("worker 0 failed 3 times: why"));
+        let (_, status) = check(&[Completed, UserError], 0);
+        assert_eq!(status.message.as_deref(), Some("worker 0 failed once: why"));
         let (started, status) = check(&[InvalidHyperparameters], 5);
         assert_eq!((started.len(), status.message.as_deref()), (1, Some("planning: why")));
         let (started, status) = check(&[Infrastructure; 20], 0);

@@ -263,7 +263,7 @@ pub fn end_attempt(
         AttemptEnd::UserError => {
             record.status.restarts = record.status.restarts.saturating_add(1);
             if record.status.restarts > limits.max_restarts {
-                let what = format!("failed {} times", record.status.restarts);
+                let what = format!("failed {}", times(record.status.restarts));
                 close(record, CloseCause::Failed, Some(with_cause(what, message)));
             }
         }
@@ -370,6 +370,14 @@ fn infrastructure_attempts(record: &TrialRecord) -> u32 {
             && attempt.end == Some(AttemptEnd::Infrastructure)
     };
     record.status.attempts.iter().filter(is_lost).count() as u32
+}
+
+/// Returns `once` or `3 times`.
+pub(crate) fn times(count: u32) -> String {
+    match count {
+        1 => "once".to_owned(),
+        _ => format!("{count} times"),
+    }
 }
 
 fn with_cause(what: String, cause: Option<String>) -> String {

@@ -178,18 +178,9 @@ fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
             without_count.push(member(path, parameter.kind()));
         }
     });
-    let root = "spec.hyperparameters.";
-    let names: Vec<_> = without_count
-        .iter()
-        .map(|path| path.strip_prefix(root).unwrap_or(path))
-        .map(|path| path.rsplit_once('.').map_or(path, |(name, _)| name))
-        .collect();
     for path in &without_count {
-        let rule = format!(
-            "these hyperparameters must specify counts for grid search: {}",
-            names.join(", ")
-        );
-        errors.push(FieldError::absent(&member(path, "count"), &rule));
+        let rule = "is required by grid search: set it to the number of grid points";
+        errors.push(FieldError::absent(&member(path, "count"), rule));
     }
     if num_points > u128::from(TRIALS_MAX) {
         let rule = format!(

@@ -267,8 +267,7 @@ fn grid_search_reports_missing_counts_and_excess_points() {
     let expected = ["spec.hyperparameters.a.b.int.count", "spec.hyperparameters.rate.log.count"];
     assert_eq!(paths, expected);
     for error in errors {
-        let words = "these hyperparameters must specify counts for grid search: a.b, rate";
-        assert_eq!(error.rule, words);
+        assert!(error.rule.starts_with("is required by grid search"), "{error}");
     }
     spec["hyperparameters"]["a"]["b"]["int"]["count"] = json!(2);
     spec["hyperparameters"]["rate"]["log"]["count"] = json!(u32::MAX);

@@ -55,7 +55,7 @@ Phase:      Running
 Progress:   25%
 Search:     asyncHalving, 5 trials, 1 concurrent, 9 epochs each; loss, smaller is better
 Program:    true in the stock image
-Pods:       1 per trial, with 1 slots (CPU rank) each
+Pods:       1 per trial, with 1 slot (CPU rank) each
 Storage:    s3://bucket/a
 Trials:     3: 1 running, 2 paused
 Best:       trial 1 with loss 0.3
@@ -196,4 +196,15 @@ fn long_tables_show_open_failed_and_best_trials() {
     assert_eq!(rows[0], ["0", "Failed", "0"], "the best is first");
     let values: Vec<f64> = rows.iter().map(|row| row[2].parse().unwrap()).collect();
     assert!(values.is_sorted(), "{values:?}");
+}
+
+#[test]
+fn one_trial_is_singular() {
+    let (mut experiment, _) = experiment();
+    let searcher = json!({
+        "metric": "loss", "maxLength": { "epochs": 1 }, "random": { "maxTrials": 1 },
+    });
+    experiment.spec.searcher = serde_json::from_value(searcher).unwrap();
+    let text = search(&experiment.spec.searcher);
+    assert!(text.starts_with("random, 1 trial, 16 concurrent, 1 epoch each"), "{text}");
 }

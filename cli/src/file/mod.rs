@@ -53,7 +53,7 @@ pub(crate) struct Loaded {
     pub(crate) metadata: Metadata,
     /// Validated experiment.
     pub(crate) valid: ValidExperiment,
-    /// Notes on translated fields, if the file has Determined's format, and on the search.
+    /// Notes on translated fields, if the file has Determined's format, and on probable mistakes.
     pub(crate) notes: Vec<String>,
     /// Spec with all defaults.
     pub(crate) spec_json: Value,
@@ -202,7 +202,7 @@ fn parse_tree(
             let spec_json = json!(valid.spec);
             let namespace = metadata.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
             let name = valid.name.clone();
-            notes.extend(notes::note(&valid.method));
+            notes.extend(notes::notes(&valid, &tree.value));
             Ok(Loaded { name, namespace, metadata, valid, notes, spec_json })
         }
         Ok(_) => Err(problems),

@@ -1,9 +1,138 @@
-//! Notes on searches that are valid, but cannot do what their method is for.
+//! Notes on files that are valid, but probably do not mean what their author wants.
 
-use stoker_api::validate::Method;
+use serde_json::Value;
+use stoker_api::experiment::{Length, Searcher};
+use stoker_api::hyperparameters::{LogRange, Parameter, Space};
+use stoker_api::validate::{Method, ValidExperiment, item, member};
 
-/// Returns the note on a search, if there is one.
-pub(super) fn note(method: &Method) -> Option<String> {
+/// Names of distributions in other tools, and the parameter to use instead.
+const OTHER_KINDS: [(&str, &str); 7] = [
+    ("choice", "categorical"),
+    ("loguniform", "log"),
+    ("log_uniform", "log"),
+    ("randint", "int"),
+    ("range", "int"),
+    ("uniform", "double"),
+    ("values", "categorical"),
+];
+
+/// Path of the search space.
+const ROOT: &str = "hyperparameters";
+
+/// Returns the notes on an experiment. `file` is its file, without defaults.
+pub(super) fn notes(valid: &ValidExperiment, file: &Value) -> Vec<String> {
+    let mut notes: Vec<String> = note(&valid.method).into_iter().collect();
+    notes.extend(directions(&valid.spec.searcher, &file["spec"]["searcher"]));
+    constants(ROOT, &valid.space, &mut notes);
+    valid.space.for_each_parameter(&mut |path, parameter| {
+        if let Parameter::Log(range) = parameter {
+            notes.extend(values_as_exponents(path, range));
+        }
+    });
+    let spec = &valid.spec;
+    for (field, period) in [
+        ("minValidationPeriod", spec.min_validation_period),
+        ("minCheckpointPeriod", spec.min_checkpoint_period),
+    ] {
+        notes.extend(period.and_then(|period| long_period(valid, field, &period)));
+    }
+    notes
+}
+
+/// Returns a note for each metric whose name suggests that larger is better, if the file leaves
+/// the direction to the default. The names are the same as for `EarlyStopping` of the trainer.
+fn directions(searcher: &Searcher, file: &Value) -> Vec<String> {
+    let note = |metric: &str, field: &str| {
+        format!(
+            "note: a smaller `{metric}` is better, because {field} is unset; set it to false if \
+             larger is better, else to true"
+        )
+    };
+    let is_noted = |metric: &str, file: &Value| {
+        file["smallerIsBetter"].is_null()
+            && ["acc", "accuracy", "auc"].iter().any(|end| metric.ends_with(end))
+    };
+    let mut notes = vec![];
+    if is_noted(&searcher.metric, file) {
+        notes.push(note(&searcher.metric, "searcher.smallerIsBetter"));
+    }
+    for (i, objective) in searcher.objectives.iter().enumerate().skip(1) {
+        if is_noted(&objective.metric, &file["objectives"][i]) {
+            let field = format!("searcher.objectives[{i}].smallerIsBetter");
+            notes.push(note(&objective.metric, &field));
+        }
+    }
+    notes
+}
+
+/// Notes constants that are named like a distribution of another tool.
+fn constants(path: &str, space: &Space, notes: &mut Vec<String>) {
+    match space {
+        Space::Parameter(_) => {}
+        Space::Group(members) => {
+            if members.len() == 1 && path != ROOT {
+                notes.extend(members.iter().find_map(|(name, only)| other_kind(path, name, only)));
+            }
+            members.iter().for_each(|(name, of)| constants(&member(path, name), of, notes));
+        }
+        Space::OneOf(groups) => {
+            let path = member(path, "oneOf");
+            for (i, group) in groups.iter().enumerate() {
+                constants(&item(&path, i), group, notes);
+            }
+        }
+    }
+}
+
+/// Returns a note if the only member of a group is named like a distribution, and is a constant.
+fn other_kind(path: &str, name: &str, space: &Space) -> Option<String> {
+    let (_, kind) = OTHER_KINDS.iter().find(|(other, _)| *other == name)?;
+    let is_list = match space {
+        Space::Parameter(Parameter::Const(value)) => value.is_array(),
+        Space::Parameter(_) | Space::OneOf(_) => false,
+        Space::Group(_) => space.num_dimensions() == 0,
+    };
+    is_list.then(|| {
+        format!(
+            "note: {} is a constant; to search over {path}, write `{kind}` instead of `{name}`",
+            member(path, name)
+        )
+    })
+}
+
+/// Returns a note if the bounds of a `log` parameter are probably values, not exponents.
+fn values_as_exponents(path: &str, range: &LogRange) -> Option<String> {
+    let LogRange { base, min, max, .. } = *range;
+    let is_noted = base > 1.0 && min > 0.0 && max < 1.0;
+    let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
+    is_noted.then(|| {
+        format!(
+            "note: {}.log samples from {} to {}, because min and max are exponents; for values \
+             from {min} to {max}, write min: {}, max: {}",
+            path.strip_prefix("spec.").unwrap_or(path),
+            rounded(base.powf(min)),
+            rounded(base.powf(max)),
+            rounded(min.log(base)),
+            rounded(max.log(base)),
+        )
+    })
+}
+
+/// Returns a note if an interval is longer than a trial.
+fn long_period(valid: &ValidExperiment, field: &str, period: &Length) -> Option<String> {
+    let (unit, units) = period.get()?;
+    let is_noted = unit == valid.unit && units > valid.units_max;
+    is_noted.then(|| {
+        format!(
+            "note: {field} of {units} {} has no effect, because a trial trains for at most {}",
+            unit.plural(),
+            valid.units_max
+        )
+    })
+}
+
+/// Returns the note on a search method, if there is one.
+fn note(method: &Method) -> Option<String> {
     match method {
         Method::AsyncHalving(search) => {
             let num_required = search.divisor.saturating_pow(search.num_rungs.saturating_sub(1));
@@ -78,5 +207,80 @@ mod tests {
         assert!(note(4, 2).unwrap().contains("truncateFraction of 0.2 is less than one of 4"));
         assert_eq!(note(5, 2), None);
         assert_eq!(note(4, 1), None);
+    }
+
+    /// Returns all notes on a spec, of which `fields` replaces some fields.
+    fn notes_on(fields: &Value) -> Vec<String> {
+        let mut spec = json!({
+            "entrypoint": { "command": ["train"] },
+            "searcher": { "metric": "loss", "maxLength": { "epochs": 20 }, "single": {} },
+        });
+        for (name, value) in fields.as_object().unwrap() {
+            spec[name] = value.clone();
+        }
+        let file = json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+            "metadata": { "name": "a" }, "spec": spec,
+        });
+        parse(&file.to_string(), "a", &[]).unwrap().notes
+    }
+
+    #[test]
+    fn metrics_that_should_be_large_are_noted() {
+        let note = |fields: Value| {
+            let mut searcher = json!({ "maxLength": { "epochs": 20 }, "single": {} });
+            for (name, value) in fields.as_object().unwrap() {
+                searcher[name] = value.clone();
+            }
+            notes_on(&json!({ "searcher": searcher })).pop()
+        };
+        for metric in ["validation_accuracy", "acc", "val_auc"] {
+            let text = note(json!({ "metric": metric })).unwrap();
+            assert!(text.contains("searcher.smallerIsBetter is unset"), "{text}");
+            for smaller in [true, false] {
+                assert_eq!(note(json!({ "metric": metric, "smallerIsBetter": smaller })), None);
+            }
+        }
+        assert_eq!(note(json!({ "metric": "accuracy_loss" })), None);
+        let objectives = json!([{ "metric": "loss" }, { "metric": "accuracy" }]);
+        let text = note(json!({ "metric": "loss", "objectives": objectives })).unwrap();
+        assert!(text.contains("searcher.objectives[1].smallerIsBetter is unset"), "{text}");
+    }
+
+    #[test]
+    fn search_spaces_of_other_tools_are_noted() {
+        let note = |space: Value| notes_on(&json!({ "hyperparameters": { "x": space } })).pop();
+        let expected = "note: hyperparameters.x.log samples from 1.002 to 1.259, because min and \
+                        max are exponents; for values from 0.001 to 0.1, write min: -3, max: -1";
+        let log = json!({ "log": { "min": 0.001, "max": 0.1 } });
+        assert_eq!(note(log).as_deref(), Some(expected));
+        let expected = "note: hyperparameters.x.choice is a constant; to search over \
+                        hyperparameters.x, write `categorical` instead of `choice`";
+        assert_eq!(note(json!({ "choice": [8, 16] })).as_deref(), Some(expected));
+        let uniform = json!({ "oneOf": [{ "rate": { "uniform": { "min": 0, "max": 1 } } }, {}] });
+        assert!(note(uniform).unwrap().contains("x.oneOf[0].rate.uniform is a constant"));
+        for space in [
+            json!({ "log": { "min": -3, "max": -1 } }),
+            json!({ "log": { "min": 0.5, "max": 2 } }),
+            json!({ "choice": "best" }),
+            json!({ "values": { "int": { "min": 1, "max": 2 } } }),
+            json!({ "choice": [8, 16], "other": 1 }),
+            json!([8, 16]),
+        ] {
+            assert_eq!(note(space.clone()), None, "{space}");
+        }
+    }
+
+    #[test]
+    fn periods_longer_than_trials_are_noted() {
+        for field in ["minValidationPeriod", "minCheckpointPeriod"] {
+            let note = |period: Value| notes_on(&json!({ field: period })).pop();
+            let expected = format!(
+                "note: {field} of 21 epochs has no effect, because a trial trains for at most 20"
+            );
+            assert_eq!(note(json!({ "epochs": 21 })), Some(expected));
+            assert_eq!(note(json!({ "epochs": 20 })), None);
+            assert_eq!(note(json!({ "batches": 500 })), None);
+        }
     }
 }

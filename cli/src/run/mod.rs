@@ -21,7 +21,7 @@ pub(crate) mod setup;
 pub(crate) mod signals;
 mod state;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use stoker_api::decisions::PriorTrial;
@@ -157,6 +157,7 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         server_url,
         folder,
         lock: trainers,
+        test_hint: (!args.test).then(|| test_hint(&args.file)),
     };
     let result = Runner::new(config)?.run(&mut signals, &mut view).await;
     view.finish();
@@ -227,6 +228,10 @@ fn print_outcome(state: &State, paths: &RunPaths, valid: &ValidExperiment, outpu
         print::err(format!("stopped; {RESUME_REMEDY}{paused}"));
     }
     wait::exit_code(phase)
+}
+
+fn test_hint(file: &Path) -> String {
+    format!("hint: `stoker run {} --test` finds such errors within seconds", file.display())
 }
 
 fn prior_message(spec: &PriorTrials, prior: &[PriorTrial]) -> String {

@@ -187,7 +187,7 @@ pub(crate) fn json_line(state: &State, paths: &RunPaths) -> Value {
     })
 }
 
-/// Prints the table of trials, the failures and the best trial.
+/// Prints the table of trials, the failures, the outcome and the best trial.
 pub(crate) fn print_text(
     state: &State,
     paths: &RunPaths,
@@ -207,11 +207,12 @@ pub(crate) fn print_text(
     if !rungs.is_empty() {
         print::out("");
     }
-    print::out(summary(&state.status(), paths));
     for trial in trials.iter().filter(|trial| trial.status.phase == Phase::Failed) {
         let message = trial.status.message.as_deref().unwrap_or("no message");
         print::out(format!("trial {} failed: {message}", trial.spec.index));
     }
+    // After the failures, which may fill the screen.
+    print::out(summary(&state.status(), paths));
     if let Some(best) = state.status().best {
         print::out(format!("best: trial {} with {} {}", best.index, ranking.metric, best.metric));
         if let Some(trial) = state.trials.get(&best.index) {

@@ -51,6 +51,7 @@ pub(crate) struct Runner<'a> {
     server_url: String,
     folder: RecordDir,
     lock: PathBuf,
+    test_hint: Option<String>,
     running: BTreeMap<u32, TrainerProcess>,
     /// Earliest start of the next attempt, by trial. A new runner starts every trial at once.
     back_off: BTreeMap<u32, Instant>,
@@ -85,6 +86,8 @@ pub(crate) struct RunnerConfig<'a> {
     pub(crate) folder: RecordDir,
     /// File that is locked while any trainer process is alive.
     pub(crate) lock: PathBuf,
+    /// Message that recommends `--test`, unless this is such a run.
+    pub(crate) test_hint: Option<String>,
 }
 
 impl<'a> Runner<'a> {
@@ -104,6 +107,7 @@ impl<'a> Runner<'a> {
             server_url,
             folder,
             lock,
+            test_hint,
         } = config;
         let (outcome_sender, outcomes) = mpsc::unbounded_channel();
         let (note, notes) = mpsc::unbounded_channel();
@@ -121,6 +125,7 @@ impl<'a> Runner<'a> {
             server_url,
             folder,
             lock,
+            test_hint,
             running: BTreeMap::new(),
             back_off: BTreeMap::new(),
             stop_requested_at: BTreeMap::new(),
@@ -321,8 +326,26 @@ impl<'a> Runner<'a> {
             ));
         }
         self.shared.state().end(index, end, message);
+        if (index, attempt) == (0, 0) {
+            self.hint_at_test(end);
+        }
         self.wait_before_restart(index, view);
         self.record_copier.request_copy(index);
+    }
+
+    /// Recommends a smoke test if the program failed in the first attempt of the first trial,
+    /// before it trained a batch. The message follows the end of the attempt.
+    fn hint_at_test(&self, end: AttemptEnd) {
+        let state = self.shared.state();
+        let has_trained = state.trials.get(&0).is_some_and(|trial| trial.status.batches > 0);
+        let is_failure = matches!(end, AttemptEnd::InvalidHyperparameters | AttemptEnd::UserError);
+        if is_failure
+            && !has_trained
+            && let (Some(notes), Some(hint)) = (&state.notes, &self.test_hint)
+        {
+            // The runner holds the receiver.
+            let _ = notes.send(hint.clone());
+        }
     }
 
     fn wait_before_restart(&mut self, index: u32, view: &View) {

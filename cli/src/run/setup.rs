@@ -29,6 +29,10 @@ use crate::searcher::Target;
 /// Annotation with the storage root of a run.
 pub(crate) const ANNOTATION_ROOT: &str = "stoker.dev/root";
 
+/// Remedy if the file differs from the record. An earlier command may have had other overrides.
+const SET_REMEDY: &str = "to keep the run as it is, undo changes of the file and repeat the --set \
+                          of the earlier command; --fresh starts over";
+
 /// Record that only this process may write.
 #[derive(Debug)]
 pub(crate) struct OpenedRecord {
@@ -159,7 +163,10 @@ fn edit(
     let created = experiment.status.as_ref().map_or(0, |status| status.trials_created);
     check_edit(&recorded.searcher, &given.searcher, created).map_err(|errors| {
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        Failure::Input(format!("cannot edit the experiment:\n  {}", errors.join("\n  ")))
+        Failure::Input(format!(
+            "cannot edit the experiment:\n  {}\n{SET_REMEDY}",
+            errors.join("\n  ")
+        ))
     })?;
     if is_edited {
         experiment.spec = edited;
@@ -214,8 +221,7 @@ pub(crate) fn refuse_changes<S: Serialize>(
         return Ok(());
     }
     Err(Failure::Input(format!(
-        "cannot resume the {what}: its spec has changed:\n  {}\nundo the changes to resume, or use \
-         --fresh to start over (record in {})",
+        "cannot resume the {what}: its spec has changed:\n  {}\n{SET_REMEDY} (record in {})",
         changes.join("\n  "),
         folder.display()
     )))

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use stoker_api::time::Timestamp;
 
 use crate::fixture::{
-    RunFixture, check, deterministic_fields, files, last_line, random, signal, stoker, wait_until,
+    RunFixture, check, deterministic_fields, files, last_line, output_text, random, signal, stoker,
+    wait_until,
 };
 
 #[test]
@@ -56,7 +57,9 @@ fn grid_completes_and_reports_the_best_trial() {
 #[test]
 fn failing_program_is_restarted_up_to_max_restarts() {
     let fixture = RunFixture::new(json!({"single": {}}), "fail");
-    check(&fixture.run(&[]), 1, "boom: the data has no labels");
+    let output = fixture.run(&[]);
+    check(&output, 1, "boom: the data has no labels");
+    check(&output, 1, "experiment.yaml --test` finds such errors within seconds");
     let trial = &fixture.trials()[0];
     assert_eq!(trial["status"]["attempts"].as_array().unwrap().len(), 2);
     assert_eq!(trial["status"]["phase"], "Failed");
@@ -94,7 +97,9 @@ fn infrastructure_failures_are_retried_with_growing_waits() {
 #[test]
 fn restart_resumes_from_the_last_checkpoint() {
     let fixture = RunFixture::new(json!({"single": {}}), "crash-once");
-    check(&fixture.run(&[]), 0, "");
+    let output = fixture.run(&[]);
+    check(&output, 0, "");
+    assert!(!output_text(&output).contains("finds such"), "{}", output_text(&output));
     let attempts = &fixture.trials()[0]["status"]["attempts"];
     assert_eq!(attempts[0]["end"], "UserError");
     assert_eq!(attempts[1]["resumedFrom"], "000000000005-0");
@@ -104,10 +109,14 @@ fn restart_resumes_from_the_last_checkpoint() {
 fn invalid_hyperparameters_are_replaced() {
     let fixture = RunFixture::new(random(2), "invalid-first");
     let output = fixture.run(&[]);
-    check(&output, 0, "");
+    check(&output, 0, "hint: `stoker run ");
     let phases: Vec<Value> =
         fixture.trials().iter().map(|trial| trial["status"]["phase"].clone()).collect();
     assert_eq!(phases, ["Failed", "Completed", "Completed"]);
+    let file = fixture.folder.path().join("experiment.yaml");
+    let text = fixture.check(&format!("run {}", file.display()), 0, "");
+    let position = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
+    assert!(position("trial 0 failed: ") < position("experiment scripted completed"), "{text}");
 }
 
 #[test]

@@ -111,7 +111,9 @@ fn edited_file_continues_an_ended_run() {
         assert_eq!(after["status"]["attempts"][1]["resumedFrom"], "000000000010-0");
     }
     fixture.spec["searcher"]["random"]["maxTrials"] = json!(3);
-    check(&fixture.run(&[]), 2, "spec.searcher.random.maxTrials: must be at least 4");
+    let output = fixture.run(&[]);
+    check(&output, 2, "spec.searcher.random.maxTrials: must be at least 4");
+    check(&output, 2, "repeat the --set of the earlier command; --fresh starts over");
     fixture.spec["searcher"]["random"]["maxTrials"] = json!(4);
     fixture.spec["searcher"]["metric"] = json!("accuracy");
     check(&fixture.run(&[]), 2, r#"spec.searcher.metric: was \"loss\", now \"accuracy\""#);

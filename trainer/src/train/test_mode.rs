@@ -31,7 +31,7 @@ pub(crate) enum TestStage {
 impl fmt::Display for TestStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::New => "new",
+            Self::New => "creating the trial",
             Self::BuildModel => "build_model",
             Self::BuildOptimizers => "build_optimizers",
             Self::BuildTrainingData => "build_training_data",

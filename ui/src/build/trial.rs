@@ -51,8 +51,9 @@ pub(crate) fn page(
         profiler: format!("{base}/profiler.json"),
         decisions: decisions.iter().rev().map(|one| decision(run, one)).collect(),
         command: command(run, trial),
-        command_note: "trains these hyperparameters to the full length, with another seed; the \
-                       whole experiment with its seed trains this trial bit-identically"
+        command_note: "trains these hyperparameters to the full length, with another seed; FILE \
+                       is the file of the experiment, which with its seed trains this trial \
+                       bit-identically"
             .to_owned(),
         record: yaml(&serde_json::json!({ "spec": trial.spec, "status": trial.status })),
     })
@@ -300,11 +301,28 @@ fn command(run: &Run, trial: &TrialRecord) -> String {
     // A quote of the shell ends, an escaped quote follows, and a new one begins.
     let quoted = |value: &Value| value.to_string().replace('\'', "'\\''");
     format!(
-        "stoker run {name}.yaml --set metadata.name={name}-{index} \\\n  \
+        "stoker run FILE --set metadata.name={name}-{index} \\\n  \
          --set 'searcher={}' \\\n  --set 'hyperparameters={}'",
         quoted(&single),
         quoted(&trial.spec.hyperparameters),
         name = run.name,
         index = trial.spec.index,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    /// The file of an experiment need not have its name.
+    #[test]
+    fn command_leaves_the_file_to_the_reader() {
+        let run = fixture::run(json!({}), json!({}), &[json!({})]);
+        let text = command(&run, &run.trials[&0]);
+        let begin = format!("stoker run FILE --set metadata.name={}-0 ", run.name);
+        assert!(text.starts_with(&begin), "{text}");
+    }
 }

@@ -23,7 +23,7 @@ impl Trial for Broken {
 
     fn new(context: &Context) -> Result<Self> {
         let trial = Self(context.hparam_as("fails")?);
-        trial.at("new")?;
+        trial.at("creating the trial")?;
         Ok(trial)
     }
 
@@ -88,7 +88,7 @@ fn test_mode_names_the_failing_stage() {
     };
     assert_eq!(tried("none"), Ok(()));
     for part in [
-        "new",
+        "creating the trial",
         "build_model",
         "build_optimizers",
         "build_training_data",

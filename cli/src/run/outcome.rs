@@ -244,7 +244,8 @@ fn summary(status: &ExperimentStatus, paths: &RunPaths) -> String {
         Phase::Completed => "completed",
         Phase::Failed => "failed",
         Phase::Cancelled => "was cancelled",
-        Phase::Pending | Phase::Running | Phase::Paused => "was stopped early",
+        Phase::Paused => "is paused",
+        Phase::Pending | Phase::Running => "was interrupted",
     };
     let message =
         status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
@@ -254,6 +255,19 @@ fn summary(status: &ExperimentStatus, paths: &RunPaths) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn interrupted_and_paused_runs_have_different_words() {
+        let text = || "a".to_owned();
+        let paths = RunPaths { root: text(), namespace: text(), name: text(), uid: text() };
+        let check = |phase: Phase, expected: &str| {
+            let status = ExperimentStatus { phase, ..ExperimentStatus::default() };
+            assert_eq!(summary(&status, &paths), expected);
+        };
+        check(Phase::Running, "experiment a was interrupted");
+        check(Phase::Paused, "experiment a is paused");
+        check(Phase::Completed, "experiment a completed");
+    }
 
     #[test]
     fn pareto_front_names_all_objectives() {

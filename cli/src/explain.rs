@@ -1,7 +1,7 @@
 //! Explanations of searches, for `stoker experiment describe` and `stoker trial describe`.
 
 use serde_json::{Value, json};
-use stoker_api::experiment::{Experiment, Unit};
+use stoker_api::experiment::{Experiment, Phase, Unit};
 use stoker_api::validate::validate_started;
 use stoker_engine::experiment::explain::{Decision, Explanation, State, TrialExplanation, metric};
 use stoker_engine::experiment::{Ledger, Record};
@@ -52,9 +52,22 @@ impl Explained {
         self.explanation.as_ref().map(rungs).unwrap_or_default()
     }
 
-    /// Returns the state of a trial in its search.
-    pub(crate) fn state(&self, trial: u32) -> Option<State> {
-        self.trial(trial).map(TrialExplanation::state)
+    /// Returns the state of a trial in one or two words.
+    pub(crate) fn word(&self, trial: &TrialRecord) -> &'static str {
+        match (self.trial(trial.spec.index).map(TrialExplanation::state), trial.status.phase) {
+            (Some(State::Training) | None, Phase::Running) => "Running",
+            (Some(State::Training), _) => "Queued",
+            (Some(State::Waiting), _) => "Waiting",
+            (Some(State::Paused), _) | (None, Phase::Paused) => "Paused",
+            (Some(State::Stopped), _) => "Stopped",
+            (Some(State::EndedEarly), _) => "Stopped early",
+            (Some(State::Completed), _) | (None, Phase::Completed) => "Completed",
+            (Some(State::Failed), _) | (None, Phase::Failed) => "Failed",
+            (Some(State::Invalid), _) => "Invalid",
+            (Some(State::Cancelled), _) | (None, Phase::Cancelled) => "Cancelled",
+            (Some(State::Deleted), _) => "Deleted",
+            (None, Phase::Pending) => "Pending",
+        }
     }
 
     /// Returns the reason for the state of a trial.

@@ -32,7 +32,7 @@ pub use steer::{
     DesiredStates, Request, conditions, desired_states, kills, requested, set_phase,
     start_position, without_search,
 };
-pub use summary::Summary;
+pub use summary::{Summary, best_metric};
 
 #[cfg(test)]
 mod tests;

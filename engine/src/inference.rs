@@ -232,7 +232,7 @@ pub fn record_progress(status: &mut InferenceStatus, attempt: u32, done: u64, to
 }
 
 /// Returns the progress of a job in percent, rounded down.
-fn percent(status: &InferenceStatus) -> u32 {
+pub fn percent(status: &InferenceStatus) -> u32 {
     match status.rows_total {
         _ if status.phase == Phase::Completed => 100,
         0 => 0,

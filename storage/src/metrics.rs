@@ -44,8 +44,8 @@ pub struct Row {
     pub group: String,
     /// Number of global batches trained.
     pub batches: u64,
-    /// Number of completed epochs: passes over the training data, or multiples of the experiment's
-    /// `recordsPerEpoch`.
+    /// Epoch of the last batch, counted from 0. An epoch is a pass over the training data, or the
+    /// experiment's `recordsPerEpoch`.
     pub epoch: u64,
     /// Number of the attempt that wrote the row.
     pub attempt: u32,

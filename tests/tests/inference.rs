@@ -166,6 +166,9 @@ fn unreadable_rows_are_reported_or_skipped() {
         (&last_line(&output)["rows"], &last_line(&output)["rejected"]),
         (&json!(248), &json!(2))
     );
+    let description = fixture.describe();
+    let progress = "100%, 250 of 250 rows, 2 of them rejected";
+    assert!(description.contains(progress), "{description}");
     let ids: Vec<u64> = fixture.rows().iter().map(|row| row.id).collect();
     assert_eq!(ids, (0..250).filter(|id| ![7, 120].contains(id)).collect::<Vec<_>>());
     let errors = fixture.manifest()["errors"].clone();

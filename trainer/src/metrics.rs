@@ -91,8 +91,8 @@ impl MetricsWriter {
         }
     }
 
-    /// Queues one row; never blocks. `group` is `training` or `validation`; `epoch` is the number
-    /// of completed epochs.
+    /// Queues one row; never blocks. `group` is `training` or `validation`; `epoch` is the
+    /// epoch of the last batch, counted from 0.
     ///
     /// # Errors
     ///

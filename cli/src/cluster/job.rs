@@ -7,6 +7,7 @@ use stoker_api::experiment::CheckpointStorage;
 use stoker_api::inference::{CheckpointChoice, InferenceJob, InferenceStatus, WorkerEnd};
 use stoker_api::names::experiment_path;
 use stoker_api::time::Timestamp;
+use stoker_api::trial::AttemptEnd;
 
 use super::connect::Cluster;
 use super::resource::ClusterResource as _;
@@ -60,7 +61,8 @@ pub(crate) async fn describe(cluster: &Cluster, name: &str, format: Format) -> R
     }
     let pods = format!("{name}-a");
     let events = events::section(cluster, "InferenceJob", name, Some(&pods)).await;
-    print::out(render(&job, &phase_of(&job), storage_location(&job), text::now()) + &events);
+    let text = render(&job, &phase_of(&job), storage_location(&job), false, text::now());
+    print::out(text + &events);
     Ok(())
 }
 
@@ -68,8 +70,15 @@ fn phase_of(job: &InferenceJob) -> String {
     phase(&job.status.clone().unwrap_or_default())
 }
 
-/// Describes a job with the phase to show and the location of its files.
-pub(crate) fn render(job: &InferenceJob, phase: &str, storage: String, now: Timestamp) -> String {
+/// Describes a job with the phase to show and the location of its files. A local job runs without
+/// an image.
+pub(crate) fn render(
+    job: &InferenceJob,
+    phase: &str,
+    storage: String,
+    is_local: bool,
+    now: Timestamp,
+) -> String {
     let (metadata, spec) = (&job.metadata, &job.spec);
     let status = job.status.clone().unwrap_or_default();
     let ago = |time: Timestamp| format!("{time} ({} ago)", text::age(Some(time), now));
@@ -86,14 +95,15 @@ pub(crate) fn render(job: &InferenceJob, phase: &str, storage: String, now: Time
     fields.add("Stage", text::word(&status.stage));
     let rejected = match status.rejected {
         0 => String::new(),
-        num => format!(", {num} rejected"),
+        num => format!(", {num} of them rejected"),
     };
     let (rows, total, percent) = (status.rows, status.rows_total, status.progress_percent);
     fields.add("Progress", format!("{percent}%, {rows} of {total} rows{rejected}"));
     let image = spec.pod.image.as_deref().unwrap_or("the stock image");
+    let place = if is_local { String::new() } else { format!(" in {image}") };
     let words = spec.entrypoint.command.iter().chain(&spec.entrypoint.args);
     let words = words.map(String::as_str).collect::<Vec<_>>().join(" ");
-    fields.add("Program", format!("{words} in {image}"));
+    fields.add("Program", format!("{words}{place}"));
     fields.add("Checkpoint", spec.checkpoint.as_ref().map(checkpoint).unwrap_or_default());
     fields.add("Input", spec.input.url.clone());
     fields.add("Output", status.output.clone().unwrap_or_default());
@@ -107,7 +117,7 @@ pub(crate) fn render(job: &InferenceJob, phase: &str, storage: String, now: Time
             end.attempt.to_string(),
             text::word(&end.role),
             end.slot.to_string(),
-            format!("{:?}", end.end),
+            end_word(end.end),
             end.reason.clone(),
             text::age(Some(end.at), now),
             end.message.replace('\n', " "),
@@ -118,6 +128,14 @@ pub(crate) fn render(job: &InferenceJob, phase: &str, storage: String, now: Time
     fields.to_string()
         + &text::section("Latest failures", &header, &ends)
         + &conditions(&status.conditions, now)
+}
+
+/// Returns how a process of a job ended. A job has no hyperparameters: its input is invalid.
+pub(crate) fn end_word(end: AttemptEnd) -> String {
+    match end {
+        AttemptEnd::InvalidHyperparameters => "invalid input".to_owned(),
+        end => format!("{end:?}"),
+    }
 }
 
 fn checkpoint(choice: &CheckpointChoice) -> String {
@@ -258,18 +276,25 @@ mod tests {
 
     #[test]
     fn description_shows_input_output_and_failures() {
-        let text = render(&job(), "Running", storage_location(&job()), now());
+        let mut job = job();
+        job.status.as_mut().unwrap().rejected = 2;
+        job.status.as_mut().unwrap().ends[0].end = AttemptEnd::InvalidHyperparameters;
+        let text = render(&job, "Running", storage_location(&job), false, now());
         for line in [
-            "Progress:    25%, 20 of 80 rows",
+            "Progress:    25%, 20 of 80 rows, 2 of them rejected",
+            "Program:     stoker-trainer iris-predict in the stock image",
             "Checkpoint:  largestMetric of trial iris-0",
             "Output:      s3://runs/ml/species-0b3f9c1e/output",
             "Storage:     s3://runs/ml/species-0b3f9c1e",
             "Slots:       4 (CPU process), 3 running",
             "Attempts:    5, 1 restarts",
             "out of memory",
+            "  invalid input  ",
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }
+        let local = render(&job, "Running", String::new(), true, now());
+        assert!(local.contains("Program:     stoker-trainer iris-predict\n"), "{local}");
     }
 
     #[test]

@@ -78,13 +78,13 @@ promotes the next result below 0.3
   0        9       1         0        0         0       0      -        -     last rung
 
 Trials:
-  TRIAL  STATE    LOSS  EPOCHS  WHY
-  2      Paused   0.4   3       paused at 3 epochs: 0.4 ranks 2nd of 3 results, and the best one \
-continues (it has 0.3)
-  0      Paused   0.5   3       paused at 3 epochs: 0.5 ranks 3rd of 3 results, and the best one \
-continues (it has 0.3)
-  1      Running  -     9       promoted to 9 epochs: 0.3 ranks 1st of 3 results at 3 epochs, and \
-the best one continues
+  TRIAL  STATE    LOSS  BEST  EPOCHS  WHY
+  1      Running  -     0.3   9       promoted to 9 epochs: 0.3 ranks 1st of 3 results at 3 \
+epochs, and the best one continues
+  2      Paused   0.4   0.4   3       paused at 3 epochs: 0.4 ranks 2nd of 3 results, and the best \
+one continues (it has 0.3)
+  0      Paused   0.5   0.5   3       paused at 3 epochs: 0.5 ranks 3rd of 3 results, and the best \
+one continues (it has 0.3)
 
 Importance: needs 10 results at one length, has 3 at 3 epochs";
     let text = describe(&experiment, &trials, false);

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use stoker_api::experiment::{Phase, Searcher};
+use stoker_api::experiment::Searcher;
 use stoker_api::number;
-use stoker_engine::experiment::explain::{State, metric};
+use stoker_engine::experiment::explain::metric;
 use stoker_engine::trial::{TrialRecord, granted_units};
 
 use crate::cluster::text::section;
@@ -25,27 +25,10 @@ pub(super) struct TrialTable<'a> {
 }
 
 impl TrialTable<'_> {
-    /// Returns the state of a trial in one or two words.
-    fn state(&self, trial: &TrialRecord) -> &'static str {
-        match (self.explained.state(trial.spec.index), trial.status.phase) {
-            (Some(State::Training) | None, Phase::Running) => "Running",
-            (Some(State::Training), _) => "Queued",
-            (Some(State::Waiting), _) => "Waiting",
-            (Some(State::Paused), _) | (None, Phase::Paused) => "Paused",
-            (Some(State::Stopped), _) => "Stopped",
-            (Some(State::EndedEarly), _) => "Stopped early",
-            (Some(State::Completed), _) | (None, Phase::Completed) => "Completed",
-            (Some(State::Failed), _) | (None, Phase::Failed) => "Failed",
-            (Some(State::Invalid), _) => "Invalid",
-            (Some(State::Cancelled), _) | (None, Phase::Cancelled) => "Cancelled",
-            (Some(State::Deleted), _) => "Deleted",
-            (None, Phase::Pending) => "Pending",
-        }
-    }
-
     /// Returns the number of trials by state.
     pub(super) fn counts(&self) -> String {
-        let states: Vec<&str> = self.trials.iter().map(|trial| self.state(trial)).collect();
+        let states: Vec<&str> =
+            self.trials.iter().map(|trial| self.explained.word(trial)).collect();
         let parts: Vec<String> = STATES
             .iter()
             .map(|state| (state, states.iter().filter(|of| *of == state).count()))
@@ -58,22 +41,21 @@ impl TrialTable<'_> {
         }
     }
 
-    /// Returns the table of trials, the best first.
+    /// Returns the table of trials, the best first. If results of several lengths differ, it has a
+    /// column for the best one.
     pub(super) fn section(&self, searcher: &Searcher, id: &str) -> String {
         let ranking = MetricRanking {
             metric: &searcher.metric,
             smaller_is_better: searcher.smaller_is_better,
         };
         let mut trials = self.trials.to_vec();
-        trials.sort_by(|one, other| {
-            let (key, other_key) = (ranking.sort_key(one), ranking.sort_key(other));
-            key.total_cmp(&other_key).then(one.spec.index.cmp(&other.spec.index))
-        });
+        trials.sort_by(|one, other| ranking.compare(one, other));
+        let has_best = ranking.has_other_best(&trials);
         let shown = self.shown(&trials);
         let rows: Vec<Vec<String>> = trials
             .iter()
             .filter(|trial| shown.contains(&trial.spec.index))
-            .map(|trial| self.row(trial, &ranking))
+            .map(|trial| self.row(trial, &ranking, has_best))
             .collect();
         let title = match shown.len() < trials.len() {
             false => "Trials".to_owned(),
@@ -85,7 +67,11 @@ impl TrialTable<'_> {
         };
         let unit = searcher.max_length.get().map_or("length", |(unit, _)| unit.plural());
         let (metric, unit) = (searcher.metric.to_uppercase(), unit.to_uppercase());
-        section(&title, &["TRIAL", "STATE", &metric, &unit, "WHY"], &rows)
+        let mut header = vec!["TRIAL", "STATE", &metric, &unit, "WHY"];
+        if has_best {
+            header.insert(3, "BEST");
+        }
+        section(&title, &header, &rows)
     }
 
     /// Returns the indices of the trials to show: some that train and the latest with an error, and
@@ -95,7 +81,8 @@ impl TrialTable<'_> {
         if trials.len() <= TRIALS_MAX {
             return trials.iter().map(index).collect();
         }
-        let is_in = |states: &[&str], trial: &&&TrialRecord| states.contains(&self.state(trial));
+        let is_in =
+            |states: &[&str], trial: &&&TrialRecord| states.contains(&self.explained.word(trial));
         let open =
             self.trials.iter().filter(|trial| is_in(&["Running", "Queued", "Waiting"], trial));
         let errors = self.trials.iter().rev().filter(|trial| is_in(&["Failed", "Invalid"], trial));
@@ -112,16 +99,21 @@ impl TrialTable<'_> {
         shown
     }
 
-    fn row(&self, trial: &TrialRecord, ranking: &MetricRanking<'_>) -> Vec<String> {
-        let value = ranking.metric_of(trial).map(|text| metric(number::parse(&text)));
+    fn row(&self, trial: &TrialRecord, ranking: &MetricRanking<'_>, has_best: bool) -> Vec<String> {
         let dash = || "-".to_owned();
-        vec![
+        let value =
+            |text: Option<String>| text.map_or_else(dash, |text| metric(number::parse(&text)));
+        let mut cells = vec![
             trial.spec.index.to_string(),
-            self.state(trial).to_owned(),
-            value.unwrap_or_else(dash),
+            self.explained.word(trial).to_owned(),
+            value(ranking.metric_of(trial)),
             granted_units(&trial.spec).to_string(),
             self.explained.why(trial.spec.index).unwrap_or_else(dash),
-        ]
+        ];
+        if has_best {
+            cells.insert(3, value(ranking.best_of(trial)));
+        }
+        cells
     }
 }
 

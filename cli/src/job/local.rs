@@ -121,7 +121,7 @@ pub(super) fn describe(root: Option<&str>, name: &str, format: Format) -> Result
         return print::object(&json::object(&job.job), format);
     }
     let storage = format!("{}/{}", run_root.root.trim_end_matches('/'), jobs::path(&job.job));
-    print::out(jobs::render(&job.job, &job.phase(), storage, text::now()));
+    print::out(jobs::render(&job.job, &job.phase(), storage, true, text::now()));
     Ok(())
 }
 

@@ -300,6 +300,7 @@ impl<'a> Runner<'a> {
         let status = self.job.record.status();
         status.rows = shards.map(|(_, shard)| u64::from(shard.rows)).sum();
         status.rows_total = plan.rows();
+        status.progress_percent = inference::percent(status);
         view.progress(status.rows, status.rows_total, self.running.len());
     }
 
@@ -325,6 +326,8 @@ impl<'a> Runner<'a> {
             status.rows_total = manifest.input_rows;
             status.rejected = manifest.rejected;
         }
+        let status = self.job.record.status();
+        status.progress_percent = inference::percent(status);
         self.job.record.save()?;
         let (id, phase) = (self.job.record.id(), self.phase());
         let output = self.job.output.url().trim_end_matches('/').to_owned();

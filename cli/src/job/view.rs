@@ -10,6 +10,7 @@ use stoker_api::inference::Role;
 use stoker_api::trial::AttemptEnd;
 
 use super::runner::stage_name;
+use crate::cluster::job::end_word;
 use crate::print::{self, Output};
 use crate::run::RESUME_REMEDY;
 
@@ -71,8 +72,9 @@ impl View {
         } else if end != AttemptEnd::Completed {
             let message = message.map_or_else(String::new, |message| format!(": {message}"));
             self.print_message(&format!(
-                "{} (attempt {attempt}) ended: {end:?}{message}",
-                stage_name(role, slot)
+                "{} (attempt {attempt}) ended: {}{message}",
+                stage_name(role, slot),
+                end_word(end)
             ));
         }
     }

@@ -22,7 +22,7 @@ pub(crate) struct Listed {
 
 /// Lists jobs. `with_namespace` adds a column.
 pub(crate) fn list(jobs: Vec<Listed>, with_namespace: bool, empty: String) -> List {
-    let names = ["NAME", "PHASE", "STAGE", "SLOTS", "ROWS", "OF", "REJECTED", "RESTARTS", "AGE"];
+    let names = ["NAME", "PHASE", "STAGE", "SLOTS", "DONE", "OF", "REJECTED", "RESTARTS", "AGE"];
     let mut columns: Vec<Column> = names.map(Column::new).to_vec();
     columns.extend(["PROGRESS", "OUTPUT", "UID"].map(Column::wide));
     if with_namespace {

@@ -32,9 +32,9 @@ pub(crate) fn list(searcher: &Searcher, name: &str, trials: &[Trial]) -> List {
     };
     let fits = paths.iter().map(width).sum::<usize>() <= WIDTH_MAX;
     let metric = searcher.metric.as_str();
-    let mut columns = ["TRIAL", "PHASE", metric, run::position_header(searcher), "OF", "RESTARTS"]
-        .map(Column::new)
-        .to_vec();
+    let position = run::position_header(searcher);
+    let mut columns =
+        ["TRIAL", "PHASE", metric, "BEST", position, "OF", "RESTARTS"].map(Column::new).to_vec();
     if !fits {
         columns.push(Column::new("HYPERPARAMETERS").narrow());
     }
@@ -67,18 +67,15 @@ fn row(
     let spec = &trial.spec;
     let status = trial.status.clone().unwrap_or_default();
     let record = TrialRecord { spec: spec.clone(), status: status.clone() };
-    let metric = ranking.metric_of(&record);
-    let metric = metric.map(|metric| (json::metric(&metric).as_f64(), metric));
-    let metric_cell = match &metric {
-        Some((Some(value), text)) => Cell::number(*value, run::format_metric(text)),
-        Some((None, text)) => Cell { text: text.clone(), key: None },
-        None => Cell::text(""),
-    };
+    let (latest, best) = (ranking.metric_of(&record), ranking.best_of(&record));
+    let ranked = best.as_ref().or(latest.as_ref());
+    let rank = ranked.and_then(|metric| json::metric(metric).as_f64());
     let trial_name = format!("{name}-{}", spec.index);
     let mut cells = vec![
         Cell::number(spec.index.into(), &trial_name),
         Cell::text(format!("{:?}", status.phase)),
-        metric_cell,
+        metric_cell(latest.as_deref()),
+        metric_cell(best.as_deref()),
         Cell::count(status.batches),
         if status.batches_total == 0 { Cell::text("") } else { Cell::count(status.batches_total) },
         Cell::count(status.restarts),
@@ -88,8 +85,8 @@ fn row(
         cells.push(Cell::text(run::truncate(&line, WIDTH_MAX)));
     }
     cells.extend(paths.iter().map(|path| hyperparameter(trial, path)));
-    let latest = status.checkpoints.last();
-    cells.push(Cell::text(latest.map_or("", |checkpoint| &checkpoint.name)));
+    let checkpoint = status.checkpoints.last();
+    cells.push(Cell::text(checkpoint.map_or("", |checkpoint| &checkpoint.name)));
     cells.push(Cell::age(text::created(&trial.metadata), now));
     cells.push(Cell::count(spec.seed));
     let sign = if ranking.smaller_is_better { 1.0 } else { -1.0 };
@@ -99,7 +96,15 @@ fn row(
         labels: trial.metadata.labels.clone().unwrap_or_default(),
         cells,
         value: json::object(trial),
-        rank: metric.and_then(|(value, _)| value).map(|value| value * sign),
+        rank: rank.map(|rank| rank * sign),
+    }
+}
+
+fn metric_cell(metric: Option<&str>) -> Cell {
+    let Some(text) = metric else { return Cell::text("") };
+    match json::metric(text).as_f64() {
+        Some(value) => Cell::number(value, run::format_metric(text)),
+        None => Cell { text: text.to_owned(), key: None },
     }
 }
 
@@ -153,9 +158,9 @@ mod tests {
         assert_eq!(
             lines(&few, Format::Text),
             [
-                "TRIAL PHASE LOSS BATCHES OF RESTARTS LR NET.WIDTH KIND CHECKPOINT AGE",
-                "mnist-0 Running 0.50000 120 400 1 0.012346 8 - - -",
-                "mnist-1 Running 0.25000 120 400 1 0.5 - mlp - -",
+                "TRIAL PHASE LOSS BEST BATCHES OF RESTARTS LR NET.WIDTH KIND CHECKPOINT AGE",
+                "mnist-0 Running 0.50000 - 120 400 1 0.012346 8 - - -",
+                "mnist-1 Running 0.25000 - 120 400 1 0.5 - mlp - -",
             ]
         );
         let name = "a_rather_long_name_of_a_hyperparameter";
@@ -171,12 +176,17 @@ mod tests {
 
     #[test]
     fn rank_follows_the_direction_of_the_metric() {
-        let trials = [trial(0, json!({}), "0.5"), trial(1, json!({}), "NaN")];
+        let mut trials = [0, 1, 2].map(|index| trial(index, json!({}), "0.5"));
+        trials[1] = trial(1, json!({}), "NaN");
+        // The best result is not at the granted length.
+        let facts = json!([{ "result": { "units": 50, "metric": "0.75" } },
+            { "result": { "units": 100, "metric": "0.5" } }]);
+        trials[2].status.as_mut().unwrap().facts = serde_json::from_value(facts).unwrap();
         let searcher = json!({
             "metric": "loss", "maxLength": {"batches": 4}, "single": {}, "smallerIsBetter": false,
         });
         let list = list(&serde_json::from_value(searcher).unwrap(), "mnist", &trials);
         let ranks: Vec<_> = list.rows.iter().map(|row| row.rank).collect();
-        assert_eq!(ranks, [Some(-0.5), None]);
+        assert_eq!(ranks, [Some(-0.5), None, Some(-0.75)]);
     }
 }

@@ -1,5 +1,6 @@
 //! Live progress: bars on a terminal, plain lines elsewhere, or JSON lines.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::number;
 use stoker_api::trial::CloseCause;
+use stoker_engine::experiment::best_metric;
 use stoker_engine::trial::{
     SearchedMetric, TrialRecord, closed, granted_units, live_attempt, result_at,
 };
@@ -131,9 +133,37 @@ impl MetricRanking<'_> {
         searched.of(&trial.status.metrics).cloned()
     }
 
+    /// Returns the metric by which the search compares the trial: the best of its results.
+    pub(crate) fn best_of(&self, trial: &TrialRecord) -> Option<String> {
+        best_metric(trial, self.smaller_is_better)
+    }
+
+    /// Returns `true` if the best result of any trial is not its metric, because the trial trained
+    /// to several lengths.
+    pub(crate) fn has_other_best(&self, trials: &[&TrialRecord]) -> bool {
+        let differs = |trial: &&TrialRecord| {
+            self.best_of(trial).is_some_and(|best| self.metric_of(trial).as_ref() != Some(&best))
+        };
+        trials.iter().any(differs)
+    }
+
+    /// Compares trials by their best results, the better one first. Trials without a result are
+    /// last, and are compared by their metrics.
+    pub(crate) fn compare(&self, a: &TrialRecord, b: &TrialRecord) -> Ordering {
+        let by_best =
+            self.key(self.best_of(a).as_deref()).total_cmp(&self.key(self.best_of(b).as_deref()));
+        by_best
+            .then_with(|| self.sort_key(a).total_cmp(&self.sort_key(b)))
+            .then(a.spec.index.cmp(&b.spec.index))
+    }
+
     /// Returns a sort key: smaller for a better metric, infinity without a metric.
-    pub(crate) fn sort_key(&self, trial: &TrialRecord) -> f64 {
-        let metric = self.metric_of(trial).and_then(|metric| number::parse(&metric));
+    fn sort_key(&self, trial: &TrialRecord) -> f64 {
+        self.key(self.metric_of(trial).as_deref())
+    }
+
+    fn key(&self, metric: Option<&str>) -> f64 {
+        let metric = metric.and_then(number::parse);
         let metric = metric.filter(|metric| !metric.is_nan());
         let sign = if self.smaller_is_better { 1.0 } else { -1.0 };
         metric.map_or(f64::INFINITY, |metric| sign * metric)
@@ -164,7 +194,7 @@ impl Bars {
             100.0 * state.progress()
         ));
         while self.lines.len() < texts.len() {
-            let style = ProgressStyle::with_template("{msg}");
+            let style = ProgressStyle::with_template("{wide_msg}");
             let line = ProgressBar::new_spinner();
             line.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
             self.lines.push(self.multi.add(line));
@@ -182,14 +212,14 @@ impl Bars {
             .eta(trial)
             .map_or_else(String::new, |left| format!("  {} left", format_duration(left)));
         format!(
-            "trial {:<4} {:<9} {}  {:>8}/{:<8} {} {}{}",
+            "trial {:<4} {:<9} {}  {} {:<9}  {:>8}/{:<8}{}",
             trial.spec.index,
             phase(trial),
             bar(status.batches, status.batches_total),
-            status.batches,
-            status.batches_total,
             ranking.metric,
             format_metric(&metric),
+            status.batches,
+            status.batches_total,
             eta
         )
     }

@@ -20,6 +20,7 @@ mod runner;
 pub(crate) mod setup;
 pub(crate) mod signals;
 mod state;
+mod table;
 
 use std::path::{Path, PathBuf};
 
@@ -33,13 +34,12 @@ use stoker_storage::Storage;
 use self::display::View;
 pub(crate) use self::display::{MetricRanking, format_metric};
 pub(crate) use self::ended::end_without_runner;
-pub(crate) use self::outcome::{
-    RunPaths, flatten, hyperparameters, pareto, position_header, truncate,
-};
+pub(crate) use self::outcome::{RunPaths, pareto};
 use self::report_server::SharedState;
 use self::runner::{Runner, RunnerConfig};
 use self::signals::Signals;
 use self::state::State;
+pub(crate) use self::table::{flatten, hyperparameters, position_header, truncate};
 use crate::cluster::wait;
 use crate::failure::Failure;
 use crate::file;

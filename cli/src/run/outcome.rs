@@ -12,11 +12,11 @@ use stoker_engine::retention;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
 
-use super::display::{MetricRanking, format_metric};
+use super::display::MetricRanking;
 use super::record::trial_object;
 use super::report_server::SharedState;
 use super::state::State;
-use crate::cluster::text;
+use super::table::{self, hyperparameters};
 use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::json;
@@ -195,14 +195,11 @@ pub(crate) fn print_text(
     ranking: &MetricRanking<'_>,
 ) {
     let mut trials: Vec<&TrialRecord> = state.trials.values().collect();
-    trials.sort_by(|a, b| ranking.sort_key(a).total_cmp(&ranking.sort_key(b)));
-    let rows: Vec<Vec<String>> = trials.iter().map(|trial| row(trial, ranking)).collect();
-    let metric = ranking.metric.to_uppercase();
-    let count = position_header(searcher);
-    let header = ["TRIAL", "PHASE", &metric, count, "HYPERPARAMETERS", "CHECKPOINT"];
+    trials.sort_by(|a, b| ranking.compare(a, b));
+    let explained = Explained::new(&state.experiment, state.trials.values());
     print::out("");
-    print::out(print::table(&header, &rows));
-    let rungs = Explained::new(&state.experiment, state.trials.values()).rungs_section();
+    print::out(table::of_trials(&trials, &explained, ranking, searcher));
+    let rungs = explained.rungs_section();
     print::out(rungs.strip_prefix('\n').unwrap_or_default());
     if !rungs.is_empty() {
         print::out("");
@@ -248,70 +245,30 @@ fn summary(status: &ExperimentStatus, paths: &RunPaths) -> String {
         Phase::Completed => "completed",
         Phase::Failed => "failed",
         Phase::Cancelled => "was cancelled",
-        Phase::Pending | Phase::Running | Phase::Paused => "was stopped early",
+        Phase::Paused => "is paused",
+        Phase::Pending | Phase::Running => "was interrupted",
     };
     let message =
         status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
     format!("experiment {} {what}{message}", paths.name)
 }
 
-/// Returns one trial's row in the table.
-pub(crate) fn row(trial: &TrialRecord, ranking: &MetricRanking<'_>) -> Vec<String> {
-    let latest = trial.status.checkpoints.last();
-    vec![
-        trial.spec.index.to_string(),
-        format!("{:?}", trial.status.phase),
-        ranking.metric_of(trial).map_or_else(|| "-".to_owned(), |metric| format_metric(&metric)),
-        trial.status.batches.to_string(),
-        truncate(&hyperparameters(&trial.spec.hyperparameters), 60),
-        latest.map_or_else(|| "-".to_owned(), |checkpoint| checkpoint.name.clone()),
-    ]
-}
-
-/// Returns the header of the trained lengths: batches, or the program's own count.
-pub(crate) fn position_header(searcher: &Searcher) -> &'static str {
-    match (searcher.max_length.units, &searcher.time_metric) {
-        (Some(_), None) => "UNITS",
-        _ => "BATCHES",
-    }
-}
-
-/// Formats hyperparameters in one line: `a=1 b.c=2`.
-pub(crate) fn hyperparameters(value: &Value) -> String {
-    let part = |(path, value): (String, &Value)| format!("{path}={}", text::short_value(value));
-    flatten(value).into_iter().map(part).collect::<Vec<_>>().join(" ")
-}
-
-/// Returns each hyperparameter with its path, such as `net.width`.
-pub(crate) fn flatten(value: &Value) -> Vec<(String, &Value)> {
-    let mut parts = Vec::new();
-    flatten_into("", value, &mut parts);
-    parts
-}
-
-fn flatten_into<'a>(path: &str, value: &'a Value, parts: &mut Vec<(String, &'a Value)>) {
-    match value {
-        Value::Object(fields) => {
-            for (name, value) in fields {
-                let dot = if path.is_empty() { "" } else { "." };
-                flatten_into(&format!("{path}{dot}{name}"), value, parts);
-            }
-        }
-        other => parts.push((path.to_owned(), other)),
-    }
-}
-
-pub(crate) fn truncate(text: &str, chars_max: usize) -> String {
-    if text.chars().count() <= chars_max {
-        return text.to_owned();
-    }
-    let kept: String = text.chars().take(chars_max - 3).collect();
-    format!("{kept}...")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn interrupted_and_paused_runs_have_different_words() {
+        let text = || "a".to_owned();
+        let paths = RunPaths { root: text(), namespace: text(), name: text(), uid: text() };
+        let check = |phase: Phase, expected: &str| {
+            let status = ExperimentStatus { phase, ..ExperimentStatus::default() };
+            assert_eq!(summary(&status, &paths), expected);
+        };
+        check(Phase::Running, "experiment a was interrupted");
+        check(Phase::Paused, "experiment a is paused");
+        check(Phase::Completed, "experiment a completed");
+    }
 
     #[test]
     fn pareto_front_names_all_objectives() {
@@ -323,12 +280,5 @@ mod tests {
         let values = vec!["0.5".to_owned(), "2".to_owned()];
         let lines = pareto(&searcher, &[ParetoTrial { index: 3, values }]);
         assert_eq!(lines, ["trial 3: loss 0.5, seconds 2"]);
-    }
-
-    #[test]
-    fn hyperparameters_are_one_short_line() {
-        let value = json!({"lr": 0.1, "net": {"width": 3, "kind": "mlp"}});
-        assert_eq!(hyperparameters(&value), "lr=0.1 net.kind=mlp net.width=3");
-        assert_eq!(truncate("abcdefgh", 6), "abc...");
     }
 }

@@ -253,7 +253,9 @@ fn classify(
             let what = "killed: the program did not exit in time after a stop request";
             return (AttemptEnd::Preempted, Some(what.to_owned()));
         }
-        (_, StopRequest::UserKill) => return (AttemptEnd::RunnerLost, Some("killed".to_owned())),
+        (_, StopRequest::UserKill) => {
+            return (AttemptEnd::RunnerLost, Some("killed by request".to_owned()));
+        }
         (ProgramExit::Signal(signal), StopRequest::Exit) if signal == Signal::TERM.as_raw() => {
             let what = "ended by SIGTERM: the program does not handle the signal";
             return (AttemptEnd::Preempted, Some(what.to_owned()));

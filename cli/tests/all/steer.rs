@@ -65,6 +65,9 @@ fn run_without_runner_stays_paused_until_activated() {
     fixture.wait_for_batch(7);
     fixture.check("experiment pause scripted", 0, "");
     wait_for_phase(&fixture, "Paused");
+    wait_until("cause of the pause", || {
+        fixture.trials()[0]["status"]["attempts"][0]["message"] == "the experiment was paused"
+    });
     signal(&child, rustix::process::Signal::TERM);
     let output = child.wait_with_output().unwrap();
     check(&output, 3, "the experiment stays paused until `stoker experiment activate scripted");
@@ -126,7 +129,8 @@ fn killed_run_ends_at_once() {
     assert_eq!(last_line(&output)["phase"], "Cancelled");
     assert!(!fixture.is_any_trainer_alive());
     let attempt = &fixture.trials()[0]["status"]["attempts"][0];
-    assert_eq!((&attempt["end"], &attempt["message"]), (&json!("RunnerLost"), &json!("killed")));
+    let expected = (&json!("RunnerLost"), &json!("killed by request"));
+    assert_eq!((&attempt["end"], &attempt["message"]), expected);
 }
 
 #[test]

@@ -336,7 +336,7 @@ fn objectives(config: &SearchConfig, record: &TrialRecord) -> Option<(Vec<Loss>,
 
 /// Returns the metric by which a trial is compared: the best of its results. A trial without one,
 /// because its program stopped early, is compared by its best validation.
-pub(super) fn best_metric(record: &TrialRecord, smaller_is_better: bool) -> Option<String> {
+pub fn best_metric(record: &TrialRecord, smaller_is_better: bool) -> Option<String> {
     let results = record.status.facts.iter().filter_map(|fact| match fact {
         Fact::Result(result) => Some(result.metric.clone()),
         Fact::Closed(_) | Fact::Reopened(_) => None,

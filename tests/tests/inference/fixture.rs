@@ -128,6 +128,14 @@ impl JobFixture {
         self.command(more).output().unwrap()
     }
 
+    /// Returns the description of the latest job.
+    pub(super) fn describe(&self) -> String {
+        let mut command = stoker(["job", "describe", "double", "--root"]);
+        let output = command.arg(self.root()).output().unwrap();
+        check(&output, 0, "");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
     pub(super) fn start(&self) -> Child {
         let log = self.folder.path().join("log");
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();

@@ -45,6 +45,12 @@ fn actions_are_due_periodically_and_at_the_end() {
 }
 
 #[test]
+fn epoch_of_a_row_is_the_epoch_of_its_last_batch() {
+    let epochs = [0, 1, 10, 11, 20, 21].map(|batches| timetable().epoch(batches));
+    assert_eq!(epochs, [0, 0, 0, 1, 1, 2]);
+}
+
+#[test]
 fn lengths_convert_to_batches() {
     let check = |unit, units, expected| {
         assert_eq!(timetable().batches(unit, units), expected, "{units} {unit:?}");

@@ -10,7 +10,7 @@ const SUPERSEDED: u32 = u32::MAX;
 /// Effective rows of a trial in compact form.
 #[derive(Debug, Default)]
 pub(crate) struct TrialMetrics {
-    /// Batches, completed epochs, training seconds and attempt of each row, in order.
+    /// Batches, epoch from 0, training seconds and attempt of each row, in order.
     pub(crate) at: Vec<Position>,
     /// Values by group and metric, each with the position of its row.
     pub(crate) curves: BTreeMap<(String, String), Vec<(u32, f64)>>,

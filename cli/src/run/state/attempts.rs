@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::Directive;
-use stoker_api::experiment::Phase;
+use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 use stoker_engine::search::book::TrialState;
@@ -79,7 +79,14 @@ impl State {
         let Some(attempt) = trial::live_attempt(&record) else { return Ok(()) };
         // The program's own message is better than the last lines of its log.
         let reported = record.status.attempts.last().and_then(|attempt| attempt.message.clone());
-        let message = if end == AttemptEnd::Completed { reported } else { reported.or(message) };
+        let message = match end {
+            AttemptEnd::Completed => reported,
+            // The program knows only that it received a signal.
+            AttemptEnd::Preempted if message.is_none() => {
+                self.stop_cause().map(str::to_owned).or(reported)
+            }
+            _ => reported.or(message),
+        };
         let num_facts = record.status.facts.len();
         trial::end_attempt(&mut record, end, message.clone(), &self.limits);
         trial::stamp_facts(&mut record, num_facts, now());
@@ -101,6 +108,16 @@ impl State {
         self.save(record)?;
         self.happenings.push((index, Happening::Ended { attempt, end, message }));
         Ok(())
+    }
+
+    /// Returns why all trials were asked to exit, if they were.
+    fn stop_cause(&self) -> Option<&'static str> {
+        match self.desired_state() {
+            DesiredState::Paused => Some("the experiment was paused"),
+            DesiredState::Cancelled | DesiredState::Killed => Some("the experiment was cancelled"),
+            DesiredState::Active if self.is_pausing => Some("stopped with the runner"),
+            DesiredState::Active => None,
+        }
     }
 
     /// Returns the wait before the trial's next attempt, if there is one.

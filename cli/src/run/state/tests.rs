@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::json;
 use stoker_api::contract::{CONTRACT_VERSION, Directive, Report, ReportEvent};
-use stoker_api::experiment::{ExperimentSpec, ExperimentStatus, Phase};
+use stoker_api::experiment::{DesiredState, ExperimentSpec, ExperimentStatus, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::validate::validate;
 
@@ -134,6 +134,24 @@ fn attempts_end_when_their_runner_was_last_alive() {
     assert_eq!(end_of_orphan(Some(30)), 60, "the trial was written later");
     assert_eq!(end_of_orphan(None), 60, "the runner was of an earlier version");
     assert_eq!(end_of_orphan(Some(-100)), 60);
+}
+
+#[test]
+fn preempted_attempts_name_the_request_that_stopped_them() {
+    let check = |change: fn(&mut State), expected: Option<&str>| {
+        let case = Case::new(1);
+        let mut state = case.start();
+        state.begin(0, 0, "token").unwrap();
+        change(&mut state);
+        state.end(0, AttemptEnd::Preempted, None);
+        let attempt = &state.trials[&0].status.attempts[0];
+        assert_eq!(attempt.end, Some(AttemptEnd::Preempted));
+        assert_eq!(attempt.message.as_deref(), expected);
+    };
+    check(|_| {}, None);
+    check(|state| state.is_pausing = true, Some("stopped with the runner"));
+    let pause: fn(&mut State) = |state| state.experiment.spec.state = DesiredState::Paused;
+    check(pause, Some("the experiment was paused"));
 }
 
 #[test]

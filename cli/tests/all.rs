@@ -26,6 +26,8 @@ mod object_server;
 mod page;
 #[path = "all/population.rs"]
 mod population;
+#[path = "all/previews.rs"]
+mod previews;
 #[path = "all/run.rs"]
 mod run;
 #[path = "all/run_changes.rs"]

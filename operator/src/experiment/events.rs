@@ -1,10 +1,11 @@
-//! Events about decisions of a search, on the trials that they are about.
+//! Events about decisions of a search, on the trials that they are about, and about the storage.
 
 use kube::runtime::events::EventType;
-use stoker_api::experiment::Experiment;
+use stoker_api::experiment::{Experiment, ExperimentStatus, StorageRecord};
 use stoker_engine::experiment::explain::{Decision, Kind};
 
 use super::apply::Writer;
+use crate::cache::Key;
 use crate::context::Context;
 
 /// Number of trials that get an event in one pass. The end of a rung can stop thousands of trials
@@ -61,6 +62,22 @@ fn rest(decisions: &[(&Decision, &str)]) -> Option<String> {
         num(Kind::Paused),
         num(Kind::Stopped)
     ))
+}
+
+/// Emits an event if the API server dropped the storage record. No pod is created without it.
+pub(super) async fn emit_unrecorded_storage(
+    context: &Context,
+    written: &Experiment,
+    after: &ExperimentStatus,
+) {
+    let is_fixed =
+        |status: &ExperimentStatus| status.storage.as_ref().is_some_and(StorageRecord::is_fixed);
+    if is_fixed(after) && !written.status.as_ref().is_some_and(is_fixed) {
+        let note = "cannot record status.storage: the custom resource definitions are older than \
+                    the operator; apply crds/ of its version";
+        tracing::error!(experiment = %Key::of(written), note);
+        context.event(written, EventType::Warning, "OldDefinitions", note.to_owned()).await;
+    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use kube::runtime::events::EventType;
 use stoker_api::condition::{self, Condition, ConditionStatus};
-use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase, StorageRecord};
+use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{
@@ -135,7 +135,7 @@ async fn run(
         match apply::write_status(context, &writer.experiment, after.clone()).await {
             Ok(written) => {
                 emit_events(context, &written, status, &after).await;
-                emit_unrecorded_storage(context, &written, &after).await;
+                events::emit_unrecorded_storage(context, &written, &after).await;
             }
             Err(error) => errors.push(error),
         }
@@ -358,22 +358,6 @@ async fn emit_events(
         why.map(|message| format!("; {message}")).unwrap_or_default()
     );
     context.event(experiment, type_, reason, note).await;
-}
-
-/// Emits an event if the API server dropped the storage record. No pod is created without it.
-async fn emit_unrecorded_storage(
-    context: &Context,
-    written: &Experiment,
-    after: &ExperimentStatus,
-) {
-    let is_fixed =
-        |status: &ExperimentStatus| status.storage.as_ref().is_some_and(StorageRecord::is_fixed);
-    if is_fixed(after) && !written.status.as_ref().is_some_and(is_fixed) {
-        let note = "cannot record status.storage: the custom resource definitions are older than \
-                    the operator; apply crds/ of its version";
-        tracing::error!(experiment = %Key::of(written), note);
-        context.event(written, EventType::Warning, "OldDefinitions", note.to_owned()).await;
-    }
 }
 
 /// Emits an event with the API server's message if a refusal has a new reason.

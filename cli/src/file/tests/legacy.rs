@@ -192,78 +192,73 @@ fn population_is_translated_with_its_functions() {
     }
 }
 
+/// Changes of [`LEGACY`] and their errors.
+const REFUSED: &[Case] = &[
+    ("name: random", "name: custom", &[("9:3: searcher.name:", "is not supported")]),
+    ("name: random", "name: rondom", &[("9:3: searcher.name:", "must be one of single")]),
+    ("type: int", "type: itn", &[("5:20: hyperparameters.layers.width.type:", "one of const")]),
+    ("minval: 8", "minval: 88", &[("5:31: hyperparameters.layers.width.minval:", "max")]),
+    (
+        "minval: 8",
+        "minvall: 8",
+        &[
+            ("5:12: hyperparameters.layers.width.minval:", "is required"),
+            ("5:31: hyperparameters.layers.width.minvall:", "did you mean `minval`?"),
+        ],
+    ),
+    ("python3 train.py", "model_def:Trial", &[("2:1: entrypoint:", "Python class")]),
+    (
+        "max_length: {batches: 900}",
+        "max_time: 900",
+        &[("12:3: searcher.max_time:", "requires searcher.time_metric")],
+    ),
+    (
+        "max_length: {batches: 900}",
+        "time_metric: steps",
+        &[("12:3: searcher.time_metric:", "requires searcher.max_time")],
+    ),
+    (
+        "project: x",
+        "bind_mounts: [{host_path: /a}]",
+        &[("19:1: bind_mounts:", "set spec.pod.volumes and spec.pod.volumeMounts")],
+    ),
+    ("project: x", "projcet: x", &[("19:1: projcet:", "did you mean `project`?")]),
+    ("project: x", "foo: false", &[("19:1: foo:", "unknown field")]),
+    ("slots_per_trial: 0", "shm_size: 3", &[("15:13: resources.shm_size:", "resources.shmSize")]),
+    (
+        "bucket: b",
+        "bucket: b, secret_key: xyz",
+        &[("17:43: checkpoint_storage.secret_key:", "environment")],
+    ),
+    ("bucket: b, ", "", &[("17:22: checkpoint_storage.type:", "bucket")]),
+    ("max_trials: 5", "max_trials: 0", &[("11:3: searcher.max_trials:", "at least 1")]),
+    (
+        "type: s3, bucket: b",
+        "type: directory, container_path: /c",
+        &[("17:59: checkpoint_storage.prefix:", "no counterpart")],
+    ),
+    (
+        "opt: {type: categorical, vals: [adam, sgd]}",
+        "opt: {int: {type: int, minval: 1, maxval: 3}}",
+        &[("6:9: hyperparameters.opt.int:", "`int` is reserved")],
+    ),
+    (
+        "max_trials: 5",
+        "mode: x",
+        &[("9:3: searcher.max_trials:", "is required"), ("11:3: searcher.mode:", "no counterpart")],
+    ),
+    ("project: x", "max_restarts: x", &[("19:1: max_restarts:", "an integer (found")]),
+    ("A=4]", "1A=4]", &[("16:", "environment.environment_variables[2]: must consist of")]),
+    (
+        "max_length: {batches: 900}",
+        "max_length: {batches: 0}",
+        &[("12:16: searcher.max_length.batches:", "at least 1")],
+    ),
+];
+
 #[test]
 fn fields_without_counterpart_are_refused() {
-    let cases: &[Case] = &[
-        ("name: random", "name: custom", &[("9:3: searcher.name:", "is not supported")]),
-        ("name: random", "name: rondom", &[("9:3: searcher.name:", "must be one of single")]),
-        ("type: int", "type: itn", &[("5:20: hyperparameters.layers.width.type:", "one of const")]),
-        ("minval: 8", "minval: 88", &[("5:31: hyperparameters.layers.width.minval:", "max")]),
-        (
-            "minval: 8",
-            "minvall: 8",
-            &[
-                ("5:12: hyperparameters.layers.width.minval:", "is required"),
-                ("5:31: hyperparameters.layers.width.minvall:", "did you mean `minval`?"),
-            ],
-        ),
-        ("python3 train.py", "model_def:Trial", &[("2:1: entrypoint:", "Python class")]),
-        (
-            "max_length: {batches: 900}",
-            "max_time: 900",
-            &[("12:3: searcher.max_time:", "requires searcher.time_metric")],
-        ),
-        (
-            "max_length: {batches: 900}",
-            "time_metric: steps",
-            &[("12:3: searcher.time_metric:", "requires searcher.max_time")],
-        ),
-        (
-            "project: x",
-            "bind_mounts: [{host_path: /a}]",
-            &[("19:1: bind_mounts:", "set spec.pod.volumes and spec.pod.volumeMounts")],
-        ),
-        ("project: x", "projcet: x", &[("19:1: projcet:", "did you mean `project`?")]),
-        ("project: x", "foo: false", &[("19:1: foo:", "unknown field")]),
-        (
-            "slots_per_trial: 0",
-            "shm_size: 3",
-            &[("15:13: resources.shm_size:", "resources.shmSize")],
-        ),
-        (
-            "bucket: b",
-            "bucket: b, secret_key: xyz",
-            &[("17:43: checkpoint_storage.secret_key:", "environment")],
-        ),
-        ("bucket: b, ", "", &[("17:22: checkpoint_storage.type:", "bucket")]),
-        ("max_trials: 5", "max_trials: 0", &[("11:3: searcher.max_trials:", "at least 1")]),
-        (
-            "type: s3, bucket: b",
-            "type: directory, container_path: /c",
-            &[("17:59: checkpoint_storage.prefix:", "no counterpart")],
-        ),
-        (
-            "opt: {type: categorical, vals: [adam, sgd]}",
-            "opt: {int: {type: int, minval: 1, maxval: 3}}",
-            &[("6:9: hyperparameters.opt.int:", "`int` is reserved")],
-        ),
-        (
-            "max_trials: 5",
-            "mode: x",
-            &[
-                ("9:3: searcher.max_trials:", "is required"),
-                ("11:3: searcher.mode:", "no counterpart"),
-            ],
-        ),
-        ("project: x", "max_restarts: x", &[("19:1: max_restarts:", "an integer (found")]),
-        ("A=4]", "1A=4]", &[("16:", "environment.environment_variables[2]: must consist of")]),
-        (
-            "max_length: {batches: 900}",
-            "max_length: {batches: 0}",
-            &[("12:16: searcher.max_length.batches:", "at least 1")],
-        ),
-    ];
-    for (from, to, expected) in cases {
+    for (from, to, expected) in REFUSED {
         assert!(LEGACY.contains(from), "{from}");
         check_errors(&LEGACY.replacen(from, to, 1), &[], expected);
     }

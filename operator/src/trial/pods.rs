@@ -163,15 +163,14 @@ pub fn cleanup_pod(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": all_mounts,
     }]);
-    // Overrides for trial pods may set another image, which lacks the launcher, and add init
-    // containers that prepare the program. A sidecar may be a proxy that the storage requires.
+    // Overrides for trial pods may set another image, which lacks the launcher, and patch the
+    // set-up container, which this pod lacks.
     let mut overrides = settings.overrides.cloned();
     for list in ["containers", "initContainers"] {
         let spec = overrides.as_mut().and_then(|overrides| overrides.get_mut("spec"));
         let items = spec.and_then(|spec| spec.get_mut(list)).and_then(Value::as_array_mut);
         let Some(items) = items else { continue };
-        let is_kept = |item: &Value| list == "containers" || item["restartPolicy"] == "Always";
-        items.retain(|item| item["name"] != SETUP_CONTAINER && is_kept(item));
+        items.retain(|item| item["name"] != SETUP_CONTAINER);
         let trainers = items.iter_mut().filter(|item| item["name"] == TRAINER_CONTAINER);
         for fields in trainers.filter_map(Value::as_object_mut) {
             fields.retain(|field, _| !["image", "imagePullPolicy"].contains(&field.as_str()));

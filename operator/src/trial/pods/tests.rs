@@ -237,11 +237,7 @@ fn clean_up_pods_take_overrides_and_limits() {
         "metadata": { "labels": { "team": "a", "stoker.dev/component": "other" } },
         "spec": {
             "priorityClassName": "low",
-            "initContainers": [
-                { "name": "setup", "resources": { "limits": { "cpu": "1" } } },
-                { "name": "download", "image": "mine:1" },
-                { "name": "proxy", "image": "proxy:1", "restartPolicy": "Always" },
-            ],
+            "initContainers": [{ "name": "setup", "resources": { "limits": { "cpu": "1" } } }],
             "containers": [{
                 "name": "trainer", "image": "mine:1", "env": [{ "name": "A", "value": "1" }],
                 "resources": { "limits": { "ephemeral-storage": "1Gi" } },
@@ -251,8 +247,7 @@ fn clean_up_pods_take_overrides_and_limits() {
     check(overrides.clone(), "/metadata/labels/team", json!("a"));
     check(overrides.clone(), "/metadata/labels/stoker.dev~1component", json!("cleanup"));
     check(overrides.clone(), "/spec/priorityClassName", json!("low"));
-    let proxy = json!({ "name": "proxy", "image": "proxy:1", "restartPolicy": "Always" });
-    check(overrides.clone(), "/spec/initContainers", json!([proxy]));
+    check(overrides.clone(), "/spec/initContainers", json!([]));
     check(overrides.clone(), &format!("{main}/image"), json!("stoker-trainer:1"));
     check(overrides.clone(), &format!("{main}/command"), json!(["stoker-trainer", "gc"]));
     check(overrides.clone(), &format!("{resources}/limits/ephemeral-storage"), json!("1Gi"));

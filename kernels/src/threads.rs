@@ -20,8 +20,9 @@ const PATIENCE: Duration = Duration::from_millis(1);
 /// Longest time for which a thread waits without a pause: other work of the pool may need it.
 const WAIT_MAX: Duration = Duration::from_millis(10);
 /// Number of calls that threads have not completed from which they are not called. A thread of the
-/// pool that is busy for hours would collect about 100 bytes with each call.
-const CALLS_MAX: usize = 1 << 20;
+/// pool that is busy for long collects about 100 bytes with each call. At this number, the others
+/// do not help either until it has time.
+const CALLS_MAX: usize = 1 << 18;
 
 /// State of a helper that neither waits for loops nor is called to do so.
 const ABSENT: u8 = 0;

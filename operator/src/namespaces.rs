@@ -6,6 +6,7 @@
 //! a leader also fences its predecessor in all namespaces.
 
 use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -18,13 +19,15 @@ use stoker_api::experiment::Experiment;
 use stoker_api::inference::InferenceJob;
 use stoker_api::trial::Trial;
 
+use crate::context::Context;
+
 /// Checks of a namespace before it counts as unreadable, and the delay between them. The API server
 /// denies everything until it has loaded its RBAC rules.
 const CHECKS: u32 = 4;
 const CHECK_DELAY: Duration = Duration::from_secs(2);
-/// Interval of the checks for changes.
+/// Shortest interval of the checks for changes. The longest is twice as long.
 const INTERVAL: Duration = Duration::from_secs(15);
-/// Time limit of a list. Without an answer, a namespace counts as readable.
+/// Time limit of a list.
 const LIST_MAX: Duration = Duration::from_secs(8);
 
 /// Returns the namespaces of `watched` that the operator may read, in their order. Returns all of
@@ -52,7 +55,7 @@ pub async fn readable(client: &Client, watched: Vec<Option<String>>) -> Vec<Opti
 /// Waits until the operator may read other namespaces of `watched` than `readable`. Returns why the
 /// replica must restart.
 pub async fn changed(
-    client: Client,
+    context: &Context,
     watched: Vec<Option<String>>,
     readable: Vec<Option<String>>,
 ) -> String {
@@ -61,48 +64,73 @@ pub async fn changed(
     if watched.len() < 2 {
         return std::future::pending().await;
     }
+    let client = &context.client;
+    let interval = INTERVAL.mul_f64(1.0 + share(&context.options.identity));
     loop {
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(interval).await;
         for namespace in &left_out {
-            if !is_denied(&client, namespace).await {
+            if access(client, namespace).await == Access::Allowed {
                 return format!("namespace {namespace:?} can be read now; restarting with it");
             }
         }
-        let lost = denied(&client, known.iter()).await;
+        let lost = denied(client, known.iter()).await;
         if let Some(namespace) = lost.first().filter(|_| lost.len() < known.len()) {
             return format!("namespace {namespace:?} can no longer be read; restarting without it");
         }
     }
 }
 
-/// Returns the namespaces in which several checks were denied.
+/// Returns a number from 0 to 1 for a replica, so that two do not restart at the same time.
+fn share(identity: &str) -> f64 {
+    let mut hasher = DefaultHasher::new();
+    identity.hash(&mut hasher);
+    hasher.finish() as f64 / u64::MAX as f64
+}
+
+/// Returns the namespaces in which all checks were denied. A check without an answer decides
+/// nothing.
 async fn denied(client: &Client, namespaces: impl Iterator<Item = &String>) -> Vec<String> {
-    let mut denied: Vec<String> = namespaces.cloned().collect();
+    let mut open: Vec<(String, Access)> =
+        namespaces.map(|namespace| (namespace.clone(), Access::Unknown)).collect();
     for number in 0..CHECKS {
         if number > 0 {
             tokio::time::sleep(CHECK_DELAY).await;
         }
-        let checks = denied.iter().map(|namespace| is_denied(client, namespace));
+        let checks = open.iter().map(|(namespace, _)| access(client, namespace));
         let results = join_all(checks).await;
-        let mut results = results.into_iter();
-        denied.retain(|_| results.next().unwrap_or_default());
-        if denied.is_empty() {
+        open.iter_mut().zip(results).for_each(|((_, last), result)| *last = result);
+        open.retain(|(_, last)| *last != Access::Allowed);
+        if open.is_empty() {
             break;
         }
     }
-    denied
+    open.retain(|(_, last)| *last == Access::Denied);
+    open.into_iter().map(|(namespace, _)| namespace).collect()
 }
 
-/// Returns whether the API server denies the lists of all watched kinds. If it allows some of them,
-/// the others are missing in the Role by mistake: without them, the leader must not start.
-async fn is_denied(client: &Client, namespace: &str) -> bool {
-    is_list_denied::<Experiment>(client, namespace).await
-        && is_list_denied::<Trial>(client, namespace).await
-        && is_list_denied::<InferenceJob>(client, namespace).await
-        && is_list_denied::<Pod>(client, namespace).await
+/// Whether the operator may read a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Allowed,
+    Denied,
+    /// The API server did not answer.
+    Unknown,
 }
 
-async fn is_list_denied<K>(client: &Client, namespace: &str) -> bool
+/// Returns whether the API server allows lists. If it denies only some kinds, these are missing in
+/// the Role by mistake: without them, the leader must not start.
+async fn access(client: &Client, namespace: &str) -> Access {
+    let of_kinds = [
+        list_access::<Experiment>(client, namespace).await,
+        list_access::<Trial>(client, namespace).await,
+        list_access::<InferenceJob>(client, namespace).await,
+        list_access::<Pod>(client, namespace).await,
+    ];
+    let first = [Access::Allowed, Access::Unknown].into_iter().find(|one| of_kinds.contains(one));
+    first.unwrap_or(Access::Denied)
+}
+
+async fn list_access<K>(client: &Client, namespace: &str) -> Access
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -111,6 +139,9 @@ where
 {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
     let one = ListParams::default().match_any().limit(1);
-    let listed = tokio::time::timeout(LIST_MAX, api.list_metadata(&one)).await;
-    matches!(listed, Ok(Err(kube::Error::Api(status))) if status.code == 403)
+    match tokio::time::timeout(LIST_MAX, api.list_metadata(&one)).await {
+        Ok(Ok(_)) => Access::Allowed,
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Access::Denied,
+        Ok(Err(_)) | Err(_) => Access::Unknown,
+    }
 }

@@ -45,8 +45,9 @@ const READ_MAX: Duration = Duration::from_secs(62);
 ///
 /// # Errors
 ///
-/// An option is unusable (a file, a port, the API server's address), or a background task ended.
-pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), String> {
+/// An option is unusable (a file, a port, the API server's address), a background task ended, or
+/// the namespaces that can be read have changed.
+pub async fn serve(options: Options, mut stop: watch::Receiver<bool>) -> Result<(), String> {
     let operator_config = OperatorConfig::read(&options)?;
     let files = tls::Files { cert: options.tls_cert.clone(), key: options.tls_key.clone() };
     let tls_config = files.load()?;
@@ -74,8 +75,13 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
     tasks.spawn("dispatch", dispatch(context.clone(), changes));
     let is_stopped = watch::Sender::new(false);
     let election = tokio::spawn(leader::run(context.clone(), is_stopped.subscribe()));
-    let restart = namespaces::changed(context.client.clone(), watched, spaces);
-    let result = supervise(&context, &mut tasks, election, (stop, restart), &is_stopped).await;
+    let stop = async {
+        tokio::select! {
+            _ = stop.wait_for(|is_set| *is_set) => None,
+            why = namespaces::changed(&context, watched, spaces) => Some(why),
+        }
+    };
+    let result = supervise(&context, &mut tasks, election, stop, &is_stopped).await;
     let stop_delay = async {
         if result.is_ok() {
             // Trainers keep connecting here until all nodes know that this endpoint is terminating.
@@ -85,50 +91,56 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
     tokio::join!(stop_delay, report_server.write_delayed());
     report_server_stop.send_replace(true);
     tasks.shutdown().await;
-    result
+    match result {
+        Ok(None) => Ok(()),
+        Ok(Some(why)) | Err(why) => Err(why),
+    }
 }
 
-/// Waits for `stop`, for a reason to restart, or for a background task to end, which is a failure.
-/// Then ends the election, which releases the lease, while all other tasks still run.
+/// Waits for `stop`, which may return a reason to restart, or for a background task to end, which
+/// is a failure. Then ends the election, which releases the lease, while all other tasks still run.
+/// Returns the reason to restart.
 ///
 /// # Errors
 ///
-/// The reason to restart, or the task that ended. The replica reports itself as failed from then
-/// on.
+/// Describes the task that ended. The replica reports itself as failed from then on.
 async fn supervise(
     context: &Context,
     tasks: &mut Tasks,
     mut election: JoinHandle<Result<(), EndedTask>>,
-    (mut stop, restart): (watch::Receiver<bool>, impl Future<Output = String>),
+    stop: impl Future<Output = Option<String>>,
     is_stopped: &watch::Sender<bool>,
-) -> Result<(), String> {
-    let why = tokio::select! {
-        _ = stop.wait_for(|is_set| *is_set) => None,
-        why = restart => Some(why),
-        ended = tasks.ended() => Some(ended.to_string()),
+) -> Result<Option<String>, String> {
+    let ended = tokio::select! {
+        planned = stop => Ok(planned),
+        ended = tasks.ended() => Err(ended.to_string()),
         ended = &mut election => {
             let ended = match ended {
                 Ok(Err(worker)) => worker,
                 Ok(Ok(())) => EndedTask { task: "election", panic: None },
                 Err(error) => EndedTask::of_error("election", error),
             };
-            Some(ended.to_string())
+            Err(ended.to_string())
         }
     };
-    if let Some(why) = &why {
-        tracing::error!(why, "this replica exits");
-        context.set_failed(why.clone());
+    match &ended {
+        Ok(None) => {}
+        Ok(Some(why)) => tracing::warn!(why, "this replica exits, to be restarted"),
+        Err(why) => {
+            tracing::error!(why, "background task ended; this replica exits");
+            context.set_failed(why.clone());
+        }
     }
     is_stopped.send_replace(true);
     if !election.is_finished() && tokio::time::timeout(RELEASE_MAX, &mut election).await.is_err() {
         tracing::warn!("lease not released in time; it must expire before another replica leads");
         election.abort();
     }
-    why.map_or(Ok(()), Err)
+    ended
 }
 
-/// Listens on the address of this flag. `[::]` includes IPv4, and means IPv4 only if the kernel has
-/// no IPv6.
+/// Listens on the address of this flag. `[::]` includes IPv4, unless the kernel's setting
+/// `net.ipv6.bindv6only` is 1. It means IPv4 only if the kernel has no IPv6.
 async fn listen(flag: &str, address: &str) -> Result<TcpListener, String> {
     let mut bound = TcpListener::bind(address).await;
     if bound.is_err()
@@ -285,7 +297,7 @@ mod tests {
         let router = observe(context.clone());
         tasks.spawn("observe", async { axum::serve(listener, router).await.unwrap() });
         assert_eq!(health(&url).await, (200, "ok".to_owned()));
-        let (never, is_stopped) = (watch::Sender::new(false), watch::Sender::new(false));
+        let is_stopped = watch::Sender::new(false);
         // The election must not end before the test has requested the health status.
         let (checked, was_checked) = oneshot::channel();
         let mut stop = is_stopped.subscribe();
@@ -295,7 +307,7 @@ mod tests {
             Ok(())
         });
         tasks.spawn(ends, task);
-        let restart = std::future::pending();
+        let never = std::future::pending();
         let mut stop = is_stopped.subscribe();
         let check = async {
             let _ = stop.wait_for(|is_set| *is_set).await;
@@ -303,8 +315,7 @@ mod tests {
             let _ = checked.send(());
             response
         };
-        let serving =
-            supervise(&context, &mut tasks, election, (never.subscribe(), restart), &is_stopped);
+        let serving = supervise(&context, &mut tasks, election, never, &is_stopped);
         let (result, response) = tokio::join!(serving, check);
         assert_eq!(result, Err(expected.to_owned()));
         assert_eq!(response, (503, expected.to_owned()));

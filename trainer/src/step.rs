@@ -19,6 +19,8 @@ pub(crate) use unread::UnreadMetrics;
 
 /// Elements from which burn's CPU backend sums in an order that depends on its threads.
 const PARALLEL_SUM_ELEMENTS: usize = 4 << 20;
+/// Elements of such a tensor that are summed at once.
+const ROW_ELEMENTS: usize = 4096;
 
 /// A number on the host or on the device.
 #[derive(Clone, Debug)]
@@ -253,10 +255,20 @@ impl StepOutput {
 
 /// Returns the sum of all elements, in an order that does not depend on threads.
 fn total<const D: usize>(values: Tensor<D>) -> Tensor<1> {
-    let is_large = values.shape().num_elements() >= PARALLEL_SUM_ELEMENTS;
-    // Sums over one dimension have one order. Each leaves fewer elements to the next.
-    let reduced = (0..D).rev().filter(|_| is_large).fold(values, |values, dim| values.sum_dim(dim));
-    reduced.sum()
+    let num_elements = values.shape().num_elements();
+    if num_elements < PARALLEL_SUM_ELEMENTS {
+        return values.sum();
+    }
+    // Sums of rows have one order. Each slice costs the backward pass a tensor of zeros.
+    let flat: Tensor<1> = values.reshape([num_elements]);
+    let num_rows = num_elements / ROW_ELEMENTS;
+    let rows: Tensor<2> =
+        flat.clone().slice(0..num_rows * ROW_ELEMENTS).reshape([num_rows, ROW_ELEMENTS]);
+    let sum = rows.sum_dim(1).sum();
+    match num_elements % ROW_ELEMENTS {
+        0 => sum,
+        _ => sum + flat.slice(num_rows * ROW_ELEMENTS..num_elements).sum(),
+    }
 }
 
 /// Returns the cross-entropy of each sample.

@@ -101,7 +101,7 @@ fn check_all_namespaces(fixture: &ClusterFixture, words: &[&str], expected: [&st
 fn trial_list_and_describe_show_the_status() {
     let Some(fixture) = ClusterFixture::new("show-trial") else { return };
     fixture.start_trial();
-    fixture.check("trial list mnist", 0, "mnist-0  Running  0.50000  10");
+    fixture.check("trial list mnist", 0, "mnist-0  Running  0.50000  -     10");
     assert_eq!(fixture.json("trial list mnist")[0]["kind"], "Trial");
     fixture.check("trial describe mnist 0", 0, "Hyperparameters:  x=0.25");
 }
@@ -295,7 +295,7 @@ fn job_logs_come_from_each_slot() {
     let logs = fixture.check("job logs species", 0, "");
     assert_eq!(logs, "[slot=0] planned\n[slot=1] worked\n");
     assert_eq!(fixture.check("job logs species --slot 1", 0, ""), "[slot=1] worked\n");
-    fixture.check("job logs species --slot 2", 2, "has 2 slots, numbered from 0");
+    fixture.check("job logs species --slot 2", 2, "has 2 slots, 0 to 1");
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn local_lists_are_sorted_and_filtered() {
     let best = values(&fixture.json("trial list scripted --top 2"), "/status/bestMetric");
     let all = values(&fixture.json("trial list scripted --sort-by loss"), "/status/bestMetric");
     assert_eq!((best.len(), &best[..]), (2, &all[..2]));
-    let none = fixture.check("trial list scripted --phase failed,running", 0, "no trials");
+    let none = fixture.check("trial list scripted --phase failed,running", 0, "hidden by --phase");
     assert_eq!(none, "");
     let names = fixture.check("trial list scripted -o name --reverse", 0, "");
     assert_eq!(names.lines().next(), Some("trial.stoker.dev/scripted-2"));

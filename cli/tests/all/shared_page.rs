@@ -252,7 +252,8 @@ fn storage_opens_with_the_secret_of_the_viewer() {
                 && hidden.contains("is forbidden");
             assert!(is_refused, "{path}: {hidden}");
         }
-        assert!(of(&may, "trials/0/logs.txt").contains("first\nsecond\n"));
+        let logs = of(&may, "trials/0/logs.txt");
+        assert!(logs.contains("first\n") && logs.contains("second\n"), "{logs}");
         assert!(of(&may, "trials/0/curves.json").contains("1.5"));
         // The record is shown.
         let trials = of(&may_not, "trials.json");

@@ -89,13 +89,15 @@ fn pod_key(key: &Key, status: &ExperimentStatus) -> Key {
 }
 
 /// Deletes the checkpoints of an ended experiment that no setting retains, and stores its records,
-/// one batch of trials at a time.
+/// one batch of trials at a time. Unless `is_wanted`, the experiment is to continue, and the pod has
+/// finished.
 pub(super) async fn clean_up(
     context: &Context,
     key: &Key,
     experiment: &Experiment,
     valid: &ValidExperiment,
     status: &ExperimentStatus,
+    is_wanted: bool,
 ) -> Result<Option<Duration>, Error> {
     if status.cleaned_up {
         return Ok(None);
@@ -140,7 +142,7 @@ pub(super) async fn clean_up(
         record_refusal(context, experiment, status, Some(&refusal)).await?;
         return Ok(Some(RETRY_INTERVAL));
     };
-    let grace_seconds = match next_step(context, key, valid, &pod, true).await? {
+    let grace_seconds = match next_step(context, key, valid, &pod, is_wanted).await? {
         CleanUpStep::Finish => {
             return finish_batch(context, key, experiment, status, &trials, &batch, &pod).await;
         }

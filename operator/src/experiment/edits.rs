@@ -25,17 +25,18 @@ pub(super) async fn reconcile_ended(
     status: &ExperimentStatus,
 ) -> Result<Option<Duration>, Error> {
     let refused = refused_edit(&valid.spec.searcher, &status.log, status.trials_created);
+    let mut is_wanted = true;
     if refused.is_none() && is_continued(experiment, valid, status) {
         match clean_up::stop(context, key, experiment, valid, status).await? {
             CleanUpState::Idle => {
                 return run(context, key, (experiment, valid), status, None).await;
             }
             CleanUpState::Stopping(wait) => return Ok(Some(wait)),
-            CleanUpState::Finished => {}
+            CleanUpState::Finished => is_wanted = false,
         }
     }
     context.searchers.forget(key);
-    let wait = clean_up::clean_up(context, key, experiment, valid, status).await?;
+    let wait = clean_up::clean_up(context, key, experiment, valid, status, is_wanted).await?;
     if status.cleaned_up {
         report_refused_edit(context, experiment, status, refused.as_ref()).await?;
     }

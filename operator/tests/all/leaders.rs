@@ -34,9 +34,9 @@ const FAULT_DURATION: Duration = Duration::from_secs(LEASE_SECONDS + 3);
 /// lists; the rest is for machines that have other work.
 const TAKEOVER_MAX: Duration = Duration::from_secs(LEASE_SECONDS + 30);
 
-/// Limit of each wait for an operator to notice a deleted or new namespace: it checks four times,
-/// and every 15 seconds.
-const RESTART_MAX: Duration = Duration::from_secs(60);
+/// Limit of each wait for an operator to notice a deleted or new namespace: it checks every 15 to 30
+/// seconds, and four times in six seconds.
+const RESTART_MAX: Duration = Duration::from_secs(120);
 
 /// Maximum number of runs of a scenario.
 const RUNS_MAX: u32 = 3;

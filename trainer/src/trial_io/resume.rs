@@ -33,7 +33,8 @@ pub(super) fn resume_latest(
                 manifests.push((position, name.to_owned(), path));
             }
         }
-        manifests.sort_by_key(|(position, ..)| std::cmp::Reverse(*position));
+        // A later attempt may have trained the same batches again.
+        manifests.sort_by_key(|((batches, attempt), ..)| std::cmp::Reverse((*attempt, *batches)));
         let mut newest = vec![];
         for (_, name, path) in manifests.into_iter().take(RESUME_FROM_MAX) {
             let manifest_sha256 = hash::sha256_hex(&storage.get(&path).await?);

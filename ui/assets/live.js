@@ -102,6 +102,13 @@ function lose() {
   setTimeout(open, RETRY);
 }
 
+/** Returns why the updates have ended. */
+function ending() {
+  // The server answers alike if a viewer may no longer list the namespace.
+  const more = document.querySelector('.viewer') ? ', or you may no longer see it.' : '.';
+  return `This ${NOUN} was deleted${more}`;
+}
+
 /** Ends the updates of a record that stays missing. After a restart, the server lists it late. */
 function miss() {
   missingSince ||= Date.now();
@@ -113,7 +120,7 @@ function miss() {
   close();
   setLost(true);
   show('Deleted');
-  sayNews(`This ${NOUN} was deleted.`);
+  sayNews(ending());
 }
 
 function recover() {
@@ -148,9 +155,7 @@ function show(word) {
 /** Returns the texts and links of the banner. */
 function reason() {
   if (isGone) {
-    // The server answers alike if a viewer may no longer list the namespace.
-    const end = document.querySelector('.viewer') ? ', or you may no longer see it.' : '.';
-    return [make('strong', { text: `This ${NOUN} was deleted${end}` }),
+    return [make('strong', { text: ending() }),
       ' The page shows its last state.'];
   }
   const time = ` The page shows the state of ${clock(dataTime)}. `;
@@ -224,8 +229,8 @@ async function replaceParts() {
       return { status: 401 };
     }
     if (status === 404) miss();
+    else missingSince = 0;
     if (!response.ok) return { status };
-    missingSince = 0;
     if (response.redirected && target.pathname !== location.pathname) {
       // The viewer may no longer see any namespace.
       location.reload();

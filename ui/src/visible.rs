@@ -104,6 +104,18 @@ impl Visible {
         self.runs.iter().find_map(|part| part.store.watch_error())
     }
 
+    /// Returns why experiments and trials of a namespace may be missing or out of date.
+    pub(crate) fn watch_error_in(&self, namespace: &str) -> Option<String> {
+        let mut parts = self.runs.iter().filter(|part| part.shows(namespace));
+        parts.find_map(|part| part.store.watch_error())
+    }
+
+    /// Returns why jobs of a shown namespace cannot be read.
+    pub(crate) fn jobs_error_in(&self, namespace: &str) -> Option<String> {
+        let mut parts = self.jobs.iter().filter(|part| part.shows(namespace));
+        parts.find_map(|part| part.store.jobs_error())
+    }
+
     /// Returns why some jobs cannot be shown.
     pub fn jobs_error(&self) -> Option<String> {
         let of_stores = || self.jobs.iter().find_map(|part| part.store.jobs_error());
@@ -191,6 +203,22 @@ mod tests {
         assert_eq!(both.version(), before);
         store.retain_jobs(|_| false);
         assert_ne!(both.version(), before);
+    }
+
+    #[test]
+    fn missing_records_have_the_error_of_their_namespace() {
+        let stores = [Arc::new(Store::default()), Arc::new(Store::default())];
+        let parts = || vec![part(&stores[0], &["ml"]), part(&stores[1], &["vision"])];
+        let view = Visible::of(parts(), parts(), None, Changes::default());
+        stores[0].set_watch_error(Some("not listed".to_owned()));
+        stores[1].set_jobs_error(Some("no answer".to_owned()));
+        let check = |namespace: &str, expected: [Option<&str>; 2]| {
+            let (watch, jobs) = (view.watch_error_in(namespace), view.jobs_error_in(namespace));
+            assert_eq!([watch.as_deref(), jobs.as_deref()], expected, "{namespace}");
+        };
+        check("ml", [Some("not listed"), None]);
+        check("vision", [None, Some("no answer")]);
+        check("other", [None, None]);
     }
 
     #[test]

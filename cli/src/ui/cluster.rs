@@ -49,8 +49,10 @@ pub(super) async fn start(
     tokio::spawn(watch::<Trial>(client.clone(), namespace.clone(), sender.clone()));
     // A viewer who may not list jobs sees the experiments.
     tokio::spawn(watch::<InferenceJob>(client, namespace.clone(), sender));
+    let mut objects = Objects::new(Opening::Once(storage));
+    // Missing records may exist until the first lists are complete.
+    objects.publish_failures(&store);
     tokio::spawn(async move {
-        let mut objects = Objects::new(Opening::Once(storage));
         let mut changes = Vec::new();
         while receiver.recv_many(&mut changes, BATCH).await > 0 {
             let changed: BTreeSet<String> =

@@ -77,8 +77,10 @@ const dataRetry = new Retry((isRepeated) => store.refresh(isRepeated));
 const partsRetry = new Retry(() => replaceParts());
 
 const metrics = throttle(() => {
+  document.dispatchEvent(new CustomEvent('stoker:metrics'));
   for (const host of hosts.values()) {
-    if (host.connected && OF_ROWS.includes(host.kind)) host.retry.run();
+    // A load that takes longer than the time between two events must be able to end.
+    if (host.connected && !host.retry.isOpen && OF_ROWS.includes(host.kind)) host.retry.run();
   }
 }, 500);
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use stoker_ui::{Access, Site, Store};
+use stoker_ui::{Access, Site, Store, quoted};
 use tokio::net::TcpListener;
 
 pub(crate) use self::beside_run::start as start_beside_run;
@@ -151,16 +151,6 @@ fn root_argument(run_root: &RunRoot) -> String {
     format!("--root {}", quoted(&run_root.root))
 }
 
-/// Quotes an argument for a POSIX shell, if that is necessary.
-fn quoted(argument: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+=,".contains(&byte);
-    match !argument.is_empty() && argument.bytes().all(is_plain) {
-        true => argument.to_owned(),
-        // A quote of the shell ends, an escaped quote follows, and a new one begins.
-        false => format!("'{}'", argument.replace('\'', "'\\''")),
-    }
-}
-
 /// Listens on the loopback interface. Other machines cannot reach the page. `flag` sets the port.
 async fn listen(port: u16, flag: &str) -> Result<(TcpListener, Access), Failure> {
     let listener = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), flag).await?;
@@ -211,16 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_copied_commands_are_quoted() {
-        let check = |argument: &str, expected: &str| assert_eq!(quoted(argument), expected);
-        check("/home/ada/.stoker", "/home/ada/.stoker");
-        check("s3://bucket/a-b_c", "s3://bucket/a-b_c");
-        check("ada@prod:6443", "ada@prod:6443");
-        check("/home/ada/my runs", "'/home/ada/my runs'");
-        check("$(reboot)", "'$(reboot)'");
-        check("~/runs", "'~/runs'");
-        check("it's", "'it'\\''s'");
-        check("", "''");
+    fn root_of_copied_commands_is_quoted() {
         let run_root = RunRoot::resolve(Some("/data/my runs"), None).unwrap();
         assert_eq!(root_argument(&run_root), "--root '/data/my runs'");
     }

@@ -339,6 +339,16 @@ mod tests {
     use crate::fixture;
 
     #[test]
+    fn records_may_exist_while_they_cannot_be_read() {
+        let status = |why: Option<&str>| {
+            let why = why.map(str::to_owned);
+            missing(&Site::default(), "Job", "no such job".to_owned(), why).status()
+        };
+        assert_eq!(status(None), StatusCode::NOT_FOUND);
+        assert_eq!(status(Some("not listed")), StatusCode::SERVICE_UNAVAILABLE);
+    }
+
+    #[test]
     fn names_mean_the_newest_run() {
         let run = |uid: &str, created: &str, is_running: bool| {
             let mut run = fixture::run(json!({}), json!({}), &[]);

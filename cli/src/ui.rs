@@ -23,8 +23,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use rustix::io::Errno;
 use serde_json::json;
-use stoker_ui::{Access, Site, Store};
+use stoker_ui::{Access, Site, Store, quoted};
 use tokio::net::TcpListener;
 
 pub(crate) use self::beside_run::start as start_beside_run;
@@ -151,16 +152,6 @@ fn root_argument(run_root: &RunRoot) -> String {
     format!("--root {}", quoted(&run_root.root))
 }
 
-/// Quotes an argument for a POSIX shell, if that is necessary.
-fn quoted(argument: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+=,".contains(&byte);
-    match !argument.is_empty() && argument.bytes().all(is_plain) {
-        true => argument.to_owned(),
-        // A quote of the shell ends, an escaped quote follows, and a new one begins.
-        false => format!("'{}'", argument.replace('\'', "'\\''")),
-    }
-}
-
 /// Listens on the loopback interface. Other machines cannot reach the page. `flag` sets the port.
 async fn listen(port: u16, flag: &str) -> Result<(TcpListener, Access), Failure> {
     let listener = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), flag).await?;
@@ -174,17 +165,27 @@ async fn listen(port: u16, flag: &str) -> Result<(TcpListener, Access), Failure>
 }
 
 async fn bind(wanted: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
-    TcpListener::bind(&candidates(wanted)[..]).await.map_err(|error| {
+    let first = TcpListener::bind(wanted).await;
+    let is_missing = matches!(&first, Err(error) if lacks_ipv6(error));
+    let bound = match fallback(wanted) {
+        Some(ipv4) if is_missing => TcpListener::bind(ipv4).await,
+        _ => first,
+    };
+    bound.map_err(|error| {
         Failure::System(format!("cannot listen on {wanted}: {error}; choose another port: {flag}"))
     })
 }
 
-/// Returns the addresses to try in order. `[::]` includes IPv4, and is followed by IPv4
-/// alone, in case the kernel has no IPv6.
-fn candidates(wanted: SocketAddr) -> Vec<SocketAddr> {
-    let ipv4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, wanted.port()));
+/// Returns the address to try if the kernel has no IPv6: `[::]` includes IPv4.
+fn fallback(wanted: SocketAddr) -> Option<SocketAddr> {
     let is_any = wanted.is_ipv6() && wanted.ip().is_unspecified();
-    [wanted].into_iter().chain(is_any.then_some(ipv4)).collect()
+    is_any.then(|| SocketAddr::from((Ipv4Addr::UNSPECIFIED, wanted.port())))
+}
+
+/// Returns whether listening failed because IPv6 is unavailable. Another address must not hide
+/// other errors, such as a port in use.
+fn lacks_ipv6(error: &std::io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))
 }
 
 fn address(listener: &TcpListener) -> Result<SocketAddr, Failure> {
@@ -199,28 +200,21 @@ mod tests {
 
     #[test]
     fn all_addresses_fall_back_to_ipv4() {
-        let check = |wanted: &str, expected: &[&str]| {
-            let parse = |text: &&str| text.parse::<SocketAddr>().unwrap();
-            let expected: Vec<_> = expected.iter().map(parse).collect();
-            assert_eq!(candidates(parse(&wanted)), expected);
+        let check = |wanted: &str, expected: Option<&str>| {
+            let parse = |text: &str| text.parse::<SocketAddr>().unwrap();
+            assert_eq!(fallback(parse(wanted)), expected.map(parse));
         };
-        check("[::]:8265", &["[::]:8265", "0.0.0.0:8265"]);
-        check("[::1]:8265", &["[::1]:8265"]);
-        check("0.0.0.0:8265", &["0.0.0.0:8265"]);
-        check("127.0.0.1:0", &["127.0.0.1:0"]);
+        check("[::]:8265", Some("0.0.0.0:8265"));
+        check("[::1]:8265", None);
+        check("0.0.0.0:8265", None);
+        check("127.0.0.1:0", None);
+        let is_missing = [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL, Errno::ADDRINUSE, Errno::ACCESS]
+            .map(|code| lacks_ipv6(&code.into()));
+        assert_eq!(is_missing, [true, true, false, false]);
     }
 
     #[test]
-    fn arguments_of_copied_commands_are_quoted() {
-        let check = |argument: &str, expected: &str| assert_eq!(quoted(argument), expected);
-        check("/home/ada/.stoker", "/home/ada/.stoker");
-        check("s3://bucket/a-b_c", "s3://bucket/a-b_c");
-        check("ada@prod:6443", "ada@prod:6443");
-        check("/home/ada/my runs", "'/home/ada/my runs'");
-        check("$(reboot)", "'$(reboot)'");
-        check("~/runs", "'~/runs'");
-        check("it's", "'it'\\''s'");
-        check("", "''");
+    fn root_of_copied_commands_is_quoted() {
         let run_root = RunRoot::resolve(Some("/data/my runs"), None).unwrap();
         assert_eq!(root_argument(&run_root), "--root '/data/my runs'");
     }

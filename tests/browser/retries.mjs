@@ -110,6 +110,24 @@ async function times(page) {
   }
 }
 
+/** A load is open until it ends, also if another one started meanwhile. */
+async function openLoads(page) {
+  const seen = await page.evaluate(async () => {
+    const { Retry } = await import('/assets/retry.js');
+    const ends = [];
+    const retry = new Retry(() => new Promise((resolve) => { ends.push(resolve); }));
+    const states = [retry.isOpen];
+    const runs = [retry.run(), retry.run()];
+    for (const [at, end] of ends.entries()) {
+      states.push(retry.isOpen);
+      end(null);
+      await runs[at];
+    }
+    return [...states, retry.isOpen];
+  });
+  equal(seen, [false, true, true, false], 'whether a load is open');
+}
+
 /** The error of a load stays the same element until a load succeeds. */
 async function error(page) {
   const { counts, stop } = await failAll(page, 503);
@@ -171,6 +189,7 @@ await browse(async (open) => {
     await visit(page, base());
     return page.locator('[data-live-state=live]').count();
   }, 'the page is live');
+  await openLoads(page);
   await plots(page);
   await error(page);
   await reports(page);

@@ -77,8 +77,10 @@ const dataRetry = new Retry((isRepeated) => store.refresh(isRepeated));
 const partsRetry = new Retry(() => replaceParts());
 
 const metrics = throttle(() => {
+  document.dispatchEvent(new CustomEvent('stoker:metrics'));
   for (const host of hosts.values()) {
-    if (host.connected && OF_ROWS.includes(host.kind)) host.retry.run();
+    // A load that takes longer than the time between two events must be able to end.
+    if (host.connected && !host.retry.isOpen && OF_ROWS.includes(host.kind)) host.retry.run();
   }
 }, 500);
 
@@ -102,6 +104,13 @@ function lose() {
   setTimeout(open, RETRY);
 }
 
+/** Returns why the updates have ended. */
+function ending() {
+  // The server answers alike if a viewer may no longer list the namespace.
+  const more = document.querySelector('.viewer') ? ', or you may no longer see it.' : '.';
+  return `This ${NOUN} was deleted${more}`;
+}
+
 /** Ends the updates of a record that stays missing. After a restart, the server lists it late. */
 function miss() {
   missingSince ||= Date.now();
@@ -113,7 +122,7 @@ function miss() {
   close();
   setLost(true);
   show('Deleted');
-  sayNews(`This ${NOUN} was deleted.`);
+  sayNews(ending());
 }
 
 function recover() {
@@ -148,9 +157,7 @@ function show(word) {
 /** Returns the texts and links of the banner. */
 function reason() {
   if (isGone) {
-    // The server answers alike if a viewer may no longer list the namespace.
-    const end = document.querySelector('.viewer') ? ', or you may no longer see it.' : '.';
-    return [make('strong', { text: `This ${NOUN} was deleted${end}` }),
+    return [make('strong', { text: ending() }),
       ' The page shows its last state.'];
   }
   const time = ` The page shows the state of ${clock(dataTime)}. `;
@@ -224,8 +231,8 @@ async function replaceParts() {
       return { status: 401 };
     }
     if (status === 404) miss();
+    else missingSince = 0;
     if (!response.ok) return { status };
-    missingSince = 0;
     if (response.redirected && target.pathname !== location.pathname) {
       // The viewer may no longer see any namespace.
       location.reload();

@@ -20,6 +20,7 @@ export class Retry {
   #failures = 0;
   #timer = 0;
   #version = 0;
+  #open = 0;
 
   /** `load(isRepeated)` returns the error or null. After `failuresMax` in a row, it rests. */
   constructor(load, failuresMax = Infinity) {
@@ -27,11 +28,22 @@ export class Retry {
     this.#failuresMax = failuresMax;
   }
 
+  /** Whether a load has not ended. */
+  get isOpen() {
+    return this.#open > 0;
+  }
+
   /** Loads now. The outcome of an earlier request that is still open no longer counts. */
   async run(isRepeated = false) {
     this.stop();
     const version = this.#version;
-    const error = await this.#load(isRepeated);
+    this.#open += 1;
+    let error = null;
+    try {
+      error = await this.#load(isRepeated);
+    } finally {
+      this.#open -= 1;
+    }
     if (version !== this.#version) return;
     // Errors without a status are not those of a request.
     if (error?.status === undefined || !isTransient(error.status)) {

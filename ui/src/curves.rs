@@ -15,7 +15,7 @@ use stoker_storage::metrics::Reader;
 use self::sampled::{Curve, x_of};
 use crate::data::best_value;
 use crate::lttb::{Point, down_sample};
-use crate::rows::{MetricsCache, Position, resumed};
+use crate::rows::{MetricsCache, Position, Undrawn, resumed};
 use crate::search::results;
 use crate::store::Run;
 
@@ -141,8 +141,12 @@ pub(crate) async fn of_experiment(
         reads.push(read_one(run, cache, &reader, *index, (metric, x, max), query));
     }
     let mut reads = stream::iter(reads).buffered(READS_MAX);
-    let (mut names, mut read) = (BTreeSet::new(), Vec::new());
-    while let Some((index, names_of_trial, curve)) = reads.try_next().await? {
+    let (mut names, mut read, mut too_large) = (BTreeSet::new(), Vec::new(), 0);
+    while let Some(trial) = reads.try_next().await? {
+        let Some((index, names_of_trial, curve)) = trial else {
+            too_large += 1;
+            continue;
+        };
         names.extend(names_of_trial);
         read.extend(curve.map(|(name, curve)| (index, name, curve)));
     }
@@ -158,7 +162,7 @@ pub(crate) async fn of_experiment(
     Ok(json!({
         "metric": metric, "group": name.map(|name| &name.0),
         "metrics": names, "x": x, "total": total, "drawn": drawn,
-        "trials": run.trials.len(), "omitted": omitted, "curves": curves,
+        "trials": run.trials.len(), "omitted": omitted, "tooLarge": too_large, "curves": curves,
         "band": if omitted > 0 { band(run, &shown, x) } else { Value::Null },
     }))
 }
@@ -166,8 +170,12 @@ pub(crate) async fn of_experiment(
 /// Group and name of a metric.
 type Name = (String, String);
 
+/// Index of a trial, the names of its metrics, and a curve.
+type Read = (u32, BTreeSet<Name>, Option<(Name, Curve)>);
+
 /// Reads a trial. Returns its index, the names of its metrics, and the curve that [`find_metric`]
 /// selects among them: also of all trials, only this one can be selected. The rows are dropped.
+/// Returns `None` if the files are too large.
 async fn read_one(
     run: &Run,
     cache: &MetricsCache,
@@ -175,8 +183,12 @@ async fn read_one(
     index: u32,
     (metric, x, max): (&str, &str, usize),
     query: &CurvesQuery,
-) -> Result<(u32, BTreeSet<Name>, Option<(Name, Curve)>), String> {
-    let metrics = cache.trial(run, reader, index).await?;
+) -> Result<Option<Read>, String> {
+    let metrics = match cache.trial(run, reader, index).await {
+        Ok(metrics) => metrics,
+        Err(Undrawn::TooLarge(_)) => return Ok(None),
+        Err(Undrawn::Unread(why)) => return Err(why),
+    };
     let names: BTreeSet<Name> = metrics.curves.keys().cloned().collect();
     let per_epoch = run.trials.get(&index).and_then(|trial| batches_per_epoch(trial));
     let curve = find_metric(&names, metric).and_then(|name| {
@@ -184,7 +196,7 @@ async fn read_one(
         let curve = Curve::new(&metrics, values, query, x, per_epoch, max);
         Some((name.clone(), curve))
     });
-    Ok((index, names, curve))
+    Ok(Some((index, names, curve)))
 }
 
 /// Returns group and name of a metric. As in an experiment, `val_` stands for `validation_`. Of
@@ -228,7 +240,7 @@ fn band(run: &Run, shown: &BTreeSet<u32>, x: &str) -> Value {
 ///
 /// # Errors
 ///
-/// The reason why the storage cannot be read.
+/// The reason why the storage cannot be read, or that the files are too large.
 pub(crate) async fn of_trial(
     run: &Arc<Run>,
     cache: &MetricsCache,
@@ -237,7 +249,7 @@ pub(crate) async fn of_trial(
 ) -> Result<Value, String> {
     let storage = run.storage.as_ref().map_err(Clone::clone)?;
     let reader = Reader::new(storage);
-    let metrics = cache.trial(run, &reader, index).await?;
+    let metrics = cache.trial(run, &reader, index).await.map_err(Undrawn::into_reason)?;
     let x = axis(run, query.x.as_deref());
     let trial = run.trials.get(&index);
     let per_epoch = trial.and_then(|trial| batches_per_epoch(trial));
@@ -348,8 +360,38 @@ fn title_and_unit(name: &str) -> (String, &'static str) {
 
 #[cfg(test)]
 mod tests {
+    use stoker_storage::Storage;
+    use stoker_storage::metrics::segments;
+
     use super::*;
     use crate::fixture;
+
+    #[tokio::test]
+    async fn one_large_trial_does_not_hide_others() {
+        let mut run = fixture::run(json!({}), json!({}), &[json!({}), json!({})]);
+        let storage = Storage::open("memory://", None).unwrap();
+        let row = json!({
+            "group": "validation", "batches": 1, "epoch": 0, "attempt": 0, "time": 1.0,
+            "metrics": {"loss": 0.5},
+        })
+        .to_string();
+        let large = format!("{row}\n").repeat(20_000);
+        for (index, text) in [(0, large), (1, row)] {
+            let path = segments(&run.trial_path(index), 0).path(0);
+            storage.put(&path, text.into()).await.unwrap();
+        }
+        run.storage = Ok(Arc::new(storage));
+        let run = Arc::new(run);
+        let mut cache = MetricsCache::default();
+        cache.trial_mib_max = 1;
+        let query = CurvesQuery::default();
+        let data = of_experiment(&run, &cache, &query).await.unwrap();
+        assert_eq!(data["tooLarge"], 1);
+        let curves = data["curves"].as_array().unwrap();
+        assert_eq!((curves.len(), &curves[0]["trial"]), (1, &json!(1)));
+        let error = of_trial(&run, &cache, 0, &query).await.unwrap_err();
+        assert!(error.contains("more than 1;"), "{error}");
+    }
 
     /// Checks the band of two hidden trials that train four units, with results at two and at four.
     #[track_caller]

@@ -11,8 +11,8 @@ use stoker_api::names::MANIFEST;
 use crate::build::job::Output;
 use crate::build::{job, jobs};
 use crate::job::Job;
-use crate::respond::{csv_of, html, json, message};
-use crate::server::App;
+use crate::respond::{csv_of, html, json};
+use crate::server::{App, missing};
 use crate::viewer::Viewer;
 
 /// List of jobs.
@@ -31,7 +31,7 @@ pub(crate) async fn list_csv(Extension(viewer): App) -> Response {
 async fn find(viewer: &Viewer, namespace: &str, name: &str) -> Result<Arc<Job>, Box<Response>> {
     viewer.job(namespace, name).await.ok_or_else(|| {
         let text = format!("`{name}` is not a job of namespace `{namespace}`.");
-        Box::new(message(&viewer.site, StatusCode::NOT_FOUND, "Job not found", &text))
+        missing(&viewer.site, "Job", text, viewer.visible.jobs_error_in(namespace))
     })
 }
 

@@ -51,7 +51,7 @@ pub use self::job::Job;
 pub use self::router::{serve, serve_shared};
 pub use self::security::Access;
 pub use self::sessions::{Offer, SignIn};
-pub use self::site::{Site, SiteViewer};
+pub use self::site::{Site, SiteViewer, quoted};
 pub use self::store::{Changes, Run, Standing, Store, Unreadable};
 pub use self::viewer::{Account, Directory, Refusal, Sight, Token};
 pub use self::visible::{Part, Visible};

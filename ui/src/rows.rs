@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use stoker_api::trial::Attempt;
 use stoker_engine::trial::{TrialRecord, live_attempt};
-use stoker_storage::layout;
 use stoker_storage::metrics::Reader;
+use stoker_storage::{StorageError, layout};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use self::columns::Columns;
@@ -18,8 +18,9 @@ use crate::store::Run;
 
 /// Maximum size of all curves in memory.
 const BYTES_MAX: usize = 64 << 20;
-/// Maximum size in MiB of the files that are read at the same time, for all requests. In memory,
-/// rows with few metrics are about as large as in the files.
+/// Maximum size in MiB of the files that are read at the same time, for all requests, except that
+/// a larger trial is read alone. In memory, rows with few metrics are about as large as in the
+/// files.
 const READ_MIB_MAX: u32 = 256;
 /// Maximum size in MiB of the files of one trial. They are read alone if they are larger than
 /// [`READ_MIB_MAX`].
@@ -49,6 +50,24 @@ struct Key {
     is_training: bool,
 }
 
+/// Why the metrics of a trial cannot be drawn.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Undrawn {
+    /// The files are too large.
+    TooLarge(String),
+    /// The storage cannot be read.
+    Unread(String),
+}
+
+impl Undrawn {
+    /// Returns the reason.
+    pub(crate) fn into_reason(self) -> String {
+        match self {
+            Self::TooLarge(why) | Self::Unread(why) => why,
+        }
+    }
+}
+
 /// Cache of metrics, shared by all viewers.
 #[derive(Debug)]
 pub(crate) struct MetricsCache {
@@ -57,6 +76,8 @@ pub(crate) struct MetricsCache {
     locks: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
     /// MiB that may be read now.
     capacity: Semaphore,
+    /// Maximum size in MiB of the files of one trial.
+    pub(crate) trial_mib_max: u64,
 }
 
 impl Default for MetricsCache {
@@ -65,6 +86,7 @@ impl Default for MetricsCache {
             entries: Mutex::default(),
             locks: Mutex::default(),
             capacity: Semaphore::new(READ_MIB_MAX as usize),
+            trial_mib_max: TRIAL_MIB_MAX,
         }
     }
 }
@@ -88,7 +110,7 @@ impl MetricsCache {
         run: &Run,
         reader: &Reader<'_>,
         index: u32,
-    ) -> Result<Arc<TrialMetrics>, String> {
+    ) -> Result<Arc<TrialMetrics>, Undrawn> {
         let Some(trial) = run.trials.get(&index) else { return Ok(Arc::default()) };
         let path = run.trial_path(index);
         let key = key(trial, run.is_live());
@@ -101,16 +123,17 @@ impl MetricsCache {
         if let Some(metrics) = self.cached(&path, &key) {
             return Ok(metrics);
         }
-        let objects = reader.objects(&path).await.map_err(|error| error.to_string())?;
+        let unread = |error: StorageError| Undrawn::Unread(error.to_string());
+        let objects = reader.objects(&path).await.map_err(unread)?;
         let mib = objects.iter().map(|(_, size)| size).sum::<u64>().div_ceil(1 << 20);
-        check_size(index, mib)?;
+        check_size(index, mib, self.trial_mib_max).map_err(Undrawn::TooLarge)?;
         let share = u32::try_from(mib).unwrap_or(u32::MAX).clamp(1, READ_MIB_MAX);
         // Ignore the error: the semaphore is never closed.
         let _capacity = self.capacity.acquire_many(share).await;
         let began = Instant::now();
         let mut columns = Columns::default();
         let add = |row| columns.add(row);
-        reader.each_row(objects, add).await.map_err(|error| error.to_string())?;
+        reader.each_row(objects, add).await.map_err(unread)?;
         let metrics = Arc::new(columns.effective(&resumed(&trial.status.attempts)));
         self.keep(path, key, &metrics, began.elapsed());
         Ok(metrics)
@@ -169,13 +192,13 @@ fn key(trial: &TrialRecord, is_live: bool) -> Key {
     }
 }
 
-/// Refuses files that would not fit in memory as rows.
-fn check_size(index: u32, mib: u64) -> Result<(), String> {
-    if mib <= TRIAL_MIB_MAX {
+/// Refuses files whose reading would delay other requests for long.
+fn check_size(index: u32, mib: u64, mib_max: u64) -> Result<(), String> {
+    if mib <= mib_max {
         return Ok(());
     }
     Err(format!(
-        "cannot draw the metrics of trial {index}: they have {mib} MiB, more than {TRIAL_MIB_MAX}; \
+        "cannot draw the metrics of trial {index}: they have {mib} MiB, more than {mib_max}; \
          read them with `stoker trial metrics`"
     ))
 }
@@ -274,9 +297,9 @@ mod tests {
     }
 
     #[test]
-    fn files_that_do_not_fit_in_memory_are_refused() {
-        assert_eq!(check_size(3, TRIAL_MIB_MAX), Ok(()));
-        let error = check_size(3, 900).unwrap_err();
+    fn files_above_the_limit_are_refused() {
+        assert_eq!(check_size(3, TRIAL_MIB_MAX, TRIAL_MIB_MAX), Ok(()));
+        let error = check_size(3, 900, TRIAL_MIB_MAX).unwrap_err();
         assert!(error.contains("metrics of trial 3: they have 900 MiB, more than 512;"), "{error}");
     }
 }

@@ -198,6 +198,7 @@ async fn viewer(
         place: sight.place.clone(),
         is_cluster: true,
         arguments: String::new(),
+        namespace: None,
         actions: Some(session.actions.clone()),
         viewer: Some(SiteViewer {
             name: crate::text::name(session.account.name()),

@@ -16,6 +16,7 @@ use crate::logs::{self, LogsQuery};
 use crate::respond::{
     csv, csv_of, curves_csv, data_or_error, html, json, large_json, message, objects, series_csv,
 };
+use crate::site::Site;
 use crate::store::{Run, created};
 use crate::viewer::Viewer;
 use crate::views::TrialTab;
@@ -36,19 +37,23 @@ pub(crate) async fn find(
     name: &str,
 ) -> Result<Arc<Run>, Box<Response>> {
     viewer.run(namespace, name).await.ok_or_else(|| {
-        let (status, title, text) = match viewer.visible.watch_error() {
-            // It may exist.
-            Some(why) => {
-                let title = "Experiments cannot be read now";
-                (StatusCode::SERVICE_UNAVAILABLE, title, crate::text::escape(&why))
-            }
-            None => {
-                let text = format!("`{name}` is not an experiment of namespace `{namespace}`.");
-                (StatusCode::NOT_FOUND, "Experiment not found", text)
-            }
-        };
-        Box::new(message(&viewer.site, status, title, &text))
+        let text = format!("`{name}` is not an experiment of namespace `{namespace}`.");
+        let why = viewer.visible.watch_error_in(namespace);
+        missing(&viewer.site, "Experiment", text, why)
     })
+}
+
+/// Returns the page in place of a record that is not in the store. It may exist if there is a
+/// reason why the records cannot be read.
+pub(crate) fn missing(site: &Site, kind: &str, text: String, why: Option<String>) -> Box<Response> {
+    let (status, title, text) = match why {
+        Some(why) => {
+            let title = format!("{kind}s cannot be read now");
+            (StatusCode::SERVICE_UNAVAILABLE, title, crate::text::escape(&why))
+        }
+        None => (StatusCode::NOT_FOUND, format!("{kind} not found"), text),
+    };
+    Box::new(message(site, status, &title, &text))
 }
 
 pub(crate) async fn list(Extension(viewer): App, Query(query): Query<ListQuery>) -> Response {
@@ -332,6 +337,16 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+
+    #[test]
+    fn records_may_exist_while_they_cannot_be_read() {
+        let status = |why: Option<&str>| {
+            let why = why.map(str::to_owned);
+            missing(&Site::default(), "Job", "no such job".to_owned(), why).status()
+        };
+        assert_eq!(status(None), StatusCode::NOT_FOUND);
+        assert_eq!(status(Some("not listed")), StatusCode::SERVICE_UNAVAILABLE);
+    }
 
     #[test]
     fn names_mean_the_newest_run() {

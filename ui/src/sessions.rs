@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use stoker_storage::hash::sha256_hex;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::actions::ActionAccess;
 use crate::security::is_equal;
@@ -27,6 +27,9 @@ const SESSIONS_OF_USER_MAX: usize = 20;
 /// Maximum number of tokens that are checked at the same time. Each costs the API server a request.
 /// Others wait: a limit that refuses would let anyone keep all viewers from signing in.
 const CHECKS_MAX: usize = 16;
+/// Maximum time for which a token waits for its check. An API server that does not answer would
+/// otherwise let requests pile up.
+const CHECK_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Bytes of session IDs and form tokens.
 const SECRET_BYTES: usize = 32;
 
@@ -139,8 +142,13 @@ impl Sessions {
         secret: &str,
     ) -> Result<Arc<Session>, Refusal> {
         let account = {
+            let permit = timeout(CHECK_WAIT_MAX, self.checks.acquire()).await;
             // The semaphore is never closed.
-            let _permit = self.checks.acquire().await.ok();
+            let _permit = permit.map_err(|_| busy())?.ok();
+            // Another request may have started the session meanwhile.
+            if let Some(session) = self.find(secret) {
+                return Ok(session);
+            }
             self.offer.directory.sign_in(token).await?
         };
         let form_token = self.form_token(account.name()).map_err(unavailable)?;
@@ -223,6 +231,10 @@ impl Sessions {
     }
 }
 
+fn busy() -> Refusal {
+    Refusal::Unavailable("the server checks too many sign-ins; try again later".to_owned())
+}
+
 fn unavailable(error: std::io::Error) -> Refusal {
     Refusal::Unavailable(format!("cannot read random numbers: {error}"))
 }
@@ -287,12 +299,35 @@ mod tests {
         let directory = Arc::new(FakeDirectory { delay, ..FakeDirectory::default() });
         let sessions = sessions_of(SignIn::Form, directory);
         let begin = Instant::now();
-        let tokens = std::iter::repeat_n("wrong", 10 * CHECKS_MAX).chain(["ada"]);
+        let tokens = std::iter::repeat_n("wrong", 9 * CHECKS_MAX).chain(["ada"]);
         let all = tokens.map(|text| sessions.start(token(text)));
         let mut answers = futures::future::join_all(all).await;
-        assert_eq!(begin.elapsed().as_secs(), 11, "{CHECKS_MAX} at a time");
+        assert_eq!(begin.elapsed().as_secs(), 10, "{CHECKS_MAX} at a time");
         assert!(answers.pop().unwrap().is_ok());
         assert!(answers.iter().all(|answer| matches!(answer, Err(Refusal::Token(_)))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sign_ins_wait_for_a_limited_time() {
+        let delay = 2 * CHECK_WAIT_MAX;
+        let directory = Arc::new(FakeDirectory { delay, ..FakeDirectory::default() });
+        let sessions = sessions_of(SignIn::Form, directory);
+        let tokens = std::iter::repeat_n("ada", CHECKS_MAX + 1);
+        let all = tokens.map(|text| sessions.start(token(text)));
+        let mut answers = futures::future::join_all(all).await;
+        assert!(matches!(answers.pop(), Some(Err(Refusal::Unavailable(_)))));
+        assert!(answers.iter().all(Result::is_ok));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_requests_join_a_session() {
+        let delay = Duration::from_secs(1);
+        let directory = Arc::new(FakeDirectory { delay, ..FakeDirectory::default() });
+        let sessions = sessions_of(SignIn::Header, directory.clone());
+        let all = (0..2 * CHECKS_MAX).map(|_| sessions.start_as(token("ada"), "ada"));
+        let answers = futures::future::join_all(all).await;
+        assert!(answers.iter().all(Result::is_ok));
+        assert_eq!(*directory.asked.lock().unwrap(), CHECKS_MAX);
     }
 
     #[tokio::test(start_paused = true)]

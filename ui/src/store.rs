@@ -102,8 +102,9 @@ impl Run {
     }
 
     /// Returns the same run with the reason why it may be out of date.
-    pub(crate) fn with_watch_error(&self, why: String) -> Self {
-        Self { watch_error: Some(why), ..self.with_storage(self.storage.clone()) }
+    pub(crate) fn with_watch_error(&self, (change, why): Reason) -> Self {
+        let version = self.version.max(change);
+        Self { watch_error: Some(why), version, ..self.with_storage(self.storage.clone()) }
     }
 
     /// Returns the name and the first 8 characters of the UID.
@@ -190,6 +191,9 @@ impl Changes {
     }
 }
 
+/// Why records cannot be read, with the number of the change that set it.
+pub(crate) type Reason = (u64, String);
+
 /// Experiments and jobs by namespace and ID. Pages read them through [`Visible`](crate::Visible).
 #[derive(Debug, Default)]
 pub struct Store {
@@ -197,9 +201,9 @@ pub struct Store {
     jobs: RwLock<BTreeMap<Key, Arc<Job>>>,
     unreadable: RwLock<Unreadable>,
     /// Why experiments and trials may be missing or out of date.
-    watch_error: RwLock<Option<String>>,
+    watch_error: RwLock<Option<Reason>>,
     /// Why jobs cannot be read.
-    jobs_error: RwLock<Option<String>>,
+    jobs_error: RwLock<Option<Reason>>,
     changes: Changes,
 }
 
@@ -274,12 +278,14 @@ impl Store {
         self.set_error(&self.jobs_error, error);
     }
 
-    fn set_error(&self, of: &RwLock<Option<String>>, error: Option<String>) {
+    fn set_error(&self, of: &RwLock<Option<Reason>>, error: Option<String>) {
         self.changes.0.send_if_modified(|version| {
             let mut before = write(of);
-            let is_changed = *before != error;
-            *before = error;
-            *version += u64::from(is_changed);
+            let is_changed = before.as_ref().map(|(_, why)| why) != error.as_ref();
+            if is_changed {
+                *version += 1;
+                *before = error.map(|why| (*version, why));
+            }
             is_changed
         });
     }
@@ -293,11 +299,11 @@ impl Store {
         self.set_jobs_error(None);
     }
 
-    pub(crate) fn watch_error(&self) -> Option<String> {
+    pub(crate) fn watch_error(&self) -> Option<Reason> {
         read(&self.watch_error).clone()
     }
 
-    pub(crate) fn jobs_error(&self) -> Option<String> {
+    pub(crate) fn jobs_error(&self) -> Option<Reason> {
         read(&self.jobs_error).clone()
     }
 

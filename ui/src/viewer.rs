@@ -73,7 +73,7 @@ pub trait Account: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The name is invalid, or there are too many.
+    /// The name is invalid.
     fn add_namespace(&self, name: &str) -> Result<(), String>;
 
     /// Opens the storage of a run with the Secret that its record names.

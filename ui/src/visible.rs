@@ -101,13 +101,25 @@ impl Visible {
 
     /// Returns why some experiments and trials may be missing or out of date.
     pub fn watch_error(&self) -> Option<String> {
-        self.runs.iter().find_map(|part| part.store.watch_error())
+        self.runs.iter().find_map(|part| part.store.watch_error()).map(|(_, why)| why)
+    }
+
+    /// Returns why experiments and trials of a namespace may be missing or out of date.
+    pub(crate) fn watch_error_in(&self, namespace: &str) -> Option<String> {
+        let mut parts = self.runs.iter().filter(|part| part.shows(namespace));
+        parts.find_map(|part| part.store.watch_error()).map(|(_, why)| why)
+    }
+
+    /// Returns why jobs of a shown namespace cannot be read.
+    pub(crate) fn jobs_error_in(&self, namespace: &str) -> Option<String> {
+        let mut parts = self.jobs.iter().filter(|part| part.shows(namespace));
+        parts.find_map(|part| part.store.jobs_error()).map(|(_, why)| why)
     }
 
     /// Returns why some jobs cannot be shown.
     pub fn jobs_error(&self) -> Option<String> {
         let of_stores = || self.jobs.iter().find_map(|part| part.store.jobs_error());
-        self.jobs_error.clone().or_else(of_stores)
+        self.jobs_error.clone().or_else(|| of_stores().map(|(_, why)| why))
     }
 
     /// Returns the shown records that cannot be read.
@@ -126,6 +138,9 @@ impl Visible {
     pub(crate) fn version(&self) -> Version {
         let (runs, jobs) = (self.runs(), self.jobs());
         let versions = runs.iter().map(|run| run.version).chain(jobs.iter().map(|job| job.version));
+        let of_runs = self.runs.iter().filter_map(|part| part.store.watch_error());
+        let of_jobs = self.jobs.iter().filter_map(|part| part.store.jobs_error());
+        let versions = versions.chain(of_runs.chain(of_jobs).map(|(change, _)| change));
         let num_records = runs.len() + jobs.len() + self.unreadable().len();
         let errors = [self.watch_error(), self.jobs_error()];
         let num_errors = errors.iter().flatten().count();
@@ -194,6 +209,22 @@ mod tests {
     }
 
     #[test]
+    fn missing_records_have_the_error_of_their_namespace() {
+        let stores = [Arc::new(Store::default()), Arc::new(Store::default())];
+        let parts = || vec![part(&stores[0], &["ml"]), part(&stores[1], &["vision"])];
+        let view = Visible::of(parts(), parts(), None, Changes::default());
+        stores[0].set_watch_error(Some("not listed".to_owned()));
+        stores[1].set_jobs_error(Some("no answer".to_owned()));
+        let check = |namespace: &str, expected: [Option<&str>; 2]| {
+            let (watch, jobs) = (view.watch_error_in(namespace), view.jobs_error_in(namespace));
+            assert_eq!([watch.as_deref(), jobs.as_deref()], expected, "{namespace}");
+        };
+        check("ml", [Some("not listed"), None]);
+        check("vision", [None, Some("no answer")]);
+        check("other", [None, None]);
+    }
+
+    #[test]
     fn errors_of_watches_change_the_list_and_pages() {
         let store = Arc::new(Store::default());
         store.replace(fixture::run(json!({}), json!({}), &[]));
@@ -209,6 +240,9 @@ mod tests {
         let failed = state();
         assert!(failed.0 != before.0 && failed.1 != before.1);
         assert_eq!((failed.2.as_deref(), before.2.as_deref()), (Some("no answer"), None));
+        store.set_watch_error(Some("forbidden".to_owned()));
+        let refused = state();
+        assert!(refused.0 != failed.0 && refused.1 != failed.1);
         store.set_watch_error(None);
         assert_eq!(state(), before);
     }

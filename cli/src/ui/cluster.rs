@@ -7,11 +7,10 @@ use kube::api::ListParams;
 use stoker_api::experiment::Experiment;
 use stoker_api::inference::InferenceJob;
 use stoker_api::trial::Trial;
-use stoker_ui::{ActionAccess, Site, Store};
+use stoker_ui::{ActionAccess, Site, Store, quoted};
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::objects::{Objects, Opening};
-use super::quoted;
 use super::requests::Requests;
 use super::watch::{Clients, OneClient, watch};
 use crate::cluster::connect::{Cluster, Options};
@@ -49,8 +48,10 @@ pub(super) async fn start(
     tokio::spawn(watch::<Trial>(client.clone(), namespace.clone(), sender.clone()));
     // A viewer who may not list jobs sees the experiments.
     tokio::spawn(watch::<InferenceJob>(client, namespace.clone(), sender));
+    let mut objects = Objects::new(Opening::Once(storage));
+    // Missing records may exist until the first lists are complete.
+    objects.publish_failures(&store);
     tokio::spawn(async move {
-        let mut objects = Objects::new(Opening::Once(storage));
         let mut changes = Vec::new();
         while receiver.recv_many(&mut changes, BATCH).await > 0 {
             let changed: BTreeSet<String> =
@@ -60,18 +61,20 @@ pub(super) async fn start(
     });
     let token = random_hex(super::TOKEN_BYTES)?;
     let shown = Arc::new(Mutex::new(namespace.into_iter().collect()));
+    let created_in = cluster.namespace.clone();
     let requests = Arc::new(Requests::new(cluster, shown));
     Ok(Site {
         place,
         is_cluster: true,
         arguments: arguments(options),
+        namespace: Some(created_in),
         actions: Some(Arc::new(ActionAccess::new(requests, allows_actions, token))),
         ..Site::default()
     })
 }
 
 /// Returns the arguments for commands that act on the same cluster, in any working directory.
-/// Commands contain the namespace already.
+/// Commands add the namespace where they need it.
 fn arguments(options: &Options) -> String {
     let kubeconfig = options.kubeconfig.as_ref().map(|path| {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());

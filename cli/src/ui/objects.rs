@@ -116,6 +116,9 @@ const EXPERIMENT: &str = "experiment";
 const TRIAL: &str = "trial";
 const JOB: &str = "job";
 
+/// Why a kind cannot be read before its first list.
+const NOT_LISTED: &str = "the first list is not complete";
+
 fn uid(object: &impl kube::Resource) -> String {
     object.meta().uid.clone().unwrap_or_default()
 }
@@ -290,11 +293,16 @@ impl Objects {
         self.outputs.retain(|uid, _| self.jobs.contains_key(uid));
     }
 
-    /// Puts the reasons why kinds cannot be read into the store.
+    /// Puts the reasons why kinds cannot be read into the store. Before its first list, a kind has
+    /// one too: otherwise pages would report that its objects were deleted.
     pub(super) fn publish_failures(&self, store: &Store) {
-        let why = |kind: &str| self.failures.get(kind).cloned();
-        store.set_watch_error(why(EXPERIMENT).or_else(|| why(TRIAL)));
-        store.set_jobs_error(why(JOB));
+        let why = |kinds: &[&str]| {
+            let failure = kinds.iter().find_map(|kind| self.failures.get(*kind).cloned());
+            let is_listed = kinds.iter().all(|kind| self.listed.contains(*kind));
+            failure.or_else(|| (!is_listed).then(|| NOT_LISTED.to_owned()))
+        };
+        store.set_watch_error(why(&[EXPERIMENT, TRIAL]));
+        store.set_jobs_error(why(&[JOB]));
     }
 
     fn storage(&mut self, uid: &str, experiment: &Experiment) -> Result<Arc<Storage>, String> {
@@ -415,24 +423,27 @@ mod tests {
     }
 
     #[test]
-    fn failed_watches_are_reported_until_they_recover() {
+    fn missing_lists_and_failed_watches_are_reported() {
         let store = Arc::new(Store::default());
         let visible = Visible::all(store.clone());
         let mut objects = Objects::new(Opening::PerViewer);
-        let mut check = |change: Change, expected: [Option<&str>; 2]| {
+        let mut check = |change: Change, expected: [Option<&str>; 2], has_failed: bool| {
             objects.take_in(change);
             objects.publish_failures(&store);
             let (watch, jobs) = (visible.watch_error(), visible.jobs_error());
             assert_eq!([watch.as_deref(), jobs.as_deref()], expected);
-            assert_eq!(objects.has_failed(), expected != [None, None]);
+            assert_eq!(objects.has_failed(), has_failed);
         };
         let failed = |kind: &'static str, why: &str| Change::Failed(kind, why.to_owned());
-        check(failed(TRIAL, "500"), [Some("500"), None]);
-        check(failed(JOB, "403"), [Some("500"), Some("403")]);
-        check(failed(EXPERIMENT, "401"), [Some("401"), Some("403")]);
+        check(Change::Trials(Vec::new()), [Some(NOT_LISTED), Some(NOT_LISTED)], false);
+        check(Change::Experiments(Vec::new()), [None, Some(NOT_LISTED)], false);
+        check(Change::Jobs(Vec::new()), [None, None], false);
+        check(failed(TRIAL, "500"), [Some("500"), None], true);
+        check(failed(JOB, "403"), [Some("500"), Some("403")], true);
+        check(failed(EXPERIMENT, "401"), [Some("401"), Some("403")], true);
         // A list succeeds, or a watch after a list that came earlier.
-        check(Change::Experiments(Vec::new()), [Some("500"), Some("403")]);
-        check(Change::Recovered(TRIAL), [None, Some("403")]);
-        check(Change::Jobs(Vec::new()), [None, None]);
+        check(Change::Experiments(Vec::new()), [Some("500"), Some("403")], true);
+        check(Change::Recovered(TRIAL), [None, Some("403")], true);
+        check(Change::Jobs(Vec::new()), [None, None], false);
     }
 }

@@ -145,7 +145,8 @@ class Curves {
   #draw(moving = false) {
     if (!this.json || !this.data) return;
     const { host, json, data } = this;
-    host.empty(json.curves.length ? '' : `No trial has reported ${name(json.metric)}.`);
+    host.empty(json.curves.length ? '' : json.tooLarge ? this.#tooLarge()
+      : `No trial has reported ${name(json.metric)}.`);
     const scale = colorScale(data, state.get('color', host.options.color || 'rung'));
     const lines = this.#lines(scale);
     const { logX, logY } = this.scales;
@@ -309,6 +310,10 @@ class Curves {
       ...this.data.describe(line.id).slice(1)];
   }
 
+  #tooLarge() {
+    return `${plural(this.json.tooLarge, 'trial')} not drawn: too many metrics.`;
+  }
+
   #notes(y) {
     const { host, json, data } = this;
     const parts = [];
@@ -332,6 +337,7 @@ class Curves {
     } else {
       parts.push(`${plural(json.trials, 'trial')}.`);
     }
+    if (json.tooLarge) parts.push(this.#tooLarge());
     const lttb = json.drawn < json.total ? ' (LTTB)' : '';
     parts.push(`${count(json.drawn)} of ${count(json.total)} points drawn${lttb}`);
     host.note(...parts);

@@ -232,7 +232,8 @@ fn accepted_actions_are_shown_until_confirmed() {
         let run = page.viewer.visible.run("ml", "iris").unwrap();
         controls(&page.viewer.site, &run).asked.map(|notice| notice.title)
     };
-    assert_eq!(asked(&page).unwrap(), "Pause waits for the record, asked at");
+    let expected = "Pause was requested and waits for the record since";
+    assert_eq!(asked(&page).unwrap(), expected);
     page.store.replace(fixture::run(json!({}), json!({"phase": "Paused"}), &[]));
     assert_eq!(asked(&page), None);
 }

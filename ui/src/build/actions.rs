@@ -144,10 +144,13 @@ fn is_confirmed(site: &Site, run: &Run, asked: &Asked) -> bool {
 /// Returns the action that the record does not confirm yet.
 fn asked(site: &Site, access: &ActionAccess, run: &Run) -> Option<Notice> {
     let asked = access.asked(&run.uid)?;
-    let waits = if asked.is_followed { "waits for the record, " } else { "" };
+    let state = match asked.is_followed {
+        true => "was requested and waits for the record since",
+        false => "was requested at",
+    };
     (!is_confirmed(site, run, &asked)).then(|| Notice {
         class: "info",
-        title: format!("{} {waits}asked at", asked.action.title()),
+        title: format!("{} {state}", asked.action.title()),
         at: Some(ShownTime { utc: asked.at.to_string(), text: text::clock(asked.at) }),
         text: text::escape(&asked.effect),
         links: Vec::new(),

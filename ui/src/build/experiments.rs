@@ -136,8 +136,8 @@ pub(crate) fn page(site: &Site, visible: &Visible, query: &ListQuery) -> Experim
 
 fn first_command(site: &Site) -> String {
     match site.is_cluster {
-        true => site.command("kubectl apply -f examples/iris/random.yaml"),
-        false => site.command("stoker run examples/iris/random.yaml"),
+        true => site.creation("kubectl apply -f examples/iris/random.yaml"),
+        false => site.creation("stoker run examples/iris/random.yaml"),
     }
 }
 

@@ -31,8 +31,8 @@ pub(crate) fn page(site: &Site, visible: &Visible) -> JobsPage {
     let mut frame = plain_frame(site, "jobs", "Inference jobs · Stoker");
     frame.live = Some(format!("/live?v={version}"));
     let first_command = match site.is_cluster {
-        true => site.command("stoker job create job.yaml"),
-        false => site.command("stoker job run job.yaml"),
+        true => site.creation("stoker job create job.yaml"),
+        false => site.creation("stoker job run job.yaml"),
     };
     let now = text::now();
     let rows = jobs.iter().map(|job| row(job, now)).collect();

@@ -16,6 +16,8 @@ use crate::views::{Badge, Cell, Column, SelectOption, TrialRow, TrialTable};
 
 /// Number of rows of one page.
 const PAGE: usize = 100;
+/// Maximum number of rows that one request returns.
+const ROWS_MAX: usize = 2_000;
 /// Number of trials with an error in the overview.
 const ERRORS: usize = 3;
 /// Names of columns that cannot be sorted.
@@ -128,7 +130,7 @@ pub(crate) fn page(run: &Run, query: &TableQuery) -> TrialTable {
     sort(&mut all, run, query.sort.as_deref());
     let matches = all.len();
     let skip = query.skip.unwrap_or(0).min(matches);
-    let num_rows = query.rows.unwrap_or(PAGE).max(PAGE);
+    let num_rows = query.rows.unwrap_or(PAGE).clamp(PAGE, ROWS_MAX);
     let shown: Vec<Entry<'_>> = all.into_iter().skip(skip).take(num_rows).collect();
     let end = skip + shown.len();
     let path = format!("{}/trials", run.base());
@@ -433,6 +435,18 @@ mod tests {
         // A table with few rows grows to a page.
         check(None, Some(2), PAGE, "skip=100");
         check(Some(PAGE), Some(2 * PAGE), 2 * PAGE, "");
+    }
+
+    #[test]
+    fn rows_of_a_request_are_limited() {
+        let trials = vec![json!({}); ROWS_MAX + 1];
+        let searcher = json!({"metric": "loss", "maxLength": {"batches": 4},
+            "random": {"maxTrials": trials.len()}});
+        let run = run(json!({"searcher": searcher}), json!({}), &trials);
+        let query = TableQuery { rows: Some(usize::MAX), ..TableQuery::default() };
+        let table = page(&run, &query);
+        assert_eq!((table.rows.len(), table.matches), (ROWS_MAX, ROWS_MAX + 1));
+        assert!(table.more_href.unwrap().contains("skip=2000"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::curves::axis;
 use crate::data::{attempt_seconds, best_value, state};
 use crate::logs::LogsQuery;
 use crate::search::{category, flat};
-use crate::site::Site;
+use crate::site::{Site, quoted};
 use crate::store::Run;
 use crate::text;
 use crate::views::{
@@ -50,7 +50,7 @@ pub(crate) fn page(
         logs: logs_card(run, index, logs),
         profiler: format!("{base}/profiler.json"),
         decisions: decisions.iter().rev().map(|one| decision(run, one)).collect(),
-        command: command(run, trial),
+        command: command(site, run, trial),
         command_note: "trains these hyperparameters to the full length, with another seed; FILE \
                        is the file of the experiment, which with its seed trains this trial \
                        bit-identically"
@@ -291,20 +291,22 @@ pub(crate) fn logs_card(run: &Run, index: u32, query: &LogsQuery) -> LogsCard {
 }
 
 /// Returns the command that trains the hyperparameters of a trial alone.
-fn command(run: &Run, trial: &TrialRecord) -> String {
+fn command(site: &Site, run: &Run, trial: &TrialRecord) -> String {
     let searcher = &run.experiment.spec.searcher;
     let length = searcher.length().map(|(unit, units)| (unit.plural(), units));
     let single = serde_json::json!({
         "metric": searcher.metric, "smallerIsBetter": searcher.smaller_is_better,
         "maxLength": length.into_iter().collect::<BTreeMap<_, _>>(), "single": {},
     });
-    // A quote of the shell ends, an escaped quote follows, and a new one begins.
-    let quoted = |value: &Value| value.to_string().replace('\'', "'\\''");
+    // Arguments of a cluster do not apply: it trains on this machine.
+    let begin = match site.is_cluster {
+        true => "stoker run FILE".to_owned(),
+        false => site.command("stoker run FILE"),
+    };
     format!(
-        "stoker run FILE --set metadata.name={name}-{index} \\\n  \
-         --set 'searcher={}' \\\n  --set 'hyperparameters={}'",
-        quoted(&single),
-        quoted(&trial.spec.hyperparameters),
+        "{begin} --set metadata.name={name}-{index} \\\n  --set {} \\\n  --set {}",
+        quoted(&format!("searcher={single}")),
+        quoted(&format!("hyperparameters={}", trial.spec.hyperparameters)),
         name = run.name,
         index = trial.spec.index,
     )
@@ -319,10 +321,16 @@ mod tests {
 
     /// The file of an experiment need not have its name.
     #[test]
-    fn command_leaves_the_file_to_the_reader() {
+    fn command_names_the_root_but_not_the_file() {
         let run = fixture::run(json!({}), json!({}), &[json!({})]);
-        let text = command(&run, &run.trials[&0]);
-        let begin = format!("stoker run FILE --set metadata.name={}-0 ", run.name);
-        assert!(text.starts_with(&begin), "{text}");
+        let check = |is_cluster: bool, expected: &str| {
+            let arguments = "--root /runs".to_owned();
+            let site = Site { is_cluster, arguments, ..Site::default() };
+            let text = command(&site, &run, &run.trials[&0]);
+            let begin = format!("stoker run FILE {expected}--set metadata.name={}-0 ", run.name);
+            assert!(text.starts_with(&begin), "{text}");
+        };
+        check(false, "--root /runs ");
+        check(true, "");
     }
 }

@@ -9,14 +9,14 @@ use crate::rows::{Position, TrialMetrics};
 pub(super) struct Curve {
     pub(super) x: Vec<f64>,
     pub(super) y: Vec<f64>,
-    /// Positions of the first NaN or infinity after each finite value.
+    /// Positions of the first and the last NaN or infinity of each run of them in the range.
     pub(super) nonfinite: Vec<f64>,
     /// Number of values before sampling.
     pub(super) total: usize,
 }
 
 impl Curve {
-    /// Returns at most `max` points, at least 8, of the range of the query.
+    /// Returns at most `max` points of the range of the query. `max` must be at least 8.
     pub(super) fn new(
         metrics: &TrialMetrics,
         values: &[(u32, f64)],
@@ -26,17 +26,22 @@ impl Curve {
         max: usize,
     ) -> Self {
         let (mut points, mut nonfinite) = (Vec::<Point>::new(), Vec::new());
-        let mut was_finite = true;
+        // Whether the first mark of a run is in the list, and the position of the last one.
+        let (mut has_first, mut last) = (false, None);
         for (position, value) in values {
             let x = x_of(metrics.at[*position as usize], x, per_epoch);
-            let is_finite = value.is_finite();
-            if is_finite {
+            if value.is_finite() {
                 points.push((x, *value));
-            } else if was_finite && query.contains(x) {
+                nonfinite.extend(last.take());
+                has_first = false;
+            } else if query.contains(x) && has_first {
+                last = Some(x);
+            } else if query.contains(x) {
                 nonfinite.push(x);
+                has_first = true;
             }
-            was_finite = is_finite;
         }
+        nonfinite.extend(last);
         let nonfinite = thin(nonfinite, max / 2);
         let points = down_sample(&in_range(points, query), max - nonfinite.len());
         let (x, y) = points.into_iter().unzip();
@@ -112,18 +117,19 @@ mod tests {
     }
 
     #[test]
-    fn lines_end_at_the_first_nonfinite_value() {
+    fn runs_of_nonfinite_values_have_two_marks() {
         let check = |values: &[f64], range: Option<(f64, f64)>, expected: &[f64]| {
             let curve = curve(values, range, 100);
             assert_eq!(curve.nonfinite, expected, "{values:?} {range:?}");
             assert_eq!(curve.total, values.len());
         };
         check(&[1.0, 2.0], None, &[]);
-        check(&[1.0, NAN, NAN, f64::INFINITY], None, &[1.0]);
-        check(&[NAN, NAN, 1.0, NAN, 2.0, NAN, NAN], None, &[0.0, 3.0, 5.0]);
+        check(&[1.0, NAN, NAN, f64::INFINITY], None, &[1.0, 3.0]);
+        check(&[NAN, NAN, 1.0, NAN, 2.0, NAN, NAN], None, &[0.0, 1.0, 3.0, 5.0, 6.0]);
         check(&[NAN, 1.0, NAN, 1.0, NAN], Some((1.0, 3.0)), &[2.0]);
         // The line ended left of the range.
-        check(&[1.0, NAN, NAN, NAN], Some((2.0, 3.0)), &[]);
+        check(&[1.0, NAN, NAN, NAN], Some((2.0, 3.0)), &[2.0, 3.0]);
+        check(&[1.0, NAN, NAN, NAN, NAN, 1.0], Some((2.0, 3.0)), &[2.0, 3.0]);
     }
 
     #[test]

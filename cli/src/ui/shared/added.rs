@@ -6,15 +6,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-/// Maximum number of namespaces that a viewer adds.
+/// Maximum number of namespaces that a viewer adds. Another one replaces the oldest: misspelled
+/// names must not use up the limit.
 const ADDED_MAX: usize = 50;
 /// Maximum number of users with added namespaces. Another one replaces the user who was away
 /// longest.
 const USERS_MAX: usize = 2_000;
 
-/// Added namespaces by the name of the user, each with the time of the last use.
+/// Added namespaces by the name of the user, the latest last, each with the time of the last use.
 #[derive(Debug, Default)]
-pub(super) struct Added(Mutex<HashMap<String, (Instant, BTreeSet<String>)>>);
+pub(super) struct Added(Mutex<HashMap<String, (Instant, Vec<String>)>>);
 
 impl Added {
     /// Returns the namespaces that a user has added.
@@ -22,14 +23,14 @@ impl Added {
         let mut users = self.lock();
         let Some((used, names)) = users.get_mut(user) else { return BTreeSet::new() };
         *used = Instant::now();
-        names.clone()
+        names.iter().cloned().collect()
     }
 
     /// Adds a namespace for a user.
     ///
     /// # Errors
     ///
-    /// The name is invalid, or there are too many.
+    /// The name is invalid.
     pub(super) fn add(&self, user: &str, name: &str) -> Result<(), String> {
         let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         let is_valid = name.len() <= 63
@@ -48,16 +49,17 @@ impl Added {
             }
         }
         let (used, names) =
-            users.entry(user.to_owned()).or_insert_with(|| (Instant::now(), BTreeSet::new()));
-        if names.len() >= ADDED_MAX && !names.contains(name) {
-            return Err(format!("{ADDED_MAX} namespaces were added, the maximum"));
-        }
+            users.entry(user.to_owned()).or_insert_with(|| (Instant::now(), Vec::new()));
         *used = Instant::now();
-        names.insert(name.to_owned());
+        names.retain(|one| one != name);
+        if names.len() >= ADDED_MAX {
+            names.remove(0);
+        }
+        names.push(name.to_owned());
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, (Instant, BTreeSet<String>)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, (Instant, Vec<String>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -89,7 +91,9 @@ mod tests {
             added.add("ada", &format!("n{number}")).unwrap();
         }
         added.add("ada", "n0").unwrap();
-        added.add("ada", "other").unwrap_err();
+        added.add("ada", "other").unwrap();
+        let names = added.of("ada");
+        assert_eq!(["n0", "n1", "other"].map(|name| names.contains(name)), [true, false, true]);
         for number in 0..USERS_MAX - 1 {
             added.add(&format!("user-{number}"), "ml").unwrap();
         }

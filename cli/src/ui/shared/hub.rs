@@ -187,10 +187,13 @@ impl Hub {
             *lock(&feed.used) = Instant::now();
             return feed.clone();
         }
+        let store = Arc::new(Store::with_changes(self.changes.clone()));
+        // Missing records may exist until the first list is complete.
+        Objects::new(Opening::PerViewer).publish_failures(&store);
         let feed = Arc::new(Feed {
             kind,
             scope: scope.clone(),
-            store: Arc::new(Store::with_changes(self.changes.clone())),
+            store,
             candidates: Candidates::new(),
             current: Mutex::default(),
             is_ready: Sender::new(false),

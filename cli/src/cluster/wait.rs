@@ -26,9 +26,9 @@ const STOPPED: u8 = 3;
 struct WaitLimits {
     /// Shortest time between two watches. The object is read after each watch.
     retry_interval: Duration,
-    /// Longest time of failed reads, if the API server denies access.
+    /// Longest time of consecutive failed reads for which the API server denies access.
     denied_max: Duration,
-    /// Longest time of failed reads for other reasons. It covers an upgrade of the API server.
+    /// Longest time of failed reads for any reason. It covers an upgrade of the API server.
     unreachable_max: Duration,
 }
 
@@ -73,6 +73,7 @@ async fn wait_for_end<K: ClusterResource>(
     let mut shown = String::new();
     let mut has_warned = false;
     let mut failed_since: Option<Instant> = None;
+    let mut denied_since: Option<Instant> = None;
     let mut uid = None;
     // Do not retry the first request: the name may be wrong, or the cluster unreachable.
     let mut object: K = cluster.read(name).await?;
@@ -104,14 +105,14 @@ async fn wait_for_end<K: ClusterResource>(
         match cluster.try_request(&target, api.get_opt(name)).await {
             Ok(Some(current)) => {
                 object = current;
-                failed_since = None;
+                (failed_since, denied_since) = (None, None);
             }
             Ok(None) => return Ok(deleted::<K>(name, output)),
             Err(error) => {
                 let failed_for = failed_since.get_or_insert_with(Instant::now).elapsed();
-                let max =
-                    if error.is_denied() { limits.denied_max } else { limits.unreachable_max };
-                if failed_for >= max {
+                denied_since = error.is_denied().then(|| denied_since.unwrap_or_else(Instant::now));
+                let denied_for = denied_since.map_or(Duration::ZERO, |since| since.elapsed());
+                if failed_for >= limits.unreachable_max || denied_for >= limits.denied_max {
                     let message = format!(
                         "timed out after {} of failed reads: {}; {} {name} may still run",
                         text::length(failed_for.as_secs()),
@@ -411,6 +412,9 @@ mod tests {
         assert_eq!(code(&reads("Running", 20, "Running", "Completed"), 403).await, 0);
         assert_eq!(code(&reads("Running", 40, "500", "Completed"), 500).await, 0);
         assert_eq!(code(&reads("Running", 2, "403", "Completed"), 403).await, 0);
+        let mut mixed = reads("Running", 40, "500", "403");
+        mixed.push("Completed".to_owned());
+        assert_eq!(code(&mixed, 500).await, 0);
         assert_eq!(code(&reads("Running", 200, "403", "Completed"), 403).await, 3);
     }
 

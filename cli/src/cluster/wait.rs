@@ -46,13 +46,16 @@ pub(crate) async fn wait<K: ClusterResource>(
     timeout: Option<Duration>,
     output: Output,
 ) -> Result<u8, Failure> {
-    let end = wait_for_end::<K>(cluster, name, WAIT_LIMITS, output);
+    let mut is_found = false;
+    let end = wait_for_end::<K>(cluster, name, WAIT_LIMITS, output, &mut is_found);
     let Some(timeout) = timeout else { return end.await };
-    match tokio::time::timeout(timeout, end).await {
+    let ended = tokio::time::timeout(timeout, end).await;
+    match ended {
         Ok(ended) => ended,
         Err(_) => {
             let state = match cluster.read::<K>(name).await {
                 Ok(object) => format!("{} {name} is still {:?}", K::KIND_NAME, object.phase()),
+                Err(Failure::Input(_)) if is_found => return Ok(deleted::<K>(name, output)),
                 Err(error @ Failure::Input(_)) => return Err(error),
                 Err(error) => error.to_string(),
             };
@@ -62,11 +65,13 @@ pub(crate) async fn wait<K: ClusterResource>(
     }
 }
 
+/// Waits without a timeout. Sets `is_found` after the first read.
 async fn wait_for_end<K: ClusterResource>(
     cluster: &Cluster,
     name: &str,
     limits: WaitLimits,
     output: Output,
+    is_found: &mut bool,
 ) -> Result<u8, Failure> {
     let target = format!("{} `{name}`", K::KIND_NAME);
     let api = cluster.api::<K>();
@@ -77,6 +82,7 @@ async fn wait_for_end<K: ClusterResource>(
     let mut uid = None;
     // Do not retry the first request: the name may be wrong, or the cluster unreachable.
     let mut object: K = cluster.read(name).await?;
+    *is_found = true;
     loop {
         if uid.get_or_insert_with(|| object.meta().uid.clone()) != &object.meta().uid {
             return Ok(deleted::<K>(name, output));
@@ -372,7 +378,13 @@ mod tests {
             let mut left = left.lock().unwrap();
             let read = if left.len() > 1 { left.pop().unwrap() } else { left[0].clone() };
             match read.parse::<u16>() {
-                Ok(code) => (StatusCode::from_u16(code).unwrap(), String::new()),
+                Ok(code) => {
+                    let status = json!({
+                        "status": "Failure", "message": "", "reason": "", "code": code,
+                        "details": {"name": "mnist", "kind": "experiments"},
+                    });
+                    (StatusCode::from_u16(code).unwrap(), status.to_string())
+                }
                 Err(_) => (StatusCode::OK, json!(experiment(&read)).to_string()),
             }
         };
@@ -403,7 +415,10 @@ mod tests {
             denied_max: Duration::from_millis(500),
             unreachable_max: Duration::from_secs(60),
         };
-        wait_for_end::<Experiment>(&cluster, "mnist", limits, Output::Json).await.unwrap()
+        let mut is_found = false;
+        let end =
+            wait_for_end::<Experiment>(&cluster, "mnist", limits, Output::Json, &mut is_found);
+        end.await.unwrap()
     }
 
     #[tokio::test]
@@ -431,5 +446,18 @@ mod tests {
         let timeout = Some(Duration::from_millis(200));
         let waited = wait::<Experiment>(&cluster, "mnist", timeout, Output::Json).await;
         assert_eq!(waited.unwrap(), 3);
+    }
+
+    #[tokio::test]
+    async fn deletion_just_before_the_timeout_ends_with_code_3() {
+        let waited = async |reads: &[String]| {
+            let cluster = serve(reads, 500).await;
+            // Shorter than the interval of reads.
+            let timeout = Some(Duration::from_secs(1));
+            wait::<Experiment>(&cluster, "mnist", timeout, Output::Json).await
+        };
+        assert_eq!(waited(&reads("Running", 1, "404", "404")).await.unwrap(), 3);
+        let missing = waited(&reads("404", 1, "404", "404")).await.unwrap_err();
+        assert!(missing.to_string().contains("not found in namespace"), "{missing}");
     }
 }

@@ -23,7 +23,7 @@ const ROOT: &str = "hyperparameters";
 pub(super) fn notes(valid: &ValidExperiment, file: &Value) -> Vec<String> {
     let mut notes: Vec<String> = note(&valid.method).into_iter().collect();
     notes.extend(directions(&valid.spec.searcher, &file["spec"]["searcher"]));
-    constants(ROOT, &valid.space, &mut notes);
+    fields_of_group(ROOT, &valid.space, &mut notes);
     valid.space.for_each_parameter(&mut |path, parameter| {
         if let Parameter::Log(range) = parameter {
             notes.extend(values_as_exponents(path, range));
@@ -67,18 +67,26 @@ fn directions(searcher: &Searcher, file: &Value) -> Vec<String> {
 
 /// Notes constants that are named like a distribution of another tool.
 fn constants(path: &str, space: &Space, notes: &mut Vec<String>) {
+    if let Space::Group(members) = space
+        && members.len() == 1
+    {
+        notes.extend(members.iter().find_map(|(name, only)| other_kind(path, name, only)));
+    }
+    fields_of_group(path, space, notes);
+}
+
+/// Same as [`constants`], except for `space` itself. The root and the items of `oneOf` must be
+/// groups, so the notes must not recommend a parameter there.
+fn fields_of_group(path: &str, space: &Space, notes: &mut Vec<String>) {
     match space {
         Space::Parameter(_) => {}
         Space::Group(members) => {
-            if members.len() == 1 && path != ROOT {
-                notes.extend(members.iter().find_map(|(name, only)| other_kind(path, name, only)));
-            }
             members.iter().for_each(|(name, of)| constants(&member(path, name), of, notes));
         }
         Space::OneOf(groups) => {
             let path = member(path, "oneOf");
             for (i, group) in groups.iter().enumerate() {
-                constants(&item(&path, i), group, notes);
+                fields_of_group(&item(&path, i), group, notes);
             }
         }
     }
@@ -265,6 +273,7 @@ mod tests {
             json!({ "choice": "best" }),
             json!({ "values": { "int": { "min": 1, "max": 2 } } }),
             json!({ "choice": [8, 16], "other": 1 }),
+            json!({ "oneOf": [{ "choice": [8, 16] }, { "x": 1 }] }),
             json!([8, 16]),
         ] {
             assert_eq!(note(space.clone()), None, "{space}");

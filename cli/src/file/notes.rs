@@ -95,14 +95,23 @@ fn fields_of_group(path: &str, space: &Space, notes: &mut Vec<String>) {
 /// Returns a note if the only member of a group is named like a distribution, and is a constant.
 fn other_kind(path: &str, name: &str, space: &Space) -> Option<String> {
     let (_, kind) = OTHER_KINDS.iter().find(|(other, _)| *other == name)?;
-    let is_list = match space {
-        Space::Parameter(Parameter::Const(value)) => value.is_array(),
+    let is_range = *kind != "categorical";
+    let is_noted = match space {
+        Space::Parameter(Parameter::Const(value)) => {
+            value.as_array().is_some_and(|values| !values.is_empty())
+        }
         Space::Parameter(_) | Space::OneOf(_) => false,
-        Space::Group(_) => space.num_dimensions() == 0,
+        Space::Group(_) => is_range && space.num_dimensions() == 0,
     };
-    is_list.then(|| {
+    let form = match is_range {
+        true => format!("{kind}: {{min: MIN, max: MAX}}"),
+        false => (*kind).to_owned(),
+    };
+    let exponents = if *kind == "log" { "; MIN and MAX are exponents of 10" } else { "" };
+    is_noted.then(|| {
         format!(
-            "note: {} is a constant; to search over {path}, write `{kind}` instead of `{name}`",
+            "note: {} is a constant; to search over {path}, write `{form}` instead of \
+             `{name}`{exponents}",
             member(path, name)
         )
     })
@@ -267,10 +276,20 @@ mod tests {
         assert_eq!(note(json!({ "choice": [8, 16] })).as_deref(), Some(expected));
         let uniform = json!({ "oneOf": [{ "rate": { "uniform": { "min": 0, "max": 1 } } }, {}] });
         assert!(note(uniform).unwrap().contains("x.oneOf[0].rate.uniform is a constant"));
+        for (space, form) in [
+            (json!({ "range": [0, 1] }), "write `int: {min: MIN, max: MAX}` instead of `range`"),
+            (json!({ "uniform": [0.1, 0.9] }), "write `double: {min: MIN, max: MAX}` instead"),
+            (json!({ "loguniform": [1, 2] }), "instead of `loguniform`; MIN and MAX are exponents"),
+        ] {
+            let text = note(space).unwrap();
+            assert!(text.contains(form), "{text}");
+        }
         for space in [
             json!({ "log": { "min": -3, "max": -1 } }),
             json!({ "log": { "min": 0.5, "max": 2 } }),
             json!({ "choice": "best" }),
+            json!({ "choice": { "a": 1 } }),
+            json!({ "choice": [] }),
             json!({ "values": { "int": { "min": 1, "max": 2 } } }),
             json!({ "choice": [8, 16], "other": 1 }),
             json!({ "oneOf": [{ "choice": [8, 16] }, { "x": 1 }] }),

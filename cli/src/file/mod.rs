@@ -202,7 +202,7 @@ fn parse_tree(
             let spec_json = json!(valid.spec);
             let namespace = metadata.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
             let name = valid.name.clone();
-            notes.extend(notes::notes(&valid, &tree.value));
+            notes.extend(notes::notes(&valid, &tree.value, is_legacy));
             Ok(Loaded { name, namespace, metadata, valid, notes, spec_json })
         }
         Ok(_) => Err(problems),

@@ -216,6 +216,7 @@ fn note(method: &Method, format: Format) -> Option<String> {
 mod tests {
     use serde_json::{Value, json};
 
+    use crate::file::metadata::Target;
     use crate::file::parse;
 
     /// Returns the note on a search of 64 epochs.
@@ -228,7 +229,7 @@ mod tests {
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
             "metadata": { "name": "a" }, "spec": spec,
         });
-        parse(&file.to_string(), "a", &[]).unwrap().notes.pop()
+        parse(&file.to_string(), "a", &[], Target::Local).unwrap().notes.pop()
     }
 
     #[test]
@@ -273,7 +274,7 @@ mod tests {
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
             "metadata": { "name": "a" }, "spec": spec,
         });
-        parse(&file.to_string(), "a", &[]).unwrap().notes
+        parse(&file.to_string(), "a", &[], Target::Local).unwrap().notes
     }
 
     #[test]
@@ -349,7 +350,7 @@ mod tests {
             },
             "min_validation_period": { "batches": 1000 },
         });
-        let loaded = parse(&file.to_string(), "a", &[]).unwrap();
+        let loaded = parse(&file.to_string(), "a", &[], Target::Local).unwrap();
         let notes: Vec<_> =
             loaded.notes.iter().filter(|note| note.starts_with("note: ")).cloned().collect();
         let notes = notes.join("\n");

@@ -29,6 +29,7 @@ pub(crate) enum FailureClass {
 }
 
 impl RequestError {
+    /// Returns the class of the error.
     pub(crate) fn class(&self) -> FailureClass {
         match self.code {
             Some(_) if self.is_denied() => FailureClass::Denied,

@@ -28,7 +28,7 @@ fn read(args: &Args) -> Result<Valid, FileError> {
     if file::is_job(&args.file) {
         let loaded = file::load_job(&args.file, &args.set)?;
         let json = json!({"valid": true, "job": loaded.name, "spec": loaded.valid.spec});
-        return Ok(Valid { json, notes: vec![] });
+        return Ok(Valid { json, notes: loaded.notes });
     }
     let loaded = file::load(&args.file, &args.set)?;
     let json = json!({

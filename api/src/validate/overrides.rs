@@ -72,11 +72,13 @@ fn parse(overrides: &Value) -> Parsed {
 /// Converts an error of the parser, such as `invalid type: map, expected a sequence`.
 fn rule_of(error: &str) -> String {
     let expected = error.rsplit_once("expected ").map_or("", |(_, expected)| expected);
+    let is_out_of_range = error.starts_with("invalid value: integer");
     let kind = match expected {
         "a sequence" => "a list",
         "a string" => "a string",
         "a boolean" => "true or false",
-        "i32" | "i64" => "an integer",
+        "i32" if is_out_of_range => "an integer from -2147483648 to 2147483647",
+        "i32" | "i64" if !is_out_of_range => "an integer",
         "Quantity" => "a quantity such as 500m",
         "IntOrString" => "an integer or a string",
         // A type of Kubernetes, such as `PodSpec`.
@@ -163,7 +165,10 @@ mod tests {
     #[test]
     fn all_values_of_wrong_types_are_rejected() {
         let overrides = json!({ "spec": {
-            "containers": [3, { "name": "trainer", "args": ["a", 7, 8], "tty": 1 }],
+            "containers": [3, {
+                "name": "trainer", "args": ["a", 7, 8], "tty": 1,
+                "livenessProbe": { "periodSeconds": 3_000_000_000_u32 },
+            }],
             "hostname": [], "priority": "high", "securityContext": true, "volumes": {}, "x": 1,
         } });
         let mut errors = Vec::new();
@@ -174,6 +179,8 @@ mod tests {
         let expected = "\
 root.spec.containers[0]: must be an object (found 3)
 root.spec.containers[1].args[1]: must be a string (found 7)
+root.spec.containers[1].livenessProbe.periodSeconds: must be an integer from -2147483648 to \
+2147483647 (found 3000000000)
 root.spec.containers[1].tty: must be true or false (found 1)
 root.spec.hostname: must be a string (found [])
 root.spec.priority: must be an integer (found \"high\")

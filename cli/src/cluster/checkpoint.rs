@@ -1,7 +1,7 @@
 //! `stoker checkpoint list|download` on a cluster. Local runs use the same download.
 
 use std::fs::Permissions;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
@@ -22,6 +22,9 @@ use crate::commands::names::TrialRef;
 use crate::failure::Failure;
 use crate::list::{List, checkpoints};
 use crate::print::{self, Output};
+
+/// Start of the names of temporary files.
+const PARTIAL_PREFIX: &str = ".stoker-partial-";
 
 /// Flags that select one of a trial's checkpoints.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -271,16 +274,16 @@ impl Download<'_> {
                 entry.bytes
             )));
         }
-        let mut unnamed = create_unnamed(target)?;
+        let mut partial = create_partial(target)?;
         let mut hasher = FileHasher::new(entry.hash.algorithm());
         let mut parts = std::pin::pin!(self.storage.get_in_order(&path, size));
         while let Some(part) = parts.next().await {
             let part = part.map_err(|error| self.unreadable(error))?;
             hasher.update(&part);
-            unnamed.write_all(&part).map_err(|error| Failure::file("write", target, error))?;
+            partial.write_all(&part).map_err(|error| Failure::file("write", target, error))?;
         }
         check(file, &hasher.finish(), entry.hash.hex())?;
-        set_name(unnamed, target)
+        set_name(partial, target)
     }
 
     fn unreadable(&self, error: StorageError) -> Failure {
@@ -316,22 +319,36 @@ fn target(folder: &Path, file: &str) -> Result<PathBuf, Failure> {
 
 /// Writes a file that is durable on return. An incomplete file never has this name.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let mut file = create_unnamed(path)?;
+    let mut file = create_partial(path)?;
     file.write_all(bytes).map_err(|error| Failure::file("write", path, error))?;
     set_name(file, path)
 }
 
-/// Creates a temporary file in the directory of `path`. It is deleted if it is dropped.
-fn create_unnamed(path: &Path) -> Result<NamedTempFile, Failure> {
+/// Creates a temporary file in the directory of `path`. It is deleted if it is dropped. If the
+/// process is killed, the next download into the directory deletes it.
+fn create_partial(path: &Path) -> Result<NamedTempFile, Failure> {
     let parent = path.parent().unwrap_or(path);
     std::fs::create_dir_all(parent).map_err(|error| Failure::file("create", parent, error))?;
+    delete_partial(parent).map_err(|error| Failure::file("delete files in", parent, error))?;
     // Temporary files are private by default. The umask applies.
     let permissions = Permissions::from_mode(0o666);
     tempfile::Builder::new()
-        .prefix(".stoker-")
+        .prefix(PARTIAL_PREFIX)
         .permissions(permissions)
         .tempfile_in(parent)
         .map_err(|error| Failure::file("create", path, error))
+}
+
+/// Deletes the temporary files of interrupted downloads. A download that is still in progress then
+/// fails: no other file can get the name of its file.
+fn delete_partial(folder: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(PARTIAL_PREFIX.as_bytes()) {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Gives a complete file its name.
@@ -547,13 +564,17 @@ mod tests {
     fn incomplete_files_have_no_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new").join(MANIFEST);
-        let mut file = create_unnamed(&path).unwrap();
+        let mut file = create_partial(&path).unwrap();
         file.write_all(b"{").unwrap();
         assert!(!path.exists());
         drop(file);
         assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+        // A killed process does not delete its file.
+        let (_, left) = create_partial(&path).unwrap().keep().unwrap();
+        assert!(left.exists());
         write(&path, b"{}").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"{}");
+        assert!(!left.exists());
         let other = folder.path().join("other");
         std::fs::write(&other, "").unwrap();
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode();

@@ -64,7 +64,7 @@ pub(crate) struct Args {
 
 /// Creates the experiment and returns the exit code.
 pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
-    let loaded = match file::load(&args.file, &args.set) {
+    let loaded = match file::load_for_cluster(&args.file, &args.set) {
         Ok(loaded) if args.test => crate::smoke_test::to_smoke_test(loaded)?,
         Ok(loaded) => loaded,
         Err(error) => return Ok(crate::validate::print_error(&error, output)),

@@ -17,7 +17,27 @@ pub(crate) struct RequestError {
     pub(crate) code: Option<u16>,
 }
 
+/// Class of failed requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FailureClass {
+    /// The API server denied the user access.
+    Denied,
+    /// The API server responded with another error.
+    Refused,
+    /// The API server did not respond.
+    NoResponse,
+}
+
 impl RequestError {
+    /// Returns the class of the error.
+    pub(crate) fn class(&self) -> FailureClass {
+        match self.code {
+            Some(_) if self.is_denied() => FailureClass::Denied,
+            Some(_) => FailureClass::Refused,
+            None => FailureClass::NoResponse,
+        }
+    }
+
     /// Returns `true` if the API server denied the user access.
     pub(crate) fn is_denied(&self) -> bool {
         matches!(self.code, Some(401 | 403))

@@ -26,9 +26,9 @@ const STOPPED: u8 = 3;
 struct WaitLimits {
     /// Shortest time between two watches. The object is read after each watch.
     retry_interval: Duration,
-    /// Longest time of failed reads, if the API server denies access.
+    /// Longest time of consecutive failed reads for which the API server denies access.
     denied_max: Duration,
-    /// Longest time of failed reads for other reasons. It covers an upgrade of the API server.
+    /// Longest time of failed reads for any reason. It covers an upgrade of the API server.
     unreachable_max: Duration,
 }
 
@@ -46,13 +46,16 @@ pub(crate) async fn wait<K: ClusterResource>(
     timeout: Option<Duration>,
     output: Output,
 ) -> Result<u8, Failure> {
-    let end = wait_for_end::<K>(cluster, name, WAIT_LIMITS, output);
+    let mut is_found = false;
+    let end = wait_for_end::<K>(cluster, name, WAIT_LIMITS, output, &mut is_found);
     let Some(timeout) = timeout else { return end.await };
-    match tokio::time::timeout(timeout, end).await {
+    let ended = tokio::time::timeout(timeout, end).await;
+    match ended {
         Ok(ended) => ended,
         Err(_) => {
             let state = match cluster.read::<K>(name).await {
                 Ok(object) => format!("{} {name} is still {:?}", K::KIND_NAME, object.phase()),
+                Err(Failure::Input(_)) if is_found => return Ok(deleted::<K>(name, output)),
                 Err(error @ Failure::Input(_)) => return Err(error),
                 Err(error) => error.to_string(),
             };
@@ -62,20 +65,24 @@ pub(crate) async fn wait<K: ClusterResource>(
     }
 }
 
+/// Waits without a timeout. Sets `is_found` after the first read.
 async fn wait_for_end<K: ClusterResource>(
     cluster: &Cluster,
     name: &str,
     limits: WaitLimits,
     output: Output,
+    is_found: &mut bool,
 ) -> Result<u8, Failure> {
     let target = format!("{} `{name}`", K::KIND_NAME);
     let api = cluster.api::<K>();
     let mut shown = String::new();
     let mut has_warned = false;
     let mut failed_since: Option<Instant> = None;
+    let mut denied_since: Option<Instant> = None;
     let mut uid = None;
     // Do not retry the first request: the name may be wrong, or the cluster unreachable.
     let mut object: K = cluster.read(name).await?;
+    *is_found = true;
     loop {
         if uid.get_or_insert_with(|| object.meta().uid.clone()) != &object.meta().uid {
             return Ok(deleted::<K>(name, output));
@@ -104,14 +111,14 @@ async fn wait_for_end<K: ClusterResource>(
         match cluster.try_request(&target, api.get_opt(name)).await {
             Ok(Some(current)) => {
                 object = current;
-                failed_since = None;
+                (failed_since, denied_since) = (None, None);
             }
             Ok(None) => return Ok(deleted::<K>(name, output)),
             Err(error) => {
                 let failed_for = failed_since.get_or_insert_with(Instant::now).elapsed();
-                let max =
-                    if error.is_denied() { limits.denied_max } else { limits.unreachable_max };
-                if failed_for >= max {
+                denied_since = error.is_denied().then(|| denied_since.unwrap_or_else(Instant::now));
+                let denied_for = denied_since.map_or(Duration::ZERO, |since| since.elapsed());
+                if failed_for >= limits.unreachable_max || denied_for >= limits.denied_max {
                     let message = format!(
                         "timed out after {} of failed reads: {}; {} {name} may still run",
                         text::length(failed_for.as_secs()),
@@ -371,7 +378,13 @@ mod tests {
             let mut left = left.lock().unwrap();
             let read = if left.len() > 1 { left.pop().unwrap() } else { left[0].clone() };
             match read.parse::<u16>() {
-                Ok(code) => (StatusCode::from_u16(code).unwrap(), String::new()),
+                Ok(code) => {
+                    let status = json!({
+                        "status": "Failure", "message": "", "reason": "", "code": code,
+                        "details": {"name": "mnist", "kind": "experiments"},
+                    });
+                    (StatusCode::from_u16(code).unwrap(), status.to_string())
+                }
                 Err(_) => (StatusCode::OK, json!(experiment(&read)).to_string()),
             }
         };
@@ -402,7 +415,10 @@ mod tests {
             denied_max: Duration::from_millis(500),
             unreachable_max: Duration::from_secs(60),
         };
-        wait_for_end::<Experiment>(&cluster, "mnist", limits, Output::Json).await.unwrap()
+        let mut is_found = false;
+        let end =
+            wait_for_end::<Experiment>(&cluster, "mnist", limits, Output::Json, &mut is_found);
+        end.await.unwrap()
     }
 
     #[tokio::test]
@@ -411,6 +427,9 @@ mod tests {
         assert_eq!(code(&reads("Running", 20, "Running", "Completed"), 403).await, 0);
         assert_eq!(code(&reads("Running", 40, "500", "Completed"), 500).await, 0);
         assert_eq!(code(&reads("Running", 2, "403", "Completed"), 403).await, 0);
+        let mut mixed = reads("Running", 40, "500", "403");
+        mixed.push("Completed".to_owned());
+        assert_eq!(code(&mixed, 500).await, 0);
         assert_eq!(code(&reads("Running", 200, "403", "Completed"), 403).await, 3);
     }
 
@@ -427,5 +446,18 @@ mod tests {
         let timeout = Some(Duration::from_millis(200));
         let waited = wait::<Experiment>(&cluster, "mnist", timeout, Output::Json).await;
         assert_eq!(waited.unwrap(), 3);
+    }
+
+    #[tokio::test]
+    async fn deletion_just_before_the_timeout_ends_with_code_3() {
+        let waited = async |reads: &[String]| {
+            let cluster = serve(reads, 500).await;
+            // Shorter than the interval of reads.
+            let timeout = Some(Duration::from_secs(1));
+            wait::<Experiment>(&cluster, "mnist", timeout, Output::Json).await
+        };
+        assert_eq!(waited(&reads("Running", 1, "404", "404")).await.unwrap(), 3);
+        let missing = waited(&reads("404", 1, "404", "404")).await.unwrap_err();
+        assert!(missing.to_string().contains("not found in namespace"), "{missing}");
     }
 }

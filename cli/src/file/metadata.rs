@@ -5,10 +5,21 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use stoker_api::validate::{FieldError, member};
 
+use super::tree::Tree;
+
 /// Maximum length of a name in a label, of a label's value and of a namespace.
 const NAME_MAX: usize = 63;
 /// Maximum length of the prefix of a label's name.
 const PREFIX_MAX: usize = 253;
+
+/// Where a file is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// On this machine, where labels and annotations may be any text.
+    Local,
+    /// On a cluster, whose API server has rules for labels and annotations.
+    Cluster,
+}
 
 /// Metadata of an object, except its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,13 +47,31 @@ impl Metadata {
         }
     }
 
-    /// Checks the rules of the Kubernetes API server.
-    pub(super) fn check(&self, errors: &mut Vec<FieldError>) {
+    /// Checks the rules of the Kubernetes API server that apply to files for `target`.
+    pub(super) fn check(&self, target: Target, errors: &mut Vec<FieldError>) {
         if let Some(namespace) = self.namespace.as_deref().filter(|name| !is_dns_label(name)) {
             let rule = "must have at most 63 lowercase letters, digits and `-`, and start and end \
                         with a letter or digit";
             errors.push(FieldError::new("metadata.namespace", &json!(namespace), rule));
         }
+        if target == Target::Cluster {
+            self.check_texts(errors);
+        }
+    }
+
+    /// Returns a note for each label and annotation in the file that a cluster refuses.
+    pub(super) fn notes(&self, tree: &Tree) -> Vec<String> {
+        let mut errors = Vec::new();
+        self.check_texts(&mut errors);
+        let note = |error: &FieldError| {
+            let field = tree.original(&error.path);
+            format!("note: a cluster refuses {field}: {} (found {})", error.rule, error.value)
+        };
+        errors.iter().map(note).collect()
+    }
+
+    /// Checks labels and annotations.
+    fn check_texts(&self, errors: &mut Vec<FieldError>) {
         for (field, texts) in [("labels", &self.labels), ("annotations", &self.annotations)] {
             let is_allowed = |key: &str| match field {
                 "labels" => is_qualified(key),
@@ -102,7 +131,7 @@ mod tests {
         let check = |key: &str, value: &str, expected: &[&str]| {
             let metadata = json!({ "labels": { key: value }, "annotations": { "A.b/c": "d e" } });
             let mut errors = Vec::new();
-            Metadata::read(&metadata).check(&mut errors);
+            Metadata::read(&metadata).check(Target::Cluster, &mut errors);
             let paths: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
             assert_eq!(paths, expected, "{errors:?}");
         };

@@ -22,14 +22,14 @@ use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use stoker_api::inference::InferenceJobSpec;
-use stoker_api::names::API_VERSION;
 use stoker_api::validate::{
     FieldError, ValidExperiment, ValidInferenceJob, validate, validate_inference,
     validate_inference_on_cluster,
 };
 
 pub(crate) use metadata::Metadata;
-use schema::Checked;
+use metadata::Target;
+use schema::{Checked, file_schema};
 use tree::{Position, Tree};
 
 /// Kinds of files.
@@ -53,7 +53,8 @@ pub(crate) struct Loaded {
     pub(crate) metadata: Metadata,
     /// Validated experiment.
     pub(crate) valid: ValidExperiment,
-    /// Notes on translated fields, if the file has Determined's format, and on probable mistakes.
+    /// Notes on translated fields, if the file has Determined's format, on metadata that a cluster
+    /// refuses, and on probable mistakes.
     pub(crate) notes: Vec<String>,
     /// Spec with all defaults.
     pub(crate) spec_json: Value,
@@ -70,6 +71,8 @@ pub(crate) struct LoadedJob {
     pub(crate) metadata: Metadata,
     /// Validated job.
     pub(crate) valid: ValidInferenceJob,
+    /// Notes on metadata that a cluster refuses.
+    pub(crate) notes: Vec<String>,
 }
 
 /// One error of a file.
@@ -103,7 +106,17 @@ pub(crate) struct FileError {
 /// All errors of the file.
 pub(crate) fn load(path: &Path, sets: &[String]) -> Result<Loaded, FileError> {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    load_with(path, |text| parse(text, &stem, sets))
+    load_with(path, |text| parse(text, &stem, sets, Target::Local))
+}
+
+/// Like [`load`], with the additional rules for experiments on a cluster.
+///
+/// # Errors
+///
+/// All errors of the file.
+pub(crate) fn load_for_cluster(path: &Path, sets: &[String]) -> Result<Loaded, FileError> {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    load_with(path, |text| parse(text, &stem, sets, Target::Cluster))
 }
 
 /// Returns `true` if the `kind` of the file at `path` is `InferenceJob`.
@@ -127,7 +140,7 @@ pub(crate) fn name_field(path: &Path) -> &'static str {
 ///
 /// All errors of the file.
 pub(crate) fn load_job(path: &Path, sets: &[String]) -> Result<LoadedJob, FileError> {
-    load_with(path, |text| parse_job(text, sets, validate_inference))
+    load_with(path, |text| parse_job(text, sets, Target::Local))
 }
 
 /// Like [`load_job`], with the additional rules for jobs on a cluster.
@@ -136,7 +149,7 @@ pub(crate) fn load_job(path: &Path, sets: &[String]) -> Result<LoadedJob, FileEr
 ///
 /// All errors of the file.
 pub(crate) fn load_cluster_job(path: &Path, sets: &[String]) -> Result<LoadedJob, FileError> {
-    load_with(path, |text| parse_job(text, sets, validate_inference_on_cluster))
+    load_with(path, |text| parse_job(text, sets, Target::Cluster))
 }
 
 fn load_with<T>(
@@ -162,11 +175,11 @@ fn read(path: &Path) -> Result<String, String> {
 }
 
 /// Parses an experiment. `stem` is the default name for a file in Determined's format.
-fn parse(text: &str, stem: &str, sets: &[String]) -> Result<Loaded, Vec<Problem>> {
+fn parse(text: &str, stem: &str, sets: &[String], target: Target) -> Result<Loaded, Vec<Problem>> {
     let (tree, problems) = tree::read(text);
     // The format of an unparsable file is unknown, so it may contain credentials too.
     let may_be_legacy = tree.as_ref().is_none_or(|tree| legacy::is_legacy(&tree.value));
-    parse_tree(tree, problems, stem, sets).map_err(|mut problems| {
+    parse_tree(tree, problems, stem, sets, target).map_err(|mut problems| {
         if may_be_legacy {
             problems.iter_mut().for_each(legacy::mask);
         }
@@ -179,6 +192,7 @@ fn parse_tree(
     mut problems: Vec<Problem>,
     stem: &str,
     sets: &[String],
+    target: Target,
 ) -> Result<Loaded, Vec<Problem>> {
     let Some(mut tree) = tree else { return Err(problems) };
     let is_legacy = legacy::is_legacy(&tree.value);
@@ -197,12 +211,13 @@ fn parse_tree(
         return Err(with_positions(problems, &[error], &tree));
     }
     let schema = file_schema(EXPERIMENT, stoker_api::crd::experiment_spec_schema());
-    match check(&tree, &schema, validate) {
+    match check(&tree, &schema, target, validate) {
         Ok((metadata, valid)) if problems.is_empty() => {
             let spec_json = json!(valid.spec);
             let namespace = metadata.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
             let name = valid.name.clone();
-            notes.extend(notes::notes(&valid, &tree.value));
+            notes.extend(metadata.notes(&tree));
+            notes.extend(notes::notes(&valid, &tree.value, is_legacy));
             Ok(Loaded { name, namespace, metadata, valid, notes, spec_json })
         }
         Ok(_) => Err(problems),
@@ -210,10 +225,7 @@ fn parse_tree(
     }
 }
 
-/// Validation function of a job.
-type JobRules = fn(&str, &InferenceJobSpec) -> Result<ValidInferenceJob, Vec<FieldError>>;
-
-fn parse_job(text: &str, sets: &[String], rules: JobRules) -> Result<LoadedJob, Vec<Problem>> {
+fn parse_job(text: &str, sets: &[String], target: Target) -> Result<LoadedJob, Vec<Problem>> {
     let (tree, mut problems) = tree::read(text);
     let Some(mut tree) = tree else { return Err(problems) };
     for set in sets {
@@ -225,10 +237,15 @@ fn parse_job(text: &str, sets: &[String], rules: JobRules) -> Result<LoadedJob, 
         return Err(with_positions(problems, &[error], &tree));
     }
     let schema = file_schema(JOB, stoker_api::crd::inference_spec_schema());
-    match check(&tree, &schema, rules) {
+    let rules = |name: &str, spec: &InferenceJobSpec| match target {
+        Target::Local => validate_inference(name, spec),
+        Target::Cluster => validate_inference_on_cluster(name, spec),
+    };
+    match check(&tree, &schema, target, rules) {
         Ok((metadata, valid)) if problems.is_empty() => {
             let namespace = metadata.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
-            Ok(LoadedJob { name: valid.name.clone(), namespace, metadata, valid })
+            let notes = metadata.notes(&tree);
+            Ok(LoadedJob { name: valid.name.clone(), namespace, metadata, valid, notes })
         }
         Ok(_) => Err(problems),
         Err(errors) => Err(with_positions(problems, &errors, &tree)),
@@ -267,6 +284,7 @@ fn with_positions(mut problems: Vec<Problem>, errors: &[FieldError], tree: &Tree
 fn check<S: DeserializeOwned, V>(
     tree: &Tree,
     schema: &Value,
+    target: Target,
     validate: impl Fn(&str, &S) -> Result<V, Vec<FieldError>>,
 ) -> Result<(Metadata, V), Vec<FieldError>> {
     let mut checked = Checked::default();
@@ -275,7 +293,7 @@ fn check<S: DeserializeOwned, V>(
     let name = text(&object["metadata"]["name"]);
     let metadata = Metadata::read(&object["metadata"]);
     let mut of_metadata = Vec::new();
-    metadata.check(&mut of_metadata);
+    metadata.check(target, &mut of_metadata);
     of_metadata.retain(|error| !checked.is_replaced(&error.path));
     checked.errors.append(&mut of_metadata);
     let result = match serde_json::from_value::<S>(object["spec"].clone()) {
@@ -297,34 +315,6 @@ fn check<S: DeserializeOwned, V>(
             Err(errors)
         }
     }
-}
-
-/// Returns the schema of a whole file, with the spec schema of the CRD.
-fn file_schema(kind: &str, spec: Value) -> Value {
-    json!({
-        "type": "object",
-        "required": ["apiVersion", "kind", "metadata", "spec"],
-        "properties": {
-            "apiVersion": {
-                "type": "string", "enum": [API_VERSION], "description": API_VERSION,
-            },
-            "kind": { "type": "string", "enum": [kind], "description": kind },
-            "metadata": {
-                "type": "object",
-                "description": format!("The {kind}'s name and labels"),
-                "required": ["name"],
-                "properties": {
-                    "name": { "type": "string", "description": format!("The {kind}'s name") },
-                    "namespace": { "type": "string" },
-                    "labels": { "type": "object", "additionalProperties": { "type": "string" } },
-                    "annotations": {
-                        "type": "object", "additionalProperties": { "type": "string" },
-                    },
-                },
-            },
-            "spec": spec,
-        },
-    })
 }
 
 impl Problem {

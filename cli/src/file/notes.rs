@@ -19,21 +19,37 @@ const OTHER_KINDS: [(&str, &str); 7] = [
 /// Path of the search space.
 const ROOT: &str = "hyperparameters";
 
-/// Returns the notes on an experiment. `file` is its file, without defaults.
-pub(super) fn notes(valid: &ValidExperiment, file: &Value) -> Vec<String> {
-    let mut notes: Vec<String> = note(&valid.method).into_iter().collect();
-    notes.extend(directions(&valid.spec.searcher, &file["spec"]["searcher"]));
-    constants(ROOT, &valid.space, &mut notes);
+/// Names of fields in the format of the file.
+#[derive(Clone, Copy)]
+struct Format {
+    is_legacy: bool,
+}
+
+impl Format {
+    /// Returns the name in the format of the file: `legacy` is Determined's.
+    fn name(self, ours: &'static str, legacy: &'static str) -> &'static str {
+        if self.is_legacy { legacy } else { ours }
+    }
+}
+
+/// Returns the notes on an experiment. `file` is its file, without defaults, and translated if
+/// `is_legacy`.
+pub(super) fn notes(valid: &ValidExperiment, file: &Value, is_legacy: bool) -> Vec<String> {
+    let format = Format { is_legacy };
+    let mut notes: Vec<String> = note(&valid.method, format).into_iter().collect();
+    notes.extend(directions(&valid.spec.searcher, &file["spec"]["searcher"], format));
+    fields_of_group(ROOT, &valid.space, format, &mut notes);
     valid.space.for_each_parameter(&mut |path, parameter| {
         if let Parameter::Log(range) = parameter {
-            notes.extend(values_as_exponents(path, range));
+            notes.extend(values_as_exponents(path, range, format));
         }
     });
     let spec = &valid.spec;
-    for (field, period) in [
-        ("minValidationPeriod", spec.min_validation_period),
-        ("minCheckpointPeriod", spec.min_checkpoint_period),
-    ] {
+    let validation = format.name("minValidationPeriod", "min_validation_period");
+    let checkpoint = format.name("minCheckpointPeriod", "min_checkpoint_period");
+    for (field, period) in
+        [(validation, spec.min_validation_period), (checkpoint, spec.min_checkpoint_period)]
+    {
         notes.extend(period.and_then(|period| long_period(valid, field, &period)));
     }
     notes
@@ -41,7 +57,7 @@ pub(super) fn notes(valid: &ValidExperiment, file: &Value) -> Vec<String> {
 
 /// Returns a note for each metric whose name suggests that larger is better, if the file leaves
 /// the direction to the default. The names are the same as for `EarlyStopping` of the trainer.
-fn directions(searcher: &Searcher, file: &Value) -> Vec<String> {
+fn directions(searcher: &Searcher, file: &Value, format: Format) -> Vec<String> {
     let note = |metric: &str, field: &str| {
         format!(
             "note: a smaller `{metric}` is better, because {field} is unset; set it to false if \
@@ -54,7 +70,8 @@ fn directions(searcher: &Searcher, file: &Value) -> Vec<String> {
     };
     let mut notes = vec![];
     if is_noted(&searcher.metric, file) {
-        notes.push(note(&searcher.metric, "searcher.smallerIsBetter"));
+        let field = format.name("searcher.smallerIsBetter", "searcher.smaller_is_better");
+        notes.push(note(&searcher.metric, field));
     }
     for (i, objective) in searcher.objectives.iter().enumerate().skip(1) {
         if is_noted(&objective.metric, &file["objectives"][i]) {
@@ -66,50 +83,75 @@ fn directions(searcher: &Searcher, file: &Value) -> Vec<String> {
 }
 
 /// Notes constants that are named like a distribution of another tool.
-fn constants(path: &str, space: &Space, notes: &mut Vec<String>) {
+fn constants(path: &str, space: &Space, format: Format, notes: &mut Vec<String>) {
+    if let Space::Group(members) = space
+        && members.len() == 1
+    {
+        let mut members = members.iter();
+        notes.extend(members.find_map(|(name, only)| other_kind(path, name, only, format)));
+    }
+    fields_of_group(path, space, format, notes);
+}
+
+/// Same as [`constants`], except for `space` itself. The root and the items of `oneOf` must be
+/// groups, so the notes must not recommend a parameter there.
+fn fields_of_group(path: &str, space: &Space, format: Format, notes: &mut Vec<String>) {
     match space {
         Space::Parameter(_) => {}
         Space::Group(members) => {
-            if members.len() == 1 && path != ROOT {
-                notes.extend(members.iter().find_map(|(name, only)| other_kind(path, name, only)));
+            for (name, space) in members {
+                constants(&member(path, name), space, format, notes);
             }
-            members.iter().for_each(|(name, of)| constants(&member(path, name), of, notes));
         }
         Space::OneOf(groups) => {
             let path = member(path, "oneOf");
             for (i, group) in groups.iter().enumerate() {
-                constants(&item(&path, i), group, notes);
+                fields_of_group(&item(&path, i), group, format, notes);
             }
         }
     }
 }
 
 /// Returns a note if the only member of a group is named like a distribution, and is a constant.
-fn other_kind(path: &str, name: &str, space: &Space) -> Option<String> {
+fn other_kind(path: &str, name: &str, space: &Space, format: Format) -> Option<String> {
     let (_, kind) = OTHER_KINDS.iter().find(|(other, _)| *other == name)?;
-    let is_list = match space {
-        Space::Parameter(Parameter::Const(value)) => value.is_array(),
+    let is_range = *kind != "categorical";
+    let is_noted = match space {
+        Space::Parameter(Parameter::Const(value)) => {
+            value.as_array().is_some_and(|values| !values.is_empty())
+        }
         Space::Parameter(_) | Space::OneOf(_) => false,
-        Space::Group(_) => space.num_dimensions() == 0,
+        Space::Group(_) => is_range && space.num_dimensions() == 0,
     };
-    is_list.then(|| {
+    let form = match (is_range, format.is_legacy) {
+        (true, false) => format!("{kind}: {{min: MIN, max: MAX}}"),
+        (false, false) => (*kind).to_owned(),
+        (true, true) => format!("{{type: {kind}, minval: MIN, maxval: MAX}}"),
+        (false, true) => format!("{{type: {kind}, vals: LIST}}"),
+    };
+    let replaced = if format.is_legacy { format!("{{{name}: VALUE}}") } else { name.to_owned() };
+    let exponents = if *kind == "log" { "; MIN and MAX are exponents of 10" } else { "" };
+    is_noted.then(|| {
         format!(
-            "note: {} is a constant; to search over {path}, write `{kind}` instead of `{name}`",
-            member(path, name)
+            "note: {} is a constant; to search over {path}, write `{form}` instead of \
+             `{replaced}`{exponents}",
+            member(path, name),
         )
     })
 }
 
 /// Returns a note if the bounds of a `log` parameter are probably values, not exponents.
-fn values_as_exponents(path: &str, range: &LogRange) -> Option<String> {
+fn values_as_exponents(path: &str, range: &LogRange, format: Format) -> Option<String> {
     let LogRange { base, min, max, .. } = *range;
     let is_noted = base > 1.0 && min > 0.0 && max < 1.0;
     let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
+    let (smallest, largest) = (format.name("min", "minval"), format.name("max", "maxval"));
     is_noted.then(|| {
         format!(
-            "note: {}.log samples from {} to {}, because min and max are exponents; for values \
-             from {min} to {max}, write min: {}, max: {}",
+            "note: {}{} samples from {} to {}, because {smallest} and {largest} are exponents; for \
+             values from {min} to {max}, write {smallest}: {}, {largest}: {}",
             path.strip_prefix("spec.").unwrap_or(path),
+            format.name(".log", ""),
             rounded(base.powf(min)),
             rounded(base.powf(max)),
             rounded(min.log(base)),
@@ -132,7 +174,7 @@ fn long_period(valid: &ValidExperiment, field: &str, period: &Length) -> Option<
 }
 
 /// Returns the note on a search method, if there is one.
-fn note(method: &Method) -> Option<String> {
+fn note(method: &Method, format: Format) -> Option<String> {
     match method {
         Method::AsyncHalving(search) => {
             let num_required = search.divisor.saturating_pow(search.num_rungs.saturating_sub(1));
@@ -140,9 +182,12 @@ fn note(method: &Method) -> Option<String> {
             let is_short = !search.stop_once && search.max_trials < num_required;
             is_short.then(|| {
                 format!(
-                    "note: asyncHalving.maxTrials is {}, so few or no trials are promoted to \
-                     maxLength; use {num_required} trials or more, or fewer rungs than {}",
-                    search.max_trials, search.num_rungs
+                    "note: {} is {}, so few or no trials are promoted to {}; use {num_required} \
+                     trials or more, or fewer rungs than {}",
+                    format.name("asyncHalving.maxTrials", "searcher.max_trials"),
+                    search.max_trials,
+                    format.name("maxLength", "max_length"),
+                    search.num_rungs
                 )
             })
         }
@@ -151,9 +196,15 @@ fn note(method: &Method) -> Option<String> {
             let is_without = search.num_rounds > 1 && num_copies < 1.0;
             is_without.then(|| {
                 format!(
-                    "note: pbt.truncateFraction of {} is less than one of {} trials, so no trial \
-                     is replaced by a copy; raise it, or pbt.populationSize",
-                    search.truncate_fraction, search.population_size
+                    "note: {} of {} is less than one of {} trials, so no trial is replaced by a \
+                     copy; raise it, or {}",
+                    format.name(
+                        "pbt.truncateFraction",
+                        "searcher.replace_function.truncate_fraction"
+                    ),
+                    search.truncate_fraction,
+                    search.population_size,
+                    format.name("pbt.populationSize", "searcher.population_size")
                 )
             })
         }
@@ -165,6 +216,7 @@ fn note(method: &Method) -> Option<String> {
 mod tests {
     use serde_json::{Value, json};
 
+    use crate::file::metadata::Target;
     use crate::file::parse;
 
     /// Returns the note on a search of 64 epochs.
@@ -177,7 +229,7 @@ mod tests {
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
             "metadata": { "name": "a" }, "spec": spec,
         });
-        parse(&file.to_string(), "a", &[]).unwrap().notes.pop()
+        parse(&file.to_string(), "a", &[], Target::Local).unwrap().notes.pop()
     }
 
     #[test]
@@ -222,7 +274,7 @@ mod tests {
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
             "metadata": { "name": "a" }, "spec": spec,
         });
-        parse(&file.to_string(), "a", &[]).unwrap().notes
+        parse(&file.to_string(), "a", &[], Target::Local).unwrap().notes
     }
 
     #[test]
@@ -259,15 +311,62 @@ mod tests {
         assert_eq!(note(json!({ "choice": [8, 16] })).as_deref(), Some(expected));
         let uniform = json!({ "oneOf": [{ "rate": { "uniform": { "min": 0, "max": 1 } } }, {}] });
         assert!(note(uniform).unwrap().contains("x.oneOf[0].rate.uniform is a constant"));
+        for (space, form) in [
+            (json!({ "range": [0, 1] }), "write `int: {min: MIN, max: MAX}` instead of `range`"),
+            (json!({ "uniform": [0.1, 0.9] }), "write `double: {min: MIN, max: MAX}` instead"),
+            (json!({ "loguniform": [1, 2] }), "instead of `loguniform`; MIN and MAX are exponents"),
+        ] {
+            let text = note(space).unwrap();
+            assert!(text.contains(form), "{text}");
+        }
         for space in [
             json!({ "log": { "min": -3, "max": -1 } }),
             json!({ "log": { "min": 0.5, "max": 2 } }),
             json!({ "choice": "best" }),
+            json!({ "choice": { "a": 1 } }),
+            json!({ "choice": [] }),
             json!({ "values": { "int": { "min": 1, "max": 2 } } }),
             json!({ "choice": [8, 16], "other": 1 }),
+            json!({ "oneOf": [{ "choice": [8, 16] }, { "x": 1 }] }),
             json!([8, 16]),
         ] {
             assert_eq!(note(space.clone()), None, "{space}");
+        }
+    }
+
+    #[test]
+    fn notes_on_determined_files_use_their_names() {
+        let file = json!({
+            "name": "a",
+            "entrypoint": "train.sh",
+            "hyperparameters": {
+                "batch": { "choice": [8, 16] },
+                "depth": { "range": [1, 3] },
+                "rate": { "type": "log", "base": 10, "minval": 0.001, "maxval": 0.1 },
+            },
+            "searcher": {
+                "name": "async_halving", "metric": "accuracy", "max_length": { "batches": 900 },
+                "max_trials": 3, "num_rungs": 4, "divisor": 4,
+            },
+            "min_validation_period": { "batches": 1000 },
+        });
+        let loaded = parse(&file.to_string(), "a", &[], Target::Local).unwrap();
+        let notes: Vec<_> =
+            loaded.notes.iter().filter(|note| note.starts_with("note: ")).cloned().collect();
+        let notes = notes.join("\n");
+        for words in [
+            "searcher.max_trials is 3",
+            "searcher.smaller_is_better is unset",
+            "write `{type: categorical, vals: LIST}` instead of `{choice: VALUE}`",
+            "write `{type: int, minval: MIN, maxval: MAX}`",
+            "hyperparameters.rate samples from",
+            "write minval: -3, maxval: -1",
+            "min_validation_period of 1000 batches",
+        ] {
+            assert!(notes.contains(words), "{words}\n{notes}");
+        }
+        for name in ["smallerIsBetter", "maxTrials", "maxLength", "minValidationPeriod", ".log"] {
+            assert!(!notes.contains(name), "{name}\n{notes}");
         }
     }
 

@@ -2,6 +2,7 @@
 //! these schemas use.
 
 use serde_json::{Map, Value, json};
+use stoker_api::names::API_VERSION;
 use stoker_api::validate::{FieldError, item, member};
 
 use super::scalar::{Scalar, resolve};
@@ -324,4 +325,32 @@ fn lower_first(text: &str) -> String {
 
 fn plural(count: u64) -> &'static str {
     if count == 1 { "" } else { "s" }
+}
+
+/// Returns the schema of a whole file, with the spec schema of the CRD.
+pub(super) fn file_schema(kind: &str, spec: Value) -> Value {
+    json!({
+        "type": "object",
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "properties": {
+            "apiVersion": {
+                "type": "string", "enum": [API_VERSION], "description": API_VERSION,
+            },
+            "kind": { "type": "string", "enum": [kind], "description": kind },
+            "metadata": {
+                "type": "object",
+                "description": format!("The {kind}'s name and labels"),
+                "required": ["name"],
+                "properties": {
+                    "name": { "type": "string", "description": format!("The {kind}'s name") },
+                    "namespace": { "type": "string" },
+                    "labels": { "type": "object", "additionalProperties": { "type": "string" } },
+                    "annotations": {
+                        "type": "object", "additionalProperties": { "type": "string" },
+                    },
+                },
+            },
+            "spec": spec,
+        },
+    })
 }

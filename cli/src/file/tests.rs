@@ -29,7 +29,21 @@ fn load_text(text: &str, sets: &[&str]) -> Result<Loaded, FileError> {
     let path = folder.path().join("My file.yaml");
     std::fs::write(&path, text).unwrap();
     let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
-    load(&path, &sets)
+    load_for_cluster(&path, &sets)
+}
+
+#[test]
+fn labels_of_local_files_are_only_noted() {
+    let text = GOOD.replacen("name: mnist", "name: a\n  labels: {team: data science}", 1);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("experiment.yaml");
+    std::fs::write(&path, text).unwrap();
+    let loaded = load(&path, &[]).unwrap();
+    assert_eq!(loaded.metadata.labels["team"], "data science");
+    let [note] = &loaded.notes[..] else { panic!("{:?}", loaded.notes) };
+    assert!(note.starts_with("note: a cluster refuses metadata.labels.team: must"), "{note}");
+    let error = load_for_cluster(&path, &[]).unwrap_err();
+    assert_eq!(error.problems[0].field, "metadata.labels.team");
 }
 
 /// Checks that each error starts with `LINE:COLUMN: FIELD` and contains the words of its row.

@@ -276,6 +276,7 @@ async fn set_state(on: &Target, state: DesiredState, output: Output) -> Result<u
 
 async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failure> {
     let mut view = View::new(output);
+    loaded.notes.iter().for_each(|note| view.print_message(note));
     let spec = &loaded.valid.spec;
     let folder = folder(args)?;
     check_program(spec.entrypoint.command.first().map_or("", String::as_str), &folder)?;

@@ -22,7 +22,7 @@ pub(crate) mod signals;
 mod state;
 mod table;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::json;
 use stoker_api::decisions::PriorTrial;
@@ -157,7 +157,7 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         server_url,
         folder,
         lock: trainers,
-        test_hint: (!args.test).then(|| test_hint(&args.file)),
+        test_hint: (!args.test).then(|| test_hint(args)),
     };
     let result = Runner::new(config)?.run(&mut signals, &mut view).await;
     view.finish();
@@ -230,8 +230,16 @@ fn print_outcome(state: &State, paths: &RunPaths, valid: &ValidExperiment, outpu
     wait::exit_code(phase)
 }
 
-fn test_hint(file: &Path) -> String {
-    format!("hint: `stoker run {} --test` finds such errors within seconds", file.display())
+/// Returns the hint if the program fails before its first batch.
+fn test_hint(args: &Args) -> String {
+    // `--test` conflicts with these flags.
+    let without = match (args.fresh, args.ui.is_some()) {
+        (false, false) => "",
+        (true, false) => " without --fresh",
+        (false, true) => " without --ui",
+        (true, true) => " without --fresh and --ui",
+    };
+    format!("hint: add `--test` to this command{without}; it finds such errors within seconds")
 }
 
 fn prior_message(spec: &PriorTrials, prior: &[PriorTrial]) -> String {

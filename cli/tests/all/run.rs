@@ -59,7 +59,7 @@ fn failing_program_is_restarted_up_to_max_restarts() {
     let fixture = RunFixture::new(json!({"single": {}}), "fail");
     let output = fixture.run(&[]);
     check(&output, 1, "boom: the data has no labels");
-    check(&output, 1, "experiment.yaml --test` finds such errors within seconds");
+    check(&output, 1, "add `--test` to this command; it finds such errors within seconds");
     let trial = &fixture.trials()[0];
     assert_eq!(trial["status"]["attempts"].as_array().unwrap().len(), 2);
     assert_eq!(trial["status"]["phase"], "Failed");

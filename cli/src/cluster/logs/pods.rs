@@ -14,7 +14,7 @@ use super::cursor::{LogCursor, LogRequest};
 use super::line::LogLine;
 use super::tag::Tag;
 use crate::cluster::connect::{self, Cluster};
-use crate::cluster::request::RequestError;
+use crate::cluster::request::{FailureClass, RequestError};
 use crate::cluster::trial::pod_state;
 use crate::failure::Failure;
 use crate::print;
@@ -36,7 +36,7 @@ pub(super) struct FollowLimits {
     pub(super) idle_max: Duration,
     /// Same as `idle_max`, for a pod that has ended and prints nothing new.
     pub(super) idle_max_ended: Duration,
-    /// Longest time of failures, if the API server responds.
+    /// Longest time of failures of one class, if the API server responds.
     pub(super) refused_max: Duration,
     /// Longest time of failures, if the API server does not respond.
     pub(super) unreachable_max: Duration,
@@ -53,11 +53,11 @@ pub(super) const FOLLOW_LIMITS: FollowLimits = FollowLimits {
 
 impl FollowLimits {
     /// Returns `true` if requests that failed for this time are not repeated.
-    fn are_exceeded(&self, error: &RequestError, failed_for: Duration) -> bool {
+    fn are_exceeded(&self, class: FailureClass, failed_for: Duration) -> bool {
         failed_for
-            >= match error.code {
-                Some(_) => self.refused_max,
-                None => self.unreachable_max,
+            >= match class {
+                FailureClass::Denied | FailureClass::Refused => self.refused_max,
+                FailureClass::NoResponse => self.unreachable_max,
             }
     }
 }
@@ -221,7 +221,7 @@ impl PodFollower {
         let name = pod.metadata.name.clone().unwrap_or_default();
         let target = format!("pod `{name}`");
         let uid = pod.metadata.uid.clone();
-        let mut failed_since: Option<Instant> = None;
+        let mut failed_since: Option<(FailureClass, Instant)> = None;
         let (mut has_read, mut has_reported) = (false, false);
         loop {
             // Check before reading: if the pod has already ended, this pass reads the complete log.
@@ -234,8 +234,13 @@ impl PodFollower {
                 Ok(()) if was_over => return Ok(true),
                 Ok(()) => (failed_since, has_read) = (None, true),
                 Err(error) => {
-                    let failed_for = failed_since.get_or_insert_with(Instant::now).elapsed();
-                    let is_last = self.limits.are_exceeded(&error, failed_for);
+                    // After an outage, the API server may refuse the first requests.
+                    let class = error.class();
+                    let (_, since) = failed_since
+                        .filter(|(of, _)| *of == class)
+                        .unwrap_or_else(|| (class, Instant::now()));
+                    failed_since = Some((class, since));
+                    let is_last = self.limits.are_exceeded(class, since.elapsed());
                     if is_last && error.is_denied() {
                         return Err(error.failure);
                     }

@@ -158,6 +158,17 @@ async fn denied_log_fails_the_command() {
     assert!(error.contains("returned 403"), "{error}");
 }
 
+#[tokio::test]
+async fn log_denied_only_after_an_outage_is_complete() {
+    // Requests are at least 1 ms apart, and the outage lasts for more than `refused_max`.
+    let mut responses = vec!["!500"; 150];
+    responses.extend(["!403", "2026-01-01T00:00:01.0Z a\n"]);
+    let (cluster, shared) = serve(&[("m-0-a0-r0", &responses[..])]).await;
+    let (lines, ended) = follow_pod(&cluster, &shared).await;
+    assert_eq!(lines, ["a"]);
+    assert!(ended.unwrap());
+}
+
 /// Follows a trial until it ends, and ignores the lines.
 async fn run_follower(cluster: &Cluster) -> Result<(), Failure> {
     let target = LogTarget::Trial { name: "m-0".to_owned(), attempt: None };

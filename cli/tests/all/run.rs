@@ -109,7 +109,7 @@ fn restart_resumes_from_the_last_checkpoint() {
 fn invalid_hyperparameters_are_replaced() {
     let fixture = RunFixture::new(random(2), "invalid-first");
     let output = fixture.run(&[]);
-    check(&output, 0, "hint: `stoker run ");
+    check(&output, 0, "hint: add `--test` to this command");
     let phases: Vec<Value> =
         fixture.trials().iter().map(|trial| trial["status"]["phase"].clone()).collect();
     assert_eq!(phases, ["Failed", "Completed", "Completed"]);

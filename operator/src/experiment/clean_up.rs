@@ -89,8 +89,8 @@ fn pod_key(key: &Key, status: &ExperimentStatus) -> Key {
 }
 
 /// Deletes the checkpoints of an ended experiment that no setting retains, and stores its records,
-/// one batch of trials at a time. Unless `is_wanted`, the experiment is to continue, and the pod has
-/// finished.
+/// one batch of trials at a time. Unless `is_wanted`, the experiment is to continue, and the pod
+/// has finished.
 pub(super) async fn clean_up(
     context: &Context,
     key: &Key,

@@ -33,9 +33,8 @@ const FAULT_DURATION: Duration = Duration::from_secs(LEASE_SECONDS + 3);
 /// Limit of each wait for a change of leader. A change takes the lease's time, one poll and a few
 /// lists; the rest is for machines that have other work.
 const TAKEOVER_MAX: Duration = Duration::from_secs(LEASE_SECONDS + 30);
-
-/// Limit of each wait for an operator to notice a deleted or new namespace: it checks every 15 to 30
-/// seconds, and four times in six seconds.
+/// Limit of each wait for an operator to notice a deleted or new namespace: it checks every 15 to
+/// 30 seconds, and four times in six seconds.
 const RESTART_MAX: Duration = Duration::from_secs(120);
 
 /// Maximum number of runs of a scenario.

@@ -30,9 +30,9 @@ fn read(root: &Path, command: &[&str]) -> String {
     let output = stoker(command).arg("--root").arg(root).output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", describe_output(&output));
     let text = String::from_utf8(output.stdout).unwrap();
-    // The age of the run changes. The list has it in its last column.
+    // The age of the run changes. The lists have it in the last column.
     let lines = text.lines().filter(|line| !line.contains(" ago)"));
-    let is_list = command == COMMANDS[0];
+    let is_list = [COMMANDS[0], COMMANDS[3]].contains(&command);
     let without_age = |line: &str| match is_list {
         true => line.rsplit_once("  ").map_or_else(String::new, |(start, _)| start.to_owned()),
         false => line.to_owned(),

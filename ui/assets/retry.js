@@ -5,6 +5,8 @@ import { isTransient } from './data.js';
 // Times in ms until a load is repeated: the second is the limit of doubling the first.
 const FIRST = 3000;
 const LONGEST = 60000;
+// Time in ms after which a load counts as ended: its connection may have broken silently.
+const OPEN_MAX = 60000;
 
 let isConnected = true;
 
@@ -21,6 +23,7 @@ export class Retry {
   #timer = 0;
   #version = 0;
   #open = 0;
+  #since = 0;
 
   /** `load(isRepeated)` returns the error or null. After `failuresMax` in a row, it rests. */
   constructor(load, failuresMax = Infinity) {
@@ -28,9 +31,9 @@ export class Retry {
     this.#failuresMax = failuresMax;
   }
 
-  /** Whether a load has not ended. */
+  /** Whether a load that began less than a minute ago has not ended. */
   get isOpen() {
-    return this.#open > 0;
+    return this.#open > 0 && Date.now() - this.#since < OPEN_MAX;
   }
 
   /** Loads now. The outcome of an earlier request that is still open no longer counts. */
@@ -38,6 +41,7 @@ export class Retry {
     this.stop();
     const version = this.#version;
     this.#open += 1;
+    this.#since = Date.now();
     let error = null;
     try {
       error = await this.#load(isRepeated);

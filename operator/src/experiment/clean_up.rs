@@ -132,9 +132,11 @@ pub(super) async fn clean_up(
         return Ok(None);
     };
     let pod_key = pod_key(key, status);
-    let name = pod_key.name.to_string();
     let Some(pod) = context.pods.get(&pod_key).filter(|pod| pod.owner == uid) else {
-        let created = create_pod(context, key, valid, &storage, uid, &name, &batch).await;
+        if !is_wanted {
+            return Ok(Some(POLL_INTERVAL));
+        }
+        let created = create_pod(context, key, valid, &storage, uid, &pod_key.name, &batch).await;
         let Err(error) = created else { return Ok(Some(context.resync_interval(key))) };
         let records = trials.iter().map(|trial| &trial.record);
         let (_, reason, message) = crate::error::pod_refusal(error, records)?;

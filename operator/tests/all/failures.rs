@@ -283,7 +283,7 @@ fn gangs_that_need_all_slots_take_turns() {
     runtime().block_on(async {
         let ns = TestNamespace::new("slots").await;
         // A gang that has its slots starts within the deadline, also on a busy machine.
-        let mut operator = ns.operator_with("a", free_ports(), &["--start-deadline-seconds", "15"]);
+        let mut operator = ns.operator_with("a", free_ports(), &["--start-deadline-seconds", "30"]);
         operator.wait_ready(&ns);
         // The first gang keeps its slots until the second one has waited for them.
         let (open, gate) = watch::channel(false);

@@ -241,12 +241,12 @@ fn deleted_namespace_does_not_block_the_others() {
         ns.checks_rules = false;
         let add_namespace = || {
             block_in_place(|| {
-                ns.plane.make_namespace("deleted").unwrap();
-                ns.plane.apply(&rbac_rules(ns.plane, "outlives", "outlives,deleted")).unwrap();
+                ns.plane.make_namespace("outlived").unwrap();
+                ns.plane.apply(&rbac_rules(ns.plane, "outlives", "outlives,outlived")).unwrap();
             });
         };
         add_namespace();
-        let start = || ns.operator_with("a", free_ports(), &["--watch-namespaces", "deleted"]);
+        let start = || ns.operator_with("a", free_ports(), &["--watch-namespaces", "outlived"]);
         let exits = async |operator: &mut Operator, why: &str| {
             let operator = std::cell::RefCell::new(operator);
             wait_until(why, RESTART_MAX, || !operator.borrow_mut().is_alive()).await;
@@ -255,15 +255,15 @@ fn deleted_namespace_does_not_block_the_others() {
         };
         let mut operator = start();
         operator.wait_ready(&ns);
-        let delete = ["delete", "namespace", "deleted", "--wait"];
+        let delete = ["delete", "namespace", "outlived", "--wait"];
         block_in_place(|| ns.plane.kubectl(&delete)).unwrap();
-        exits(&mut operator, "\"deleted\" can no longer be read; restarting without it").await;
+        exits(&mut operator, "\"outlived\" can no longer be read; restarting without it").await;
         let mut operator = start();
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, "outlives", |_| Script::Train { unit_ms: 10 });
         ns.apply("grid", grid(2, 2, 1));
         ns.wait_for("grid", &[Phase::Completed]).await;
         add_namespace();
-        exits(&mut operator, "\"deleted\" can be read now; restarting with it").await;
+        exits(&mut operator, "\"outlived\" can be read now; restarting with it").await;
     });
 }

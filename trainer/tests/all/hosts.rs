@@ -183,7 +183,7 @@ fn hanging_rank_is_named_and_exits() {
     let left = gang.wait(children);
     assert!(begin.elapsed() < Duration::from_secs(120), "{:?}", begin.elapsed());
     let reason = message(&left[0]);
-    let expected = "no progress for 6 s: rank 1 last seen at step 11 after 1 collective call";
+    let expected = "no progress for 6 s: rank 1 last seen at step 11 after 2 collective calls";
     assert!(reason.contains(expected), "{reason}");
     assert_eq!(codes(&left)[0], 80, "{left:#?}");
     assert!(left[1..].iter().all(|rank| [80, 81].contains(&rank.code)), "{left:#?}");

@@ -221,7 +221,8 @@ impl PodFollower {
         let name = pod.metadata.name.clone().unwrap_or_default();
         let target = format!("pod `{name}`");
         let uid = pod.metadata.uid.clone();
-        let mut failed_since: Option<(FailureClass, Instant)> = None;
+        // Since when requests fail: in the same way, and in any way.
+        let mut failed_since: Option<(FailureClass, Instant, Instant)> = None;
         let (mut has_read, mut has_reported) = (false, false);
         loop {
             // Check before reading: if the pod has already ended, this pass reads the complete log.
@@ -235,16 +236,15 @@ impl PodFollower {
                 Ok(()) => (failed_since, has_read) = (None, true),
                 Err(error) => {
                     // After an outage, the API server may refuse the first requests.
-                    let class = error.class();
-                    let (_, since) = failed_since
-                        .filter(|(of, _)| *of == class)
-                        .unwrap_or_else(|| (class, Instant::now()));
-                    failed_since = Some((class, since));
-                    let is_last = self.limits.are_exceeded(class, since.elapsed());
+                    let (class, now) = (error.class(), Instant::now());
+                    let (of, same, first) = failed_since.unwrap_or((class, now, now));
+                    let same = if of == class { same } else { now };
+                    failed_since = Some((class, same, first));
+                    let is_last = self.limits.are_exceeded(class, same.elapsed());
                     if is_last && error.is_denied() {
                         return Err(error.failure);
                     }
-                    if is_last && was_over {
+                    if was_over && (is_last || first.elapsed() >= self.limits.unreachable_max) {
                         let remedy = remedy(&pod, self.tag.attempt);
                         print::err(format!("stoker: {}; {remedy}", error.failure));
                         return Ok(false);

@@ -202,9 +202,9 @@ pub trait Callback: Send {
         Ok(())
     }
 
-    /// Returns whether this callback cannot work without validations (default: false). If it
-    /// cannot, [`Context::fit`](crate::Context::fit) fails at the start if there is no validation
-    /// data. Ignored in custom loops, which validate themselves.
+    /// Returns whether this callback requires validations (default: false). Then
+    /// [`Context::fit`](crate::Context::fit) fails at the start without validation data. Ignored in
+    /// custom loops, which validate themselves.
     fn needs_validation(&self) -> bool {
         false
     }

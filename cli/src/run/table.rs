@@ -134,7 +134,7 @@ mod tests {
     use crate::explain::tests::record;
 
     #[test]
-    fn first_row_is_the_trial_with_the_best_result_at_any_length() {
+    fn trial_with_the_best_result_is_first() {
         let (experiment, mut records) = record();
         let value = |x: f64| json!({ "x": x, "batch": 8, "net": { "width": 3 } });
         for (trial, x) in records.iter_mut().zip([0.25, 0.5, 0.75]) {

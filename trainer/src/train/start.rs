@@ -118,14 +118,14 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     }
 }
 
-/// Fails if a callback needs validations, but there is no data for them.
+/// Fails if a callback requires validation data and there is none.
 pub(super) fn check_validation_data<B>(fit: &Fit<B>) -> Result<()> {
     let position = fit.callbacks.iter().position(|callback| callback.needs_validation());
     match position.filter(|_| fit.validation.is_none()) {
         Some(index) => {
             let name = unique_names(&fit.callbacks).swap_remove(index);
-            let source = "it needs validations, but there is no validation data; add it with \
-                          `Fit::validation`, or remove the callback"
+            let source = "it requires validation data; add them with `Fit::validation`, or remove \
+                          the callback"
                 .into();
             Err(CallbackError { name, source }.into())
         }

@@ -45,7 +45,7 @@ fn actions_are_due_periodically_and_at_the_end() {
 }
 
 #[test]
-fn epoch_of_a_row_is_the_epoch_of_its_last_batch() {
+fn rows_have_the_epoch_of_their_last_batch() {
     let epochs = [0, 1, 10, 11, 20, 21].map(|batches| timetable().epoch(batches));
     assert_eq!(epochs, [0, 0, 0, 1, 1, 2]);
 }

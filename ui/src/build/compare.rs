@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn curves_of_trials_begin_with_the_axis_of_the_search() {
+    fn curves_begin_with_the_axis_of_the_search() {
         let check = |length: Value, expected: &str| {
             let searcher =
                 json!({"metric": "loss", "maxLength": length, "random": {"maxTrials": 8}});

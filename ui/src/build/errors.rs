@@ -46,8 +46,8 @@ fn grouped(run: &Run) -> Vec<Group> {
     groups
 }
 
-/// Returns ascending numbers as ranges, such as `0–3, 5–15`, or the first ranges and the number of
-/// others.
+/// Returns ascending numbers as ranges, such as `0–3, 5–15`. Of many, returns the first ranges and
+/// the number of others.
 fn ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for number in numbers {

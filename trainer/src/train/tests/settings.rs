@@ -46,8 +46,8 @@ fn callbacks_that_need_validation_data_name_it() {
         let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
         let trained = context.fit(Net::new(context.device()), optimizers(), step, fit);
         let expected = format!(
-            "callback {name}: it needs validations, but there is no validation data; add it with \
-             `Fit::validation`, or remove the callback"
+            "callback {name}: it requires validation data; add them with `Fit::validation`, or \
+             remove the callback"
         );
         assert_eq!(trained.unwrap_err().to_string(), expected);
     };

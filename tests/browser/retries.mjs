@@ -168,7 +168,10 @@ async function reports(page) {
   page.faults.splice(0);
 }
 
-/** The page of a deleted experiment keeps its last state, and follows it no longer. */
+/**
+ * The page of a deleted experiment keeps its last state, and follows it no longer. If the
+ * experiment exists again when its tab is shown, the page is live again.
+ */
 async function deleted(page) {
   const { stop } = await failAll(page, 404);
   relabel('deleted');
@@ -176,7 +179,17 @@ async function deleted(page) {
   await banner.filter({ hasText: 'This experiment was deleted.' }).waitFor();
   equal(await page.locator('[data-live-state]').isVisible(), false, 'whether the page is live');
   equal(await banner.getByRole('button').count(), 0, 'buttons of the banner');
+  const showTab = () => page.evaluate(() => {
+    document.dispatchEvent(new Event('visibilitychange'));
+  });
+  const missing = page.waitForResponse((one) => new URL(one.url()).pathname === base());
+  await showTab();
+  equal((await missing).status(), 404, 'status of the page of a deleted experiment');
+  equal(await banner.isVisible(), true, 'whether the banner of a missing experiment stays');
   await stop();
+  await showTab();
+  await page.waitForSelector('[data-live-state=live]');
+  await banner.waitFor({ state: 'hidden' });
   page.faults.splice(0);
 }
 

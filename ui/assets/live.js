@@ -113,6 +113,7 @@ function ending() {
 
 /** Ends the updates of a record that stays missing. After a restart, the server lists it late. */
 function miss() {
+  if (isGone) return;
   missingSince ||= Date.now();
   if (Date.now() - missingSince < RETRY) {
     setTimeout(() => partsRetry.run(), RETRY);
@@ -217,6 +218,7 @@ async function replaceParts() {
   const parts = [...document.querySelectorAll('[data-live-part][id]')];
   if (!parts.length) return null;
   const rows = rowsShown();
+  const wasGone = isGone;
   let page = null;
   try {
     const headers = { Accept: 'text/html' };
@@ -235,6 +237,11 @@ async function replaceParts() {
     if (!response.ok) return { status };
     if (response.redirected && target.pathname !== location.pathname) {
       // The viewer may no longer see any namespace.
+      location.reload();
+      return null;
+    }
+    if (wasGone) {
+      // The record exists again, perhaps a new one whose live updates have another address.
       location.reload();
       return null;
     }
@@ -347,7 +354,9 @@ export function startLive() {
   });
   document.addEventListener('visibilitychange', () => {
     if (document.hidden) close();
-    else if (!isGone) {
+    // Without live updates, this is the time to check whether the record exists again.
+    else if (isGone) partsRetry.run();
+    else {
       lastBeat = Date.now();
       open();
       changed();

@@ -153,7 +153,9 @@ pub(crate) async fn experiment(
     Ok(code)
 }
 
-/// Prints the logs of a job: from its pods while all of them exist, else from the storage.
+/// Prints the logs of a job: from its pods while all of them exist, else from the storage. If the
+/// log of a pod cannot be opened, prints the stored logs, also while the job runs: the pod may have
+/// ended long before the job.
 pub(crate) async fn job(
     cluster: &Cluster,
     name: &str,
@@ -190,14 +192,7 @@ pub(crate) async fn job(
         return Ok(());
     }
     if !is_complete {
-        let spec = &job::storage_of(&job);
-        let stored = match options.open(spec) {
-            Ok(opened) => bucket::print_job(&opened, &job::path(&job), gang, slot, &mut printer)
-                .await
-                .map_err(|error| storage::failure(error, spec)),
-            Err(error) => Err(error),
-        };
-        match stored {
+        match print_stored_job(&job, slot, options, &mut printer).await {
             Ok(0) if pods.is_empty() => {
                 print::err(format!("no logs found for job {name}"));
                 return Ok(());
@@ -214,10 +209,45 @@ pub(crate) async fn job(
             }
         }
     }
-    let logs = pods::open(cluster, &pods, request).await?;
+    let logs = match pods::open(cluster, &pods, request).await {
+        // Otherwise, the storage was read above.
+        Err(error) if is_complete => {
+            let stored = print_stored_job(&job, slot, options, &mut printer).await;
+            printer.finish();
+            return stored_instead(stored, error);
+        }
+        opened => opened?,
+    };
     let shown = pods::show_merged(logs, |tag, line| printer.add(tag, line)).await;
     printer.finish();
     shown
+}
+
+/// Prints the stored logs of a job. Returns the number of processes that have stored logs.
+async fn print_stored_job(
+    job: &InferenceJob,
+    slot: Option<u32>,
+    options: &storage::Options,
+    printer: &mut LogPrinter,
+) -> Result<usize, Failure> {
+    let spec = &job::storage_of(job);
+    let opened = options.open(spec)?;
+    let printed =
+        bucket::print_job(&opened, &job::path(job), Gang::of_job(job), slot, printer).await;
+    printed.map_err(|error| storage::failure(error, spec))
+}
+
+/// Reports that `stored` logs were printed because the logs of pods failed with `error`. Returns
+/// this error if the storage has no logs.
+fn stored_instead(stored: Result<usize, Failure>, error: Failure) -> Result<(), Failure> {
+    match stored {
+        Ok(0) => Err(error),
+        Ok(_) => {
+            print::err(format!("stoker: {error}; printed the stored logs instead"));
+            Ok(())
+        }
+        Err(stored) => Err(Failure::System(format!("{error}; stored logs: {stored}"))),
+    }
 }
 
 /// Source of an attempt's lines.
@@ -256,7 +286,9 @@ impl LogSource<'_> {
         if is_complete || (attempt.end.is_none() && !pods.is_empty()) {
             return match self.open_pods(&pods).await {
                 Ok(logs) => self.print_pods(logs).await,
-                Err(error) if attempt.end.is_some() => self.print_stored_instead(&tag, error).await,
+                Err(error) if attempt.end.is_some() => {
+                    stored_instead(self.print_stored(&tag).await, error)
+                }
                 Err(error) => Err(error),
             };
         }
@@ -288,19 +320,6 @@ impl LogSource<'_> {
         let shown = pods::show_merged(logs, |tag, line| printer.add(tag, line)).await;
         printer.finish();
         shown
-    }
-
-    /// Prints the stored logs of an attempt whose pods failed with `error`. Returns this error if
-    /// the storage has no logs.
-    async fn print_stored_instead(&self, tag: &Tag, error: Failure) -> Result<(), Failure> {
-        match self.print_stored(tag).await {
-            Ok(0) => Err(error),
-            Ok(_) => {
-                print::err(format!("stoker: {error}; printed the stored logs instead"));
-                Ok(())
-            }
-            Err(stored) => Err(Failure::System(format!("{error}; stored logs: {stored}"))),
-        }
     }
 
     /// Prints the stored logs of an attempt. Returns the number of objects.

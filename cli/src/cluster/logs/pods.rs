@@ -322,9 +322,10 @@ fn remedy(pod: &Pod, attempt: u32) -> String {
             "`stoker trial logs {trial} --attempt {attempt}` prints the stored copy when the \
              attempt has ended"
         ),
-        (None, Some(job)) => {
-            format!("`stoker job logs {job}` prints the stored copy when the pod is deleted")
-        }
+        (None, Some(job)) => format!(
+            "`stoker job logs {job}` prints the stored copy when the pod is deleted or its log \
+             cannot be opened"
+        ),
         (None, None) => "lines are missing".to_owned(),
     }
 }

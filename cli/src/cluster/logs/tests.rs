@@ -53,29 +53,35 @@ async fn truncated_log_is_an_error() {
     assert!(error.contains("cannot read the complete log of pod `m-0-a0-r0`"), "{error}");
 }
 
-/// Prints the logs of an attempt whose pods have lost them. `stored` are its stored logs, if any.
-async fn print_lost(attempt: Value, stored: Option<&str>) -> Result<(), String> {
+/// Returns a storage with lines in the directory `logs`, if any, and the options to open it.
+fn store(logs: &str, lines: Option<&str>) -> (tempfile::TempDir, storage::Options) {
     #[derive(Debug, clap::Parser)]
     struct Flags {
         #[command(flatten)]
         storage: storage::Options,
     }
-    let (cluster, shared) = serve(&[("m-0-a0-r0", &[]), ("m-0-a0-r1", &[])]).await;
-    shared.lock().unwrap().lost = Some(500);
-    let experiment: Experiment = serde_json::from_value(experiment_object()).unwrap();
     let root = tempfile::tempdir().unwrap();
-    if let Some(lines) = stored {
-        let path = layout::logs_path(&storage::trial_path(&experiment, 0), 0);
-        std::fs::create_dir_all(root.path().join(&path)).unwrap();
-        std::fs::write(root.path().join(path).join("0-00000000.log"), lines).unwrap();
+    if let Some(lines) = lines {
+        std::fs::create_dir_all(root.path().join(logs)).unwrap();
+        std::fs::write(root.path().join(logs).join("0-00000000.log"), lines).unwrap();
     }
     let url = format!("file://{}", root.path().display());
     let flags = <Flags as clap::Parser>::try_parse_from(["x", "--storage-url", &url]).unwrap();
+    (root, flags.storage)
+}
+
+/// Prints the logs of an attempt whose pods have lost them. `stored` are its stored logs, if any.
+async fn print_lost(attempt: Value, stored: Option<&str>) -> Result<(), String> {
+    let (cluster, shared) = serve(&[("m-0-a0-r0", &[]), ("m-0-a0-r1", &[])]).await;
+    shared.lock().unwrap().lost = Some(500);
+    let experiment: Experiment = serde_json::from_value(experiment_object()).unwrap();
+    let logs = layout::logs_path(&storage::trial_path(&experiment, 0), 0);
+    let (_root, options) = store(&logs, stored);
     let source = LogSource {
         cluster: &cluster,
         experiment: &experiment,
         gang: GANG,
-        options: &flags.storage,
+        options: &options,
         rank: None,
         args: LogArgs::default(),
         output: Output::Text,
@@ -92,6 +98,24 @@ async fn stored_logs_replace_lost_logs_of_ended_attempts() {
     let error = print_lost(ended(), None).await.unwrap_err();
     assert!(error.contains("returned 500"), "{error}");
     let error = print_lost(json!({"number": 0}), Some("a\n")).await.unwrap_err();
+    assert!(error.contains("returned 500"), "{error}");
+}
+
+#[tokio::test]
+async fn stored_logs_replace_lost_logs_of_jobs() {
+    // Each log can be opened once.
+    let log = "2026-01-01T00:00:01.0Z a\n";
+    let (cluster, shared) = serve(&[("m-0-a0-r0", &[log]), ("m-0-a0-r1", &[log])]).await;
+    shared.lock().unwrap().lost = Some(500);
+    let print = async |stored: Option<&str>| {
+        let (_root, options) = store("ns/j-0b3f9c1e/workers/1/logs/0", stored);
+        let lines = (false, LogArgs::default());
+        let printed = super::job(&cluster, "j", None, lines, &options, Output::Text).await;
+        printed.map_err(|error| error.to_string())
+    };
+    assert_eq!(print(None).await, Ok(()));
+    assert_eq!(print(Some("a\n")).await, Ok(()));
+    let error = print(None).await.unwrap_err();
     assert!(error.contains("returned 500"), "{error}");
 }
 

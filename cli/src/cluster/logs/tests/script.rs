@@ -37,6 +37,19 @@ pub(super) fn experiment_object() -> Value {
     })
 }
 
+/// Returns a job that has started as many processes.
+fn job_object(num_attempts: usize) -> Value {
+    json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceJob",
+        "metadata": {"name": "j", "namespace": "ns", "uid": "0b3f9c1e-77aa"},
+        "spec": {
+            "entrypoint": {"command": ["x"]}, "input": {"url": "s3://b/*.csv"},
+            "resources": {"slots": 2},
+        },
+        "status": {"phase": "Running", "stage": "work", "attempts": num_attempts},
+    })
+}
+
 fn pod_object(attempt: u32, index: u32, is_over: bool) -> Value {
     let name = format!("m-0-a{attempt}-r{index}");
     let (phase, state) = match is_over {
@@ -127,7 +140,7 @@ fn respond(log: &str) -> Response {
     }
 }
 
-/// Serves the logs of pods, a trial and an experiment.
+/// Serves the logs of pods, a trial, an experiment, and a job to which all pods belong.
 pub(super) async fn serve(logs: &[(&str, &[&str])]) -> (Cluster, Shared) {
     let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
     let logs = logs.iter().map(|(name, logs)| ((*name).to_owned(), owned(logs))).collect();
@@ -178,6 +191,13 @@ pub(super) async fn serve(logs: &[(&str, &[&str])]) -> (Cluster, Shared) {
             get(async |State(shared): State<Shared>| {
                 let is_over = shared.lock().unwrap().is_over("m-0-");
                 Json(trial_object(if is_over { "Completed" } else { "Running" }, 1))
+            }),
+        )
+        .route(
+            "/apis/stoker.dev/v1alpha1/namespaces/ns/inferencejobs/j",
+            get(async |State(shared): State<Shared>| {
+                let num_pods = shared.lock().unwrap().pods().len();
+                Json(job_object(num_pods))
             }),
         )
         .with_state(shared.clone());

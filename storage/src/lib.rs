@@ -34,4 +34,4 @@ mod store;
 
 pub use crate::credentials::Credentials;
 pub use crate::error::StorageError;
-pub use crate::store::Storage;
+pub use crate::store::{ObjectState, Storage};

@@ -22,6 +22,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::time::Instant;
 
+pub use self::list::ObjectState;
 pub(crate) use self::retry::RetryPolicy;
 use self::transfers::Transfers;
 use crate::StorageError;

@@ -6,6 +6,17 @@ use object_store::{ObjectMeta, ObjectStore as _};
 use super::Storage;
 use crate::StorageError;
 
+/// State of an object in a list. It differs after each write with other contents.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ObjectState {
+    /// Size in bytes.
+    pub size: u64,
+    /// Time of the last write, in microseconds since 1970.
+    modified: i64,
+    /// Tag that the store gives to the contents, if any. Some stores round times to seconds.
+    tag: Option<String>,
+}
+
 impl Storage {
     /// Lists all objects in the directory `prefix` and its subdirectories, as sorted paths relative
     /// to the root. A missing directory is empty. The empty prefix is the root.
@@ -35,6 +46,23 @@ impl Storage {
     /// The storage failed.
     pub async fn list_timed(&self, prefix: &str) -> Result<Vec<(String, i64)>, StorageError> {
         self.list_with(prefix, |object| object.last_modified.timestamp()).await
+    }
+
+    /// Same as [`list`](Self::list), with the state of each object.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed.
+    pub async fn list_states(
+        &self,
+        prefix: &str,
+    ) -> Result<Vec<(String, ObjectState)>, StorageError> {
+        let state = |object: &ObjectMeta| ObjectState {
+            size: object.size,
+            modified: object.last_modified.timestamp_micros(),
+            tag: object.e_tag.clone(),
+        };
+        self.list_with(prefix, state).await
     }
 
     async fn list_with<T: Ord>(

@@ -40,6 +40,12 @@ async fn check(storage: Storage) {
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs().cast_signed();
     assert_eq!(path, "a/b/04");
     assert!((now - 3600..=now + 3600).contains(&written), "{written}");
+    let before = storage.list_states("a/b").await.unwrap();
+    assert_eq!(storage.list_states("a/b").await.unwrap(), before);
+    storage.put("a/b/04", vec![9; 3].into()).await.unwrap();
+    let after = storage.list_states("a/b").await.unwrap();
+    let changed = after.iter().zip(&before).filter(|(after, before)| after != before);
+    assert_eq!(changed.map(|((path, _), _)| path).collect::<Vec<_>>(), ["a/b/04"]);
     storage.put("a/c/d/e", "zz".into()).await.unwrap();
     assert_eq!(storage.size("a/c/d/e").await.unwrap(), Some(2));
     assert_eq!(storage.size("a/c/d").await.unwrap(), None);

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use bytes::Bytes;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 use stoker_api::number;
 use tokio::sync::Semaphore;
 
 use crate::segments::Segments;
-use crate::{Storage, StorageError, layout};
+use crate::{ObjectState, Storage, StorageError, layout};
 
 /// Maximum number of concurrent requests of a [`Reader`]. One request takes tens of milliseconds
 /// in a bucket, and a long trial has thousands of segments.
@@ -153,43 +153,55 @@ impl<'a> Reader<'a> {
     /// The storage failed.
     pub async fn rows(&self, trial_path: &str) -> Result<Vec<Row>, StorageError> {
         let mut rows = BTreeMap::<(u32, u64, String), Row>::new();
-        let add = |row: Row| match rows.entry((row.attempt, row.batches, row.group.clone())) {
-            Entry::Vacant(free) => drop(free.insert(row)),
-            Entry::Occupied(mut before) => before.get_mut().metrics.extend(row.metrics),
-        };
-        self.each_row(self.objects(trial_path).await?, add).await?;
+        let add =
+            |_: usize, row: Row| match rows.entry((row.attempt, row.batches, row.group.clone())) {
+                Entry::Vacant(free) => drop(free.insert(row)),
+                Entry::Occupied(mut before) => before.get_mut().metrics.extend(row.metrics),
+            };
+        let objects = self.objects(trial_path).await?;
+        self.each_row(objects.into_iter().map(|(path, _)| path).collect(), add).await?;
         Ok(rows.into_values().collect())
     }
 
-    /// Lists the objects with the rows of a trial, each with its size in bytes. Of two values of
-    /// one metric after the same batches of an attempt, the later one in this order is valid.
+    /// Lists the objects with the rows of a trial, attempt by attempt, so that new objects are
+    /// usually the last ones. Of two values of one metric after the same batches of an attempt, the
+    /// later one in this order is valid.
     ///
     /// # Errors
     ///
     /// The storage failed.
-    pub async fn objects(&self, trial_path: &str) -> Result<Vec<(String, u64)>, StorageError> {
+    pub async fn objects(
+        &self,
+        trial_path: &str,
+    ) -> Result<Vec<(String, ObjectState)>, StorageError> {
         // Ignore the error: the semaphore is never closed.
         let _request = self.requests.acquire().await;
-        let objects = self.storage.list_sized(&layout::metrics_path(trial_path)).await?;
-        Ok(objects.into_iter().filter(|(path, _)| is_segment(path)).collect())
+        let listed = self.storage.list_states(&layout::metrics_path(trial_path)).await?;
+        let mut objects: Vec<(String, ObjectState)> =
+            listed.into_iter().filter(|(path, _)| attempt_of(path).is_some()).collect();
+        // The sort keeps the order of an attempt's objects, whose numbers have leading zeros.
+        objects.sort_by_key(|(path, _)| attempt_of(path));
+        Ok(objects)
     }
 
-    /// Calls `add` with each row of `objects`, in order. Holds few objects in memory at a time. An
-    /// incomplete last line is skipped.
+    /// Calls `add` with each row of the objects `paths`, in order, and the index of its object.
+    /// Holds few objects in memory at a time. An incomplete last line is skipped.
     ///
     /// # Errors
     ///
     /// The storage failed.
     pub async fn each_row(
         &self,
-        objects: Vec<(String, u64)>,
-        mut add: impl FnMut(Row),
+        paths: Vec<String>,
+        mut add: impl FnMut(usize, Row),
     ) -> Result<(), StorageError> {
-        let gets = stream::iter(objects).map(|(path, _)| self.get(path));
-        let mut gets = gets.buffered(REQUESTS_MAX);
-        while let Some(bytes) = gets.try_next().await? {
+        let gets = stream::iter(paths).map(|path| self.get(path));
+        let mut gets = gets.buffered(REQUESTS_MAX).enumerate();
+        while let Some((index, bytes)) = gets.next().await {
+            let bytes = bytes?;
             let lines = bytes.split(|byte| *byte == b'\n');
-            lines.filter_map(|line| serde_json::from_slice::<Row>(line).ok()).for_each(&mut add);
+            let rows = lines.filter_map(|line| serde_json::from_slice::<Row>(line).ok());
+            rows.for_each(|row| add(index, row));
         }
         Ok(())
     }
@@ -200,10 +212,10 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns whether a path is `.../ATTEMPT-SEQ.jsonl`.
-fn is_segment(path: &str) -> bool {
-    let name = path.rsplit('/').next().and_then(|name| name.strip_suffix(".jsonl"));
-    name.and_then(|name| name.split_once('-')?.0.parse::<u32>().ok()).is_some()
+/// Parses the attempt from `.../ATTEMPT-SEQ.jsonl`.
+fn attempt_of(path: &str) -> Option<u32> {
+    let name = path.rsplit('/').next()?.strip_suffix(".jsonl")?;
+    name.split_once('-')?.0.parse().ok()
 }
 
 /// Returns the attempts for [`effective`]: those of `rows`, and those of `recorded` with the

@@ -1,6 +1,7 @@
 //! Metrics of trials, read from the storage and kept in memory up to a limit.
 
 mod columns;
+mod read;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,11 +13,11 @@ use stoker_storage::metrics::Reader;
 use stoker_storage::{StorageError, layout};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
-use self::columns::Columns;
 pub(crate) use self::columns::{Position, TrialMetrics};
+use self::read::{Listed, ReadRows};
 use crate::store::Run;
 
-/// Maximum size of all curves in memory.
+/// Maximum size of all curves in memory, and of the rows from which reads continue.
 const BYTES_MAX: usize = 64 << 20;
 /// Maximum size in MiB of the files that are read at the same time, for all requests, except that
 /// a larger trial is read alone. In memory, rows with few metrics are about as large as in the
@@ -34,6 +35,8 @@ const AGE_FACTOR: u32 = 4;
 #[derive(Debug)]
 struct Entry {
     metrics: Arc<TrialMetrics>,
+    /// Rows of a trial that trains, from which the next read continues.
+    rows: Option<ReadRows>,
     /// State of the trial when the rows were read. They are read again if it has changed.
     key: Key,
     /// Time from which on the rows of a trial that trains are read again.
@@ -41,12 +44,20 @@ struct Entry {
     used_at: u64,
 }
 
+impl Entry {
+    fn bytes(&self) -> usize {
+        self.metrics.bytes() + self.rows.as_ref().map_or(0, ReadRows::bytes)
+    }
+}
+
 /// State of a trial that determines its rows, except while it trains.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Key {
     /// Trained batches; `None` while the trial trains, because each record would have others.
     batches: Option<u64>,
     attempts: usize,
+    /// Attempts that resumed from a checkpoint, each with its batches.
+    resumed: Vec<(u32, u64)>,
     is_training: bool,
 }
 
@@ -125,17 +136,25 @@ impl MetricsCache {
         }
         let unread = |error: StorageError| Undrawn::Unread(error.to_string());
         let objects = reader.objects(&path).await.map_err(unread)?;
-        let mib = objects.iter().map(|(_, size)| size).sum::<u64>().div_ceil(1 << 20);
+        let mib = objects.iter().map(|(_, state)| state.size).sum::<u64>().div_ceil(1 << 20);
         check_size(index, mib, self.trial_mib_max).map_err(Undrawn::TooLarge)?;
+        if let Some(metrics) = self.unchanged(&path, &key, &objects) {
+            return Ok(metrics);
+        }
         let share = u32::try_from(mib).unwrap_or(u32::MAX).clamp(1, READ_MIB_MAX);
         // Ignore the error: the semaphore is never closed.
         let _capacity = self.capacity.acquire_many(share).await;
         let began = Instant::now();
-        let mut columns = Columns::default();
-        let add = |row| columns.add(row);
-        reader.each_row(objects, add).await.map_err(unread)?;
-        let metrics = Arc::new(columns.effective(&resumed(&trial.status.attempts)));
-        self.keep(path, key, &metrics, began.elapsed());
+        let mut rows = self.take_rows(&path);
+        rows.update(reader, objects).await.map_err(unread)?;
+        // With more rows, this trial alone would exceed the limit.
+        let is_kept = key.is_training && 2 * rows.bytes() <= BYTES_MAX;
+        let (columns, rows) = match is_kept {
+            true => (rows.columns.clone(), Some(rows)),
+            false => (rows.columns, None),
+        };
+        let metrics = Arc::new(columns.effective(&key.resumed));
+        self.keep(path, key, (&metrics, rows), began.elapsed());
         Ok(metrics)
     }
 
@@ -164,20 +183,66 @@ impl MetricsCache {
         Some(entry.metrics.clone())
     }
 
-    fn keep(&self, path: String, key: Key, metrics: &Arc<TrialMetrics>, took: Duration) {
+    /// Returns the metrics of a trial that trains, if its objects have not changed.
+    fn unchanged(&self, path: &str, key: &Key, objects: &[Listed]) -> Option<Arc<TrialMetrics>> {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let used_at = entries.uses;
+        let entry = entries.by_path.get_mut(path)?;
+        let is_current = entry.rows.as_ref().is_some_and(|rows| rows.are_of(objects));
+        if entry.key != *key || !is_current {
+            return None;
+        }
+        entry.stale_at = Instant::now() + AGE_MIN;
+        entry.used_at = used_at;
+        Some(entry.metrics.clone())
+    }
+
+    /// Takes the rows from which the next read of a trial continues; none if it reads all.
+    fn take_rows(&self, path: &str) -> ReadRows {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let rows = entries.by_path.get_mut(path).and_then(|entry| entry.rows.take());
+        let rows = rows.unwrap_or_default();
+        entries.bytes -= rows.bytes();
+        rows
+    }
+
+    fn keep(
+        &self,
+        path: String,
+        key: Key,
+        (metrics, rows): (&Arc<TrialMetrics>, Option<ReadRows>),
+        took: Duration,
+    ) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let used_at = entries.uses;
         let stale_at = Instant::now() + AGE_MIN.max(took * AGE_FACTOR);
-        let entry = Entry { metrics: metrics.clone(), key, stale_at, used_at };
-        entries.bytes += metrics.bytes();
+        let entry = Entry { metrics: metrics.clone(), rows, key, stale_at, used_at };
+        entries.bytes += entry.bytes();
         if let Some(before) = entries.by_path.insert(path, entry) {
-            entries.bytes -= before.metrics.bytes();
+            entries.bytes -= before.bytes();
         }
-        while entries.bytes > BYTES_MAX && entries.by_path.len() > 1 {
-            let oldest = entries.by_path.iter().min_by_key(|(_, entry)| entry.used_at);
-            let Some(path) = oldest.map(|(path, _)| path.clone()) else { break };
-            if let Some(entry) = entries.by_path.remove(&path) {
-                entries.bytes -= entry.metrics.bytes();
+        entries.evict();
+    }
+}
+
+impl Entries {
+    /// Removes what was used least recently until the rest is within the limit. Rows come first,
+    /// because they only make the next read faster.
+    fn evict(&mut self) {
+        while self.bytes > BYTES_MAX {
+            let with_rows = self.by_path.values_mut().filter(|entry| entry.rows.is_some());
+            let oldest = with_rows.min_by_key(|entry| entry.used_at);
+            if let Some(rows) = oldest.and_then(|entry| entry.rows.take()) {
+                self.bytes -= rows.bytes();
+                continue;
+            }
+            if self.by_path.len() <= 1 {
+                return;
+            }
+            let oldest = self.by_path.iter().min_by_key(|(_, entry)| entry.used_at);
+            let Some(path) = oldest.map(|(path, _)| path.clone()) else { return };
+            if let Some(entry) = self.by_path.remove(&path) {
+                self.bytes -= entry.bytes();
             }
         }
     }
@@ -188,6 +253,7 @@ fn key(trial: &TrialRecord, is_live: bool) -> Key {
     Key {
         batches: (!is_training).then_some(trial.status.batches),
         attempts: trial.status.attempts.len(),
+        resumed: resumed(&trial.status.attempts),
         is_training,
     }
 }
@@ -220,6 +286,7 @@ mod tests {
     use stoker_storage::Storage;
     use stoker_storage::metrics::{Row, segments};
 
+    use super::columns::Columns;
     use super::*;
     use crate::fixture;
 
@@ -239,15 +306,72 @@ mod tests {
     fn cache_keeps_the_latest_used_within_its_limit() {
         let cache = MetricsCache::default();
         let metrics = metrics(200_000);
-        let key = Key { batches: Some(1), attempts: 1, is_training: false };
+        let key = Key { batches: Some(1), attempts: 1, ..Key::default() };
         let num = BYTES_MAX / metrics.bytes() + 3;
         for trial in 0..num {
-            cache.keep(format!("t/{trial}"), key.clone(), &metrics, Duration::ZERO);
+            cache.keep(format!("t/{trial}"), key.clone(), (&metrics, None), Duration::ZERO);
             assert!(cache.cached("t/0", &key).is_some(), "{trial}");
         }
         assert!(cache.cached("t/1", &key).is_none());
         assert!(cache.entries.lock().unwrap().bytes <= BYTES_MAX);
         assert!(cache.cached("t/0", &Key { batches: Some(2), ..key }).is_none());
+    }
+
+    #[test]
+    fn rows_are_removed_before_metrics() {
+        let (cache, metrics) = (MetricsCache::default(), metrics(200_000));
+        let key = Key { is_training: true, ..Key::default() };
+        let num = BYTES_MAX / metrics.bytes();
+        let total = || {
+            let entries = cache.entries.lock().unwrap();
+            entries.by_path.values().map(Entry::bytes).sum::<usize>()
+        };
+        let mut columns = Columns::default();
+        (0..200_000).for_each(|batches| columns.add(row(batches)));
+        for trial in 0..num {
+            let mut rows = ReadRows::default();
+            rows.columns.clone_from(&columns);
+            let kept = (&metrics, Some(rows));
+            cache.keep(format!("t/{trial}"), key.clone(), kept, Duration::from_secs(60));
+            let bytes = cache.entries.lock().unwrap().bytes;
+            assert!(bytes <= BYTES_MAX && bytes == total(), "{bytes} {}", total());
+        }
+        assert!((0..num).all(|trial| cache.cached(&format!("t/{trial}"), &key).is_some()));
+    }
+
+    #[tokio::test]
+    async fn training_trial_is_read_again_if_it_changed() {
+        let run_in = |phase: &str| {
+            let trial = json!({"phase": phase, "attempts": [{"number": 0}], "batches": 2});
+            fixture::run(json!({}), json!({ "phase": phase }), &[trial])
+        };
+        let run = run_in("Running");
+        let storage = Storage::open("memory://", None).unwrap();
+        let (cache, reader) = (MetricsCache::default(), Reader::new(&storage));
+        let path = run.trial_path(0);
+        let write = async |num: u64| {
+            let line = |batches| serde_json::to_string(&row(batches)).unwrap() + "\n";
+            let text: String = (0..num).map(line).collect();
+            storage.put(&segments(&path, 0).path(0), text.into()).await.unwrap();
+        };
+        let read = async |run: &Run| {
+            for entry in cache.entries.lock().unwrap().by_path.values_mut() {
+                entry.stale_at = Instant::now();
+            }
+            cache.trial(run, &reader, 0).await.unwrap()
+        };
+        write(1).await;
+        let first = read(&run).await;
+        assert!(Arc::ptr_eq(&first, &read(&run).await));
+        write(3).await;
+        assert_eq!(read(&run).await.at.len(), 3);
+        write(2).await;
+        assert_eq!(read(&run).await.at.len(), 2);
+        write(4).await;
+        assert_eq!(read(&run_in("Completed")).await.at.len(), 4);
+        let entries = cache.entries.lock().unwrap();
+        assert!(entries.by_path[&path].rows.is_none());
+        assert_eq!(entries.bytes, entries.by_path[&path].bytes());
     }
 
     #[tokio::test]
@@ -274,8 +398,8 @@ mod tests {
     #[test]
     fn rows_that_take_long_to_read_are_kept_longer() {
         let (cache, metrics) = (MetricsCache::default(), metrics(1));
-        let key = Key { batches: None, attempts: 1, is_training: true };
-        cache.keep("t".to_owned(), key, &metrics, Duration::from_secs(60));
+        let key = Key { attempts: 1, is_training: true, ..Key::default() };
+        cache.keep("t".to_owned(), key, (&metrics, None), Duration::from_secs(60));
         let entries = cache.entries.lock().unwrap();
         assert!(entries.by_path["t"].stale_at > Instant::now() + Duration::from_secs(200));
     }

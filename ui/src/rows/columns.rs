@@ -34,7 +34,7 @@ impl TrialMetrics {
 }
 
 /// Rows of all attempts in the order of the files.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Columns {
     heads: Vec<Head>,
     groups: BTreeMap<String, Group>,
@@ -50,7 +50,7 @@ struct Head {
     time: Option<f64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Group {
     /// Number of the group in [`Head`], by its first row.
     number: u32,
@@ -69,6 +69,25 @@ impl Columns {
         for (name, value) in metrics {
             group.curves.entry(name).or_default().push((head, value));
         }
+    }
+
+    /// Removes all rows after the first `num`.
+    pub(super) fn truncate(&mut self, num: usize) {
+        self.heads.truncate(num);
+        // Groups without rows stay, because other groups keep their numbers.
+        for group in self.groups.values_mut() {
+            group.curves.retain(|_, values| {
+                values.truncate(values.partition_point(|(head, _)| (*head as usize) < num));
+                !values.is_empty()
+            });
+        }
+    }
+
+    /// Returns the size in memory.
+    pub(super) fn bytes(&self) -> usize {
+        let curves = self.groups.values().flat_map(|group| group.curves.values());
+        let curves = curves.map(|values| 200 + values.capacity() * 16).sum::<usize>();
+        self.heads.capacity() * size_of::<Head>() + curves
     }
 
     /// Returns the effective rows, sorted by batches and group: the same as
@@ -216,6 +235,20 @@ mod tests {
             let actual = metrics.at.iter().map(|at| (at.batches, at.epoch, at.attempt));
             prop_assert_eq!(actual.collect::<Vec<_>>(), at);
             prop_assert_eq!(metrics.curves, curves);
+        }
+
+        #[test]
+        fn truncated_columns_equal_shorter_ones(
+            rows in vec(any_row(), 0..40), num in 0..40usize, added in vec(any_row(), 0..20),
+        ) {
+            let num = num.min(rows.len());
+            let mut truncated = columns(&rows);
+            truncated.truncate(num);
+            added.iter().for_each(|row| truncated.add(row.clone()));
+            let expected = columns(&[&rows[..num], &added[..]].concat()).effective(&[]);
+            let actual = truncated.effective(&[]);
+            prop_assert_eq!(actual.at, expected.at);
+            prop_assert_eq!(actual.curves, expected.curves);
         }
     }
 }

@@ -24,9 +24,10 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use serde_json::json;
 use stoker_ui::{Access, Site, Store, quoted};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 pub(crate) use self::beside_run::start as start_beside_run;
 use self::shared::{SharedArgs, SignInBy};
@@ -43,6 +44,8 @@ const TOKEN_BYTES: usize = 16;
 /// Number of threads: one viewer that loads many curves must not delay the others.
 const THREADS: usize = 2;
 
+/// Maximum number of connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
 /// Flag that sets the port of `stoker ui`.
 const PORT_FLAG: &str = "--port N";
 
@@ -165,7 +168,10 @@ async fn listen(port: u16, flag: &str) -> Result<(TcpListener, Access), Failure>
 }
 
 async fn bind(wanted: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
-    let first = TcpListener::bind(wanted).await;
+    let first = match fallback(wanted) {
+        Some(_) => TcpSocket::new_v6().and_then(|socket| listen_on_all(socket, wanted)),
+        None => TcpListener::bind(wanted).await,
+    };
     let is_missing = matches!(&first, Err(error) if lacks_ipv6(error));
     let bound = match fallback(wanted) {
         Some(ipv4) if is_missing => TcpListener::bind(ipv4).await,
@@ -174,6 +180,16 @@ async fn bind(wanted: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
     bound.map_err(|error| {
         Failure::System(format!("cannot listen on {wanted}: {error}; choose another port: {flag}"))
     })
+}
+
+/// Listens for IPv6 and IPv4, even if the kernel's setting `net.ipv6.bindv6only` is 1.
+fn listen_on_all(socket: TcpSocket, any: SocketAddr) -> std::io::Result<TcpListener> {
+    // Ignore the error: without the option, the socket follows the setting.
+    let _ = sockopt::set_ipv6_v6only(&socket, false);
+    // As in `TcpListener::bind`: a restarted page takes its port while old connections close.
+    socket.set_reuseaddr(true)?;
+    socket.bind(any)?;
+    socket.listen(BACKLOG)
 }
 
 /// Returns the address to try if the kernel has no IPv6: `[::]` includes IPv4.
@@ -211,6 +227,19 @@ mod tests {
         let is_missing = [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL, Errno::ADDRINUSE, Errno::ACCESS]
             .map(|code| lacks_ipv6(&code.into()));
         assert_eq!(is_missing, [true, true, false, false]);
+    }
+
+    /// A new socket has the option on a machine whose setting `net.ipv6.bindv6only` is 1.
+    #[tokio::test]
+    async fn ipv6_only_sockets_accept_ipv4() {
+        if TcpListener::bind("[::1]:0").await.is_err() {
+            return;
+        }
+        let socket = TcpSocket::new_v6().unwrap();
+        sockopt::set_ipv6_v6only(&socket, true).unwrap();
+        let listener = listen_on_all(socket, "[::]:0".parse().unwrap()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok());
     }
 
     #[test]

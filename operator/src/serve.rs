@@ -1,5 +1,7 @@
 //! A replica: watches, report server, leader election, metrics and health endpoints.
 
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +12,12 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
 use kube::{Api, Client};
+use rustix::net::sockopt;
 use stoker_api::experiment::Experiment;
 use stoker_api::inference::InferenceJob;
 use stoker_api::names::LABEL_COMPONENT;
 use stoker_api::trial::Trial;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -33,6 +36,8 @@ use crate::user_resources::{CachedExperiment, CachedJob};
 
 /// Time for which the report server keeps serving after a stop request.
 const REPORT_SERVER_STOP_DELAY: Duration = Duration::from_secs(3);
+/// Maximum number of connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
 /// Longest wait for the release of the lease on shutdown.
 const RELEASE_MAX: Duration = Duration::from_secs(20);
 /// Lifetime of a watch, enforced by the API server. The client gives up 5 s later, so a connection
@@ -139,16 +144,28 @@ async fn supervise(
     ended
 }
 
-/// Listens on the address of this flag. `[::]` includes IPv4, unless the kernel's setting
-/// `net.ipv6.bindv6only` is 1. It means IPv4 only if the kernel has no IPv6.
+/// Listens on the address of this flag. `[::]` includes IPv4. It means IPv4 only if the kernel has
+/// no IPv6.
 async fn listen(flag: &str, address: &str) -> Result<TcpListener, String> {
-    let mut bound = TcpListener::bind(address).await;
-    if bound.is_err()
-        && let Some(port) = address.strip_prefix("[::]:")
-    {
-        bound = TcpListener::bind(format!("0.0.0.0:{port}")).await;
-    }
+    let is_any = |wanted: &SocketAddr| wanted.is_ipv6() && wanted.ip().is_unspecified();
+    let bound = match address.parse::<SocketAddr>().ok().filter(is_any) {
+        None => TcpListener::bind(address).await,
+        Some(any) => match TcpSocket::new_v6().and_then(|socket| listen_on_all(socket, any)) {
+            Ok(listener) => Ok(listener),
+            Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, any.port())).await,
+        },
+    };
     bound.map_err(|error| format!("{flag} {address}: {error}"))
+}
+
+/// Listens for IPv6 and IPv4, even if the kernel's setting `net.ipv6.bindv6only` is 1.
+fn listen_on_all(socket: TcpSocket, any: SocketAddr) -> io::Result<TcpListener> {
+    // Ignore the error: without the option, the socket follows the setting.
+    let _ = sockopt::set_ipv6_v6only(&socket, false);
+    // As in `TcpListener::bind`: a restarted replica takes its port while old connections close.
+    socket.set_reuseaddr(true)?;
+    socket.bind(any)?;
+    socket.listen(BACKLOG)
 }
 
 async fn client() -> Result<Client, String> {
@@ -338,6 +355,19 @@ mod tests {
             let taken = listen("--door-listen", &format!("{host}:{port}")).await.unwrap_err();
             assert!(taken.starts_with(&format!("--door-listen {host}:{port}: ")), "{taken}");
         }
+    }
+
+    /// A new socket has the option on a node whose setting `net.ipv6.bindv6only` is 1.
+    #[tokio::test]
+    async fn ipv6_only_sockets_accept_ipv4() {
+        if TcpListener::bind("[::1]:0").await.is_err() {
+            return;
+        }
+        let socket = TcpSocket::new_v6().unwrap();
+        sockopt::set_ipv6_v6only(&socket, true).unwrap();
+        let listener = listen_on_all(socket, "[::]:0".parse().unwrap()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok());
     }
 
     #[tokio::test]

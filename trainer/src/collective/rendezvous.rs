@@ -3,9 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::net::{
+    Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream, ToSocketAddrs as _,
+};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use rustix::net;
 use stoker_api::contract::Gang;
 use stoker_api::names::ENV_RENDEZVOUS_SECONDS;
 
@@ -24,6 +28,8 @@ mod local;
 
 /// Default timeout. It is long because the gang's images may be pulled on many nodes.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(600);
+/// Maximum number of connections that wait to be accepted. The kernel may set a lower one.
+const BACKLOG: i32 = 4096;
 /// Pause between two connection attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
@@ -265,5 +271,23 @@ fn listen(rendezvous: &str) -> Result<TcpListener> {
 
 /// Binds to IPv6 and IPv4 if available, otherwise to IPv4 only.
 fn bind(port: u16) -> io::Result<TcpListener> {
-    TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)))
+    let bound = ipv6_socket().and_then(|socket| listen_on_all(socket, port));
+    bound.or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+}
+
+/// Returns a socket without an address.
+pub(super) fn ipv6_socket() -> io::Result<OwnedFd> {
+    let (family, flags) = (net::AddressFamily::INET6, net::SocketFlags::CLOEXEC);
+    Ok(net::socket_with(family, net::SocketType::STREAM, flags, None)?)
+}
+
+/// Listens for IPv6 and IPv4, even if the kernel's setting `net.ipv6.bindv6only` is 1.
+pub(super) fn listen_on_all(socket: OwnedFd, port: u16) -> io::Result<TcpListener> {
+    // Ignore the error: without the option, the socket follows the setting.
+    let _ = net::sockopt::set_ipv6_v6only(&socket, false);
+    // As in `TcpListener::bind`: the next attempt takes the port while old connections close.
+    net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    net::bind(&socket, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0))?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }

@@ -11,7 +11,7 @@ use super::super::group::{Group, create_groups};
 use super::super::handshake::Fingerprint;
 use super::super::link::Link;
 use super::super::progress::{ProgressState, StallLimits};
-use super::super::rendezvous::connect_within;
+use super::super::rendezvous::{connect_within, ipv6_socket, listen_on_all};
 use super::super::*;
 use crate::error::exit_code;
 use crate::stop::StopSignal;
@@ -192,6 +192,19 @@ fn rank_0_without_the_secret_is_refused() {
     });
     let error = join(&gang, 0, 1, 3_000).unwrap_err().to_string();
     assert!(error.contains("gang secrets differ"), "{error}");
+}
+
+/// A new socket has the option on a node whose setting `net.ipv6.bindv6only` is 1.
+#[test]
+fn ipv6_only_sockets_accept_ipv4() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        return;
+    }
+    let socket = ipv6_socket().unwrap();
+    rustix::net::sockopt::set_ipv6_v6only(&socket, true).unwrap();
+    let listener = listen_on_all(socket, 0).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
 }
 
 #[test]

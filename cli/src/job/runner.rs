@@ -331,7 +331,8 @@ impl<'a> Runner<'a> {
         self.job.record.save()?;
         let (id, phase) = (self.job.record.id(), self.phase());
         let output = self.job.output.url().trim_end_matches('/').to_owned();
-        view.outcome(&json!({
+        let remedy = self.resume_remedy();
+        let outcome = json!({
             "job": self.job.loaded.name,
             "id": id,
             "phase": phase,
@@ -343,7 +344,8 @@ impl<'a> Runner<'a> {
             "manifest": manifest.map(|_| format!("{output}/{MANIFEST}")),
             "output": output,
             "message": self.job.record.status().message.clone(),
-        }));
+        });
+        view.outcome(&outcome, &remedy);
         Ok(crate::cluster::wait::exit_code(phase))
     }
 }

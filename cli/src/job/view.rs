@@ -12,7 +12,6 @@ use stoker_api::trial::AttemptEnd;
 use super::runner::stage_name;
 use crate::cluster::job::end_word;
 use crate::print::{self, Output};
-use crate::run::RESUME_REMEDY;
 
 /// Minimum interval between progress lines, without a bar.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
@@ -106,8 +105,8 @@ impl View {
         }
     }
 
-    /// Prints the final state of the job.
-    pub(super) fn outcome(&self, outcome: &Value) {
+    /// Prints the final state of the job. `remedy` tells how to resume a stopped one.
+    pub(super) fn outcome(&self, outcome: &Value, remedy: &str) {
         if self.output == Output::Json {
             print::out(outcome);
             return;
@@ -128,7 +127,7 @@ impl View {
                 outcome["inputRows"]
             )),
             None => print::err(format!(
-                "stopped with {} of {} rows done; {RESUME_REMEDY}",
+                "stopped with {} of {} rows done; {remedy}",
                 outcome["done"], outcome["inputRows"]
             )),
         }

@@ -11,6 +11,7 @@ use stoker_api::trial::CheckpointRecord;
 use stoker_engine::retention;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
+use stoker_ui::quoted;
 
 use super::display::MetricRanking;
 use super::record::trial_object;
@@ -39,7 +40,7 @@ impl RunPaths {
 
     /// Returns the command that ends a pause.
     pub(crate) fn activate_command(&self) -> String {
-        format!("stoker experiment activate {} --root {}", self.name, self.root)
+        format!("stoker experiment activate {} --root {}", self.name, quoted(&self.root))
     }
 
     /// Returns the full path or URL of the experiment's files.

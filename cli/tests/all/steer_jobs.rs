@@ -110,7 +110,8 @@ fn job_without_runner_stays_paused_until_activated() {
     let fixture = JobFixture::new("exit 79");
     let child = fixture.start();
     signal(&child, rustix::process::Signal::TERM);
-    check(&child.wait_with_output().unwrap(), 3, "");
+    let remedy = "rows done; run the same command again, without --fresh, to resume\n";
+    check(&child.wait_with_output().unwrap(), 3, remedy);
     fixture.check("job wait species", 3, "job species has stopped: no runner is alive");
     fixture.check("job pause species", 0, "is paused; no runner is alive");
     let mut command = fixture.stoker("job run job.yaml");
@@ -119,6 +120,8 @@ fn job_without_runner_stays_paused_until_activated() {
     let mut lines = std::io::BufRead::lines(lines);
     assert!(lines.any(|line| line.unwrap().starts_with("paused; `stoker job activate species")));
     signal(&waiting, rustix::process::Signal::TERM);
+    let remedy = "to resume; the job stays paused until `stoker job activate species --root ";
+    assert!(lines.any(|line| line.unwrap().contains(remedy)));
     assert_eq!(waiting.wait().unwrap().code(), Some(3));
     assert_eq!(fixture.num_starts(), 1, "a paused job has started a process");
     fixture.check("job activate species", 0, "`stoker job run FILE` runs it");

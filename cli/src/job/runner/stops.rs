@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use stoker_api::experiment::DesiredState;
 use stoker_engine::inference;
+use stoker_ui::quoted;
 use tokio::time::Instant;
 
 use super::{Runner, View};
 use crate::failure::Failure;
+use crate::run::RESUME_REMEDY;
 use crate::run::request::Request;
 
 /// Interval between two reads of the requests.
@@ -71,13 +73,28 @@ impl Runner<'_> {
         view.print_message(&match self.state() {
             DesiredState::Active => "activated: the job resumes".to_owned(),
             DesiredState::Paused => format!(
-                "paused{waits}; `stoker job activate {} --root {}` resumes the job, and a signal \
-                 ends this runner",
-                self.job.loaded.name, self.job.run_root.root
+                "paused{waits}; `{}` resumes the job, and a signal ends this runner",
+                self.activate_command()
             ),
             DesiredState::Cancelled => format!("cancelled{waits}"),
             DesiredState::Killed => format!("killed: ending {num} processes"),
         });
+    }
+
+    /// Returns how to resume a job that was stopped. A paused job also needs to be activated.
+    pub(super) fn resume_remedy(&self) -> String {
+        match self.state() {
+            DesiredState::Paused => {
+                format!("{RESUME_REMEDY}; the job stays paused until `{}`", self.activate_command())
+            }
+            _ => RESUME_REMEDY.to_owned(),
+        }
+    }
+
+    /// Returns the command that ends a pause.
+    fn activate_command(&self) -> String {
+        let root = quoted(&self.job.run_root.root);
+        format!("stoker job activate {} --root {root}", self.job.loaded.name)
     }
 
     /// Handles a signal: the first one asks all processes to exit, and the second one kills them.

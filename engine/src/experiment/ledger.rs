@@ -329,6 +329,11 @@ impl Ledger {
         self.search.places()
     }
 
+    /// Returns `true` if the search creates no trial because all have failed.
+    pub fn has_given_up(&self) -> bool {
+        self.search.has_given_up()
+    }
+
     /// Returns the number of trials that the search expects to create.
     pub fn num_expected(&self) -> u64 {
         self.search.forecast().values().sum()

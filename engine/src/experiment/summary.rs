@@ -215,14 +215,18 @@ impl Summary {
         is_cancelled: bool,
         trial: impl Fn(u32) -> Option<&'a TrialRecord>,
     ) -> ExperimentStatus {
-        let best = self.best(trial);
+        let best = self.best(&trial);
         let num_created = ledger.book().next_index() - ledger.num_uncreated();
         let phase = self.phase(ledger, is_cancelled);
+        let message = match phase {
+            Phase::Failed if ledger.has_given_up() => Some(self.failures(ledger, trial)),
+            _ => self.message(phase, ledger, best.is_some()),
+        };
         ExperimentStatus {
             phase,
             trials_created: num_created,
             trials_closed: num_created - self.num_open().min(num_created),
-            message: self.message(phase, ledger, best.is_some()),
+            message,
             best,
             pareto: self.pareto(),
             trials_running: self.num_running,
@@ -270,6 +274,26 @@ impl Summary {
             Phase::Completed if !has_best => Some("no trial has a result".to_owned()),
             _ => None,
         }
+    }
+
+    /// Returns why a search ended whose trials failed.
+    fn failures<'a>(
+        &self,
+        ledger: &Ledger,
+        trial: impl Fn(u32) -> Option<&'a TrialRecord>,
+    ) -> String {
+        let failed = self.shares.iter().filter(|(_, of)| of.closed == Some(CloseCause::Failed));
+        let first = failed.clone().next().and_then(|(index, _)| {
+            let message = trial(*index)?.status.message.as_deref()?;
+            Some(format!(": trial {index}: {message}"))
+        });
+        format!(
+            "the search ended because {} trials failed and none has a result{}; fix the cause, \
+             then run `stoker experiment continue {} --failed` or create a new experiment",
+            failed.count(),
+            first.unwrap_or_default(),
+            ledger.config().experiment
+        )
     }
 
     /// Returns the part of the experiment that is done, from 0 to 1.

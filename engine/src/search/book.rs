@@ -7,6 +7,12 @@ use stoker_api::trial::CloseCause;
 use super::rung::Loss;
 use super::turn::{Event, Step};
 
+/// Number of failed trials from which on a search without any result creates no more.
+const FAILURES_MAX: u32 = 10;
+
+/// State of a failed trial.
+const FAILED: TrialState = TrialState::Closed(CloseCause::Failed);
+
 /// State of a trial, as the search sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrialState {
@@ -88,7 +94,9 @@ pub struct Book {
     order: u64,
     num_open: u32,
     num_invalid: u32,
+    num_failed: u32,
     num_with_result: u32,
+    ignores_failures: bool,
     is_limited: bool,
     is_finished: bool,
 }
@@ -139,6 +147,25 @@ impl Book {
     /// search.
     pub fn may_replace(&self) -> bool {
         self.num_invalid <= 100 + 100 * self.num_with_result
+    }
+
+    /// Returns `true` if the program seems unable to work: at least ten trials have failed, no
+    /// fewer than are open, and no trial has a result or has ended otherwise. Rejected
+    /// hyperparameters count as neither. While more trials are open, failed ones are followed by
+    /// others, so that no GPUs are idle.
+    ///
+    /// Returns `false` once the user has edited the search, or has reopened, ended or deleted a
+    /// trial.
+    pub fn is_hopeless(&self) -> bool {
+        !self.ignores_failures
+            && self.num_with_result == 0
+            && self.num_failed >= FAILURES_MAX.max(self.num_open)
+            && self.num_failed + self.num_invalid + self.num_open == self.next_index()
+    }
+
+    /// Disables [`is_hopeless`](Self::is_hopeless).
+    pub(super) fn ignore_failures(&mut self) {
+        self.ignores_failures = true;
     }
 
     /// Returns `true` after [`Event::LimitReached`].
@@ -202,10 +229,14 @@ impl Book {
             Event::Began | Event::Answered(_) => {}
             Event::Edited(edit) => {
                 self.is_finished = false;
+                self.ignores_failures = true;
                 self.is_limited &= edit.is_limited;
             }
             Event::LimitReached => self.is_limited = true,
-            Event::Reopened => self.is_finished = false,
+            Event::Reopened => {
+                self.is_finished = false;
+                self.ignores_failures = true;
+            }
             Event::Result { trial, units, loss, others } => {
                 let entry = &mut self.trials[*trial as usize];
                 self.num_with_result += u32::from(entry.results.is_empty());
@@ -257,7 +288,7 @@ impl Book {
             Step::PromoteClosed { trial, units } => {
                 // The trial is open only if the end of a deleted trial is missing in the record.
                 if self.trial(*trial).state.is_open() {
-                    self.end(*trial, TrialState::Closed(CloseCause::Failed));
+                    self.end(*trial, FAILED);
                 }
                 self.trials[*trial as usize].units = *units;
             }
@@ -284,6 +315,7 @@ impl Book {
         let entry = &mut self.trials[trial as usize];
         // The trial is open only if the end of a deleted trial is missing in the record.
         self.num_open += u32::from(!entry.state.is_open());
+        self.num_failed -= u32::from(entry.state == FAILED);
         entry.state = if entry.has_result() { TrialState::Paused } else { TrialState::Active };
         entry.is_cut = false;
     }
@@ -291,6 +323,8 @@ impl Book {
     fn end(&mut self, trial: u32, state: TrialState) {
         let entry = &mut self.trials[trial as usize];
         self.num_open -= u32::from(entry.state.is_open());
+        self.num_failed -= u32::from(entry.state == FAILED);
+        self.num_failed += u32::from(state == FAILED);
         entry.state = state;
     }
 }

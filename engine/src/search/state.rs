@@ -135,6 +135,17 @@ impl SearchState {
         self.method.as_dyn().num_groups()
     }
 
+    /// Returns `true` if the search creates no trial because [all have failed](Book::is_hopeless).
+    /// An external searcher makes this decision itself.
+    pub fn has_given_up(&self) -> bool {
+        self.book.is_hopeless() && !matches!(self.method, AnyMethod::External(_))
+    }
+
+    /// Lets the search create trials even if all fail, as versions did that recorded no steps.
+    pub fn ignore_failures(&mut self) {
+        self.book.ignore_failures();
+    }
+
     /// Returns `true` if a turn follows from an event now.
     pub fn accepts(&self, event: &Event) -> bool {
         let continues = matches!(event, Event::Edited(_) | Event::Reopened);
@@ -265,6 +276,10 @@ impl SearchState {
             return Some(if self.book.num_open() > 0 { Step::StopAll } else { Step::Finish });
         }
         let step = self.method.as_dyn().decide(&self.book);
+        // Without any result, a creation hides no other steps than promotions of failed trials.
+        let is_possible =
+            |step: &Step| !matches!(step, Step::Create { .. }) || !self.has_given_up();
+        let step = step.filter(is_possible);
         let is_over = self.book.num_open() == 0 && !self.book.is_finished() && !self.is_asking();
         step.or_else(|| is_over.then_some(Step::Finish))
     }

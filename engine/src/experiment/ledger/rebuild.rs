@@ -121,6 +121,7 @@ impl Ledger {
         (at, watch): (Option<Timestamp>, Watch<'_>),
     ) {
         self.has_begun = true;
+        self.search.ignore_failures();
         let end = first_unused(record);
         if let Some(turn) = self.search.advance(event) {
             self.note(order, &turn.changes);

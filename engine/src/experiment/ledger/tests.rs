@@ -3,11 +3,12 @@
 pub(super) mod case;
 
 use serde_json::json;
-use stoker_api::experiment::AsyncHalvingSearch;
+use stoker_api::experiment::{AsyncHalvingSearch, Phase, ReopenedTrials};
 use stoker_api::trial::{CloseCause, ClosedFact, ResultFact};
 use stoker_api::validate::Method;
 
 use super::*;
+use crate::experiment::Summary;
 use crate::experiment::explain::State;
 use crate::fixture::config;
 use crate::search::state::SearchState;
@@ -281,4 +282,27 @@ fn end_without_a_turn_is_explained() {
     let explanation = Ledger::explain(&case.config, record).unwrap();
     let ends: Vec<_> = explanation.trials.iter().map(|trial| trial.end).collect();
     assert_eq!(ends, [Some(State::Cancelled), None]);
+}
+
+/// The search that is rebuilt after each turn equals the live one.
+#[test]
+fn failed_search_names_its_first_failure_and_continues() {
+    let mut case = Case::new(Method::Random { max_trials: 20, max_concurrent: 1 });
+    for trial in 0..10 {
+        assert!(!case.ledger.has_given_up());
+        case.end(trial, CloseCause::Failed);
+        case.trials.get_mut(&trial).unwrap().status.message = Some(format!("exit code {trial}"));
+    }
+    assert!(case.ledger.book().is_finished());
+    let summary = Summary::new(&case.config, case.trials.values());
+    let status = summary.status(&case.ledger, false, |trial| case.trials.get(&trial));
+    let expected = "the search ended because 10 trials failed and none has a result: trial 0: exit \
+                    code 0; fix the cause, then run `stoker experiment continue mnist --failed` or \
+                    create a new experiment";
+    assert_eq!((status.phase, status.message.as_deref()), (Phase::Failed, Some(expected)));
+    case.request(ReopenedTrials::Failed);
+    for trial in 0..10 {
+        case.end(trial, CloseCause::Failed);
+    }
+    assert_eq!((case.ledger.book().next_index(), case.ledger.book().is_finished()), (11, false));
 }

@@ -150,8 +150,10 @@ pub struct ExperimentSpec {
 
     /// Number of records in an epoch; 0 (the default) means the size of the training data. If set,
     /// a length or interval of N epochs is N times this number of records, rounded down to whole
-    /// batches, at least one. Callbacks and metrics then count epochs of this size, also rounded
-    /// down. The order of the data and its passes still follow the size of the training data.
+    /// batches, at least one. For callbacks and metrics, each epoch is rounded down to whole
+    /// batches, so they may count more epochs than the length has, unless this number is a multiple
+    /// of the global batch size. The order of the data and its passes still follow the size of the
+    /// training data.
     #[serde(default)]
     pub records_per_epoch: u64,
 

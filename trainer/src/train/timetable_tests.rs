@@ -90,6 +90,8 @@ fn records_per_epoch_sets_the_epoch() {
     // 3.4 batches per epoch: the fractions of three epochs add up to one more batch.
     check(110, 1, (3, 6));
     check(110, 3, (10, 6));
+    // Whole batches: callbacks count the epochs of the length.
+    check(96, 3, (9, 6));
     // Less than one batch per epoch.
     check(20, 1, (1, 20));
     check(20, 3, (1, 20));

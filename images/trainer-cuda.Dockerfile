@@ -1,6 +1,6 @@
 # The stock trainer for NVIDIA GPUs. burn compiles its kernels at run time with an LLVM in the
-# program. It needs CUDA's mathematical functions (libdevice), NCCL, and the driver, which the
-# node's container runtime mounts.
+# program. It needs CUDA's mathematical functions (libdevice), cuBLAS, NCCL, and the driver, which
+# the node's container runtime mounts.
 #
 #   docker build --file images/trainer-cuda.Dockerfile --tag localhost/stoker-trainer:0.1.0-cuda .
 
@@ -23,6 +23,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
     strip --strip-debug /out/stoker-trainer
 # The directory is named after the architecture, amd64 or arm64.
 RUN cp --dereference /usr/lib/*-linux-gnu/libnccl.so.2 /out/libnccl.so.2
+RUN cp --dereference /usr/local/cuda/lib64/libcublasLt.so.12 /out/libcublasLt.so.12
 
 FROM nvidia/cuda:${CUDA}-base-ubuntu22.04
 RUN apt-get update && \
@@ -33,6 +34,7 @@ RUN apt-get update && \
         --shell /usr/sbin/nologin stoker
 COPY --from=build /usr/local/cuda/nvvm/libdevice/ /usr/local/cuda/nvvm/libdevice/
 COPY --from=build /out/libnccl.so.2 /usr/lib/libnccl.so.2
+COPY --from=build /out/libcublasLt.so.12 /usr/lib/libcublasLt.so.12
 COPY --from=build /out/stoker-trainer /usr/local/bin/stoker-trainer
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532

@@ -45,6 +45,12 @@ pub fn attention(
     if attn_bias.is_some() || !is_enabled() {
         return module::attention(query, key, value, mask, attn_bias, options);
     }
+    #[cfg(feature = "cubecl")]
+    if query.device().is_autodiff()
+        && let Some(y) = crate::gpu::attention(&query, &key, &value, mask.as_ref(), &options, 0.0)
+    {
+        return y;
+    }
     match fused(&query, &key, &value, mask.as_ref(), &options, None) {
         Some(y) => y,
         None if query.device().is_autodiff() => composed(query, key, value, mask, options, 0.0),
@@ -73,6 +79,10 @@ pub fn attention_with_dropout(
 ) -> Tensor<4> {
     if dropout == 0.0 {
         return attention(query, key, value, mask, None, options);
+    }
+    #[cfg(feature = "cubecl")]
+    if let Some(y) = crate::gpu::attention(&query, &key, &value, mask.as_ref(), &options, dropout) {
+        return y;
     }
     let factors = Dropout::new(dropout, &query.device());
     fused(&query, &key, &value, mask.as_ref(), &options, Some(factors))

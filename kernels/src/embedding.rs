@@ -18,6 +18,10 @@ use crate::tape::{ArrayGradient, Gradient, Operand, integers, record};
 ///
 /// `weight` `[num_rows, d_model]`, `indices` `[batch, len]`, result `[batch, len, d_model]`.
 pub fn embedding(weight: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {
+    #[cfg(feature = "cubecl")]
+    if let Some(y) = crate::gpu::embedding(&weight, &indices) {
+        return y;
+    }
     fused(&weight, &indices).unwrap_or_else(|| module::embedding(weight, indices))
 }
 

@@ -23,6 +23,10 @@ pub fn layer_norm<const D: usize>(
     beta: Option<Tensor<1>>,
     epsilon: f64,
 ) -> Tensor<D> {
+    #[cfg(feature = "cubecl")]
+    if let Some(y) = crate::gpu::layer_norm(&x, &gamma, beta.as_ref(), epsilon) {
+        return y;
+    }
     fused(&x, &gamma, beta.as_ref(), epsilon)
         .unwrap_or_else(|| module::layer_norm(x, gamma, beta, epsilon))
 }

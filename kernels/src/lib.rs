@@ -1,8 +1,10 @@
-//! Fused operators for burn models on CPUs.
+//! Fused operators for burn models on CPUs and NVIDIA GPUs.
 //!
 //! burn composes operators such as layer normalization from many small ones, each with a tensor
 //! of intermediate results and a separate backward step. The operators here compute forward and
-//! backward in one pass each, on burn's CPU backend Flex.
+//! backward in one pass each, on burn's CPU backend Flex. With feature `cuda`, linear layers, layer
+//! normalization, embeddings, attention in training and transformers also have operators for
+//! burn's CUDA backend, with products by cuBLAS.
 //!
 //! A model keeps burn's modules and records, and calls `forward_fused` instead of `forward`:
 //!
@@ -20,14 +22,14 @@
 //!
 //! # Fallback
 //!
-//! An operator calls burn's operator in these cases: a backend other than Flex, a data type other
-//! than `f32`, gradient checkpointing, a mixture of tensors with and without autodiff, an option
+//! An operator calls burn's operator in these cases: another backend, a data type other than `f32`
+//! (on GPUs also `f16` and `bf16`), gradient checkpointing, a mixture of tensors with and without autodiff, an option
 //! that its documentation excludes, or shapes that do not fit (burn then reports the error).
 //! Linear layers then still multiply all rows as one matrix.
 //! `STOKER_KERNELS=off` turns all operators of this crate off, and `STOKER_KERNELS=avx2` the use of
 //! AVX-512.
 //!
-//! # Invariants
+//! # Invariants on CPUs
 //!
 //! - **Results do not depend on the number of threads.** Sums run over a fixed number of chunks,
 //!   and are added in the order of the chunks.
@@ -45,6 +47,8 @@ mod conv;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+#[cfg(feature = "cubecl")]
+mod gpu;
 mod layer_norm;
 mod linear;
 mod machine;
@@ -72,6 +76,8 @@ pub use crate::batch_norm::{batch_norm, batch_norm_train};
 pub use crate::conv::conv2d;
 pub use crate::cross_entropy::{cross_entropy, cross_entropy_of_samples, weighted_cross_entropy};
 pub use crate::embedding::embedding;
+#[cfg(feature = "cuda")]
+pub use crate::gpu::has_cublas;
 pub use crate::layer_norm::layer_norm;
 pub use crate::linear::linear;
 pub use crate::modules::{

@@ -23,6 +23,10 @@ pub fn linear<const D: usize>(
     bias: Option<Tensor<1>>,
     activation: Activation,
 ) -> Tensor<D> {
+    #[cfg(feature = "cubecl")]
+    if let Some(y) = crate::gpu::linear(&x, &weight, bias.as_ref(), activation) {
+        return y;
+    }
     fused(&x, &weight, bias.as_ref(), activation)
         .unwrap_or_else(|| composed(x, weight, bias, activation))
 }

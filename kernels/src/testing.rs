@@ -90,6 +90,15 @@ pub(crate) struct Outcome {
     pub(crate) gradients: Vec<Vec<f32>>,
 }
 
+#[cfg(feature = "cubecl")]
+impl Outcome {
+    /// Returns the value whose gradients these are.
+    pub(crate) fn loss(&self) -> f32 {
+        let weights = loss_weights(self.output.len());
+        self.output.iter().zip(weights).map(|(value, weight)| value * weight).sum()
+    }
+}
+
 /// Returns the weight of each output in the loss.
 fn loss_weights(num: usize) -> Vec<f32> {
     random([num], 99).values
@@ -97,7 +106,12 @@ fn loss_weights(num: usize) -> Vec<f32> {
 
 /// Runs forward and backward pass.
 pub(crate) fn run(case: &Case, operator: Operator<'_>) -> Outcome {
-    let device = device().autodiff();
+    run_on(&device(), case, operator)
+}
+
+/// Runs forward and backward pass on a device.
+pub(crate) fn run_on(device: &Device, case: &Case, operator: Operator<'_>) -> Outcome {
+    let device = device.clone().autodiff();
     let inputs: Vec<Tensor<1>> =
         case.tensors(&device).into_iter().map(Tensor::require_grad).collect();
     let output = operator(&inputs);

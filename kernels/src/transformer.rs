@@ -103,7 +103,7 @@ impl MultiHeadAttentionExt for MultiHeadAttention {
         value: Tensor<3>,
         mask: &AttentionMask,
     ) -> Tensor<3> {
-        let ([batch, queries, d_model], [_, keys, _]) = (query.dims(), key.dims());
+        let ([_, _, d_model], [batch, keys, _]) = (query.dims(), key.dims());
         let has_other_shapes = key.dims() != value.dims()
             || key.dims() != [batch, keys, d_model]
             || d_model != self.d_model;
@@ -112,21 +112,47 @@ impl MultiHeadAttentionExt for MultiHeadAttention {
         if self.quiet_softmax || has_other_shapes || is_evaluation || !is_enabled() {
             return self.forward(mask.apply_burn(query, key, value)).context;
         }
-        let heads = |x: Tensor<3>, linear: &Linear| {
-            let [batch, len, _] = x.dims();
-            let x = linear.forward_fused(x, Activation::Identity);
-            x.reshape([batch, len, self.n_heads, self.d_k]).swap_dims(1, 2)
-        };
-        let query = heads(query, &self.query);
-        let (key, value) = (heads(key, &self.key), heads(value, &self.value));
-        let hidden = mask.of_heads([batch, queries, keys]);
-        let options =
-            AttentionModuleOptions { scale: None, softcap: None, is_causal: mask.is_causal };
-        let dropout = probability(&self.dropout, &query);
-        let context = crate::attention_with_dropout(query, key, value, hidden, options, dropout);
-        let context = context.swap_dims(1, 2).reshape([batch, queries, d_model]);
-        self.output.forward_fused(context, Activation::Identity)
+        attend(self, [query, key, value], mask, Order::BatchFirst)
     }
+}
+
+/// Order of the first two dimensions of `[batch, len, d_model]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    BatchFirst,
+    /// Products of GPUs then read and write heads without copies.
+    LenFirst,
+}
+
+/// Returns the context of query, key and value, in their order.
+fn attend(
+    module: &MultiHeadAttention,
+    [query, key, value]: [Tensor<3>; 3],
+    mask: &AttentionMask,
+    order: Order,
+) -> Tensor<3> {
+    let shape = query.dims();
+    let heads = |x: Tensor<3>, linear: &Linear| {
+        let [first, second, _] = x.dims();
+        let x = linear.forward_fused(x, Activation::Identity);
+        let x = x.reshape([first, second, module.n_heads, module.d_k]);
+        match order {
+            Order::BatchFirst => x.swap_dims(1, 2),
+            Order::LenFirst => x.permute([1, 2, 0, 3]),
+        }
+    };
+    let query = heads(query, &module.query);
+    let (key, value) = (heads(key, &module.key), heads(value, &module.value));
+    let [batch, _, queries, _] = query.dims();
+    let hidden = mask.of_heads([batch, queries, key.dims()[2]]);
+    let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: mask.is_causal };
+    let dropout = probability(&module.dropout, &query);
+    let context = crate::attention_with_dropout(query, key, value, hidden, options, dropout);
+    let context = match order {
+        Order::BatchFirst => context.swap_dims(1, 2),
+        Order::LenFirst => context.permute([2, 0, 1, 3]),
+    };
+    module.output.forward_fused(context.reshape(shape), Activation::Identity)
 }
 
 /// Returns the probability with which the module drops values of `x`: 0 except in training.
@@ -171,19 +197,26 @@ pub trait TransformerEncoderLayerExt {
 
 impl TransformerEncoderLayerExt for TransformerEncoderLayer {
     fn forward_fused(&self, x: Tensor<3>, mask: &AttentionMask, epsilon: f64) -> Tensor<3> {
-        let attend = |x: Tensor<3>| {
-            let context = self.mha.forward_fused(x.clone(), x.clone(), x, mask);
-            self.dropout.forward(context)
-        };
-        let feed = |x: Tensor<3>| self.dropout.forward(self.pwff.forward_fused(x));
-        // burn's names: `norm_2` belongs to the attention, and `norm_1` to the feed-forward part.
-        if self.norm_first {
-            let x = x.clone() + attend(self.norm_2.forward_fused(x, epsilon));
-            x.clone() + feed(self.norm_1.forward_fused(x, epsilon))
-        } else {
-            let x = self.norm_1.forward_fused(x.clone() + attend(x), epsilon);
-            self.norm_2.forward_fused(x.clone() + feed(x), epsilon)
-        }
+        forward_layer(self, x, epsilon, |x| self.mha.forward_fused(x.clone(), x.clone(), x, mask))
+    }
+}
+
+/// Returns the output of a layer, given its attention.
+fn forward_layer(
+    layer: &TransformerEncoderLayer,
+    x: Tensor<3>,
+    epsilon: f64,
+    attention: impl Fn(Tensor<3>) -> Tensor<3>,
+) -> Tensor<3> {
+    let attend = |x: Tensor<3>| layer.dropout.forward(attention(x));
+    let feed = |x: Tensor<3>| layer.dropout.forward(layer.pwff.forward_fused(x));
+    // burn's names: `norm_2` belongs to the attention, and `norm_1` to the feed-forward part.
+    if layer.norm_first {
+        let x = x.clone() + attend(layer.norm_2.forward_fused(x, epsilon));
+        x.clone() + feed(layer.norm_1.forward_fused(x, epsilon))
+    } else {
+        let x = layer.norm_1.forward_fused(x.clone() + attend(x), epsilon);
+        layer.norm_2.forward_fused(x.clone() + feed(x), epsilon)
     }
 }
 
@@ -199,8 +232,31 @@ pub trait TransformerEncoderExt {
 
 impl TransformerEncoderExt for TransformerEncoder {
     fn forward_fused(&self, x: Tensor<3>, mask: &AttentionMask, epsilon: f64) -> Tensor<3> {
-        self.layers.iter().fold(x, |x, layer| layer.forward_fused(x, mask, epsilon))
+        let Some(x) = len_first(self, &x) else {
+            return self.layers.iter().fold(x, |x, layer| layer.forward_fused(x, mask, epsilon));
+        };
+        let x = self.layers.iter().fold(x, |x, layer| {
+            forward_layer(layer, x, epsilon, |x| {
+                attend(&layer.mha, [x.clone(), x.clone(), x], mask, Order::LenFirst)
+            })
+        });
+        x.swap_dims(0, 1)
     }
+}
+
+/// Returns `x` in [`Order::LenFirst`], if all layers train on a GPU and can use this order.
+#[cfg(feature = "cubecl")]
+fn len_first(encoder: &TransformerEncoder, x: &Tensor<3>) -> Option<Tensor<3>> {
+    let fits = |layer: &TransformerEncoderLayer| {
+        !layer.mha.quiet_softmax && layer.mha.d_model == x.dims()[2]
+    };
+    let fits = x.device().is_autodiff() && encoder.layers.iter().all(fits);
+    if fits { crate::gpu::swap_first(x) } else { None }
+}
+
+#[cfg(not(feature = "cubecl"))]
+fn len_first(_: &TransformerEncoder, _: &Tensor<3>) -> Option<Tensor<3>> {
+    None
 }
 
 #[cfg(test)]

@@ -64,6 +64,12 @@ impl RankDevice {
         #[cfg(feature = "cuda")]
         if gpu.is_some() {
             driver::version()?.check(driver::MIN)?;
+            if !stoker_kernels::has_cublas() {
+                eprintln!(
+                    "stoker: cannot load libcublasLt.so.13 or libcublasLt.so.12, so matrix \
+                     products are slower; install cuBLAS or add its directory to LD_LIBRARY_PATH"
+                );
+            }
         }
         Ok(Self { device: gpu.map_or_else(host, cuda).autodiff(), gpu })
     }

@@ -165,5 +165,4 @@ impl Drop for QueuedCopy {
 }
 
 #[cfg(test)]
-#[cfg(feature = "cubecl-cpu")]
-mod tests;
+pub(crate) mod tests;

@@ -129,11 +129,10 @@ mod tests {
         let _ = UnreadMetrics::new(metrics.into()).read();
     }
 
-    /// burn's backend for GPUs runs on a CPU here.
-    #[cfg(feature = "cubecl-cpu")]
+    #[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
     #[test]
     fn queued_metrics_keep_their_order_on_cubecl() {
-        let device = burn::tensor::Device::cpu();
+        let Some(device) = crate::device::gpu_tensor::tests::gpu() else { return };
         let of = |value: f32, dtype| {
             Number::from(Tensor::<1>::from_floats([value], &device).cast(dtype))
         };

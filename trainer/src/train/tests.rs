@@ -23,7 +23,7 @@ use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, mix_seed};
 mod best_weights;
 mod callbacks;
 mod copies;
-#[cfg(feature = "cubecl-cpu")]
+#[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
 mod cubecl_resume;
 mod custom_loop;
 mod data_kinds;

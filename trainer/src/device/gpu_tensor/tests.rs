@@ -1,7 +1,21 @@
-//! burn's backend for GPUs runs on a CPU here.
+//! Tests on a GPU, or with feature `cubecl-cpu` on burn's backend for GPUs on a CPU.
 
 use super::*;
 use crate::device::host;
+
+/// Returns the device of the tests. Without one, the test is skipped.
+pub(crate) fn gpu() -> Option<Device> {
+    #[cfg(feature = "cubecl-cpu")]
+    return Some(Device::cpu());
+    #[cfg(not(feature = "cubecl-cpu"))]
+    match std::path::Path::new("/dev/nvidiactl").exists() {
+        true => Some(Device::cuda(0)),
+        false => {
+            stoker_test_cluster::record_skip("needs an NVIDIA GPU");
+            None
+        }
+    }
+}
 
 fn number(value: f32, device: &Device) -> Tensor<1> {
     Tensor::from_floats([value], device)
@@ -9,7 +23,7 @@ fn number(value: f32, device: &Device) -> Tensor<1> {
 
 #[test]
 fn queued_copies_have_the_values_of_their_time() {
-    let device = Device::cpu();
+    let Some(device) = gpu() else { return };
     let tensors = [number(3.0, &device) * 2.0, number(0.5, &device).cast(DType::BF16)];
     let copy = QueuedCopy::new(&tensors).unwrap();
     // burn would write the result into the same memory if the copy did not keep the tensor. The
@@ -22,7 +36,7 @@ fn queued_copies_have_the_values_of_their_time() {
 
 #[test]
 fn other_tensors_are_not_copied() {
-    let device = Device::cpu();
+    let Some(device) = gpu() else { return };
     let two = Tensor::from_floats([1.0, 2.0], &device);
     for tensors in [vec![], vec![number(1.0, &host())], vec![number(1.0, &device), two]] {
         assert!(QueuedCopy::new(&tensors).is_none(), "{tensors:?}");
@@ -33,7 +47,8 @@ fn other_tensors_are_not_copied() {
 
 #[test]
 fn tensors_that_share_memory_are_noticed() {
-    let tensor = Tensor::full([1024], 2.0, &Device::cpu()) * 3.0;
+    let Some(device) = gpu() else { return };
+    let tensor = Tensor::full([1024], 2.0, &device) * 3.0;
     let copy = tensor.clone();
     let shared = GpuTensor::new(tensor).unwrap();
     assert!(shared.is_shared());

@@ -110,10 +110,11 @@ mod tests {
         assert!(!is_on_one_gpu(&Device::flex().autodiff(), [DType::F32; 2]));
     }
 
-    /// burn's backend for GPUs runs on a CPU here.
-    #[cfg(feature = "cubecl-cpu")]
+    /// Tests on a GPU, or on burn's backend for GPUs on a CPU.
+    #[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
     mod cubecl {
         use super::*;
+        use crate::device::gpu_tensor::tests::gpu;
 
         #[derive(Module, Debug)]
         struct Layer {
@@ -123,7 +124,7 @@ mod tests {
 
         #[test]
         fn only_single_precision_is_clipped_on_a_gpu() {
-            let device = Device::cpu().autodiff();
+            let Some(device) = gpu().map(Device::autodiff) else { return };
             assert!(is_on_one_gpu(&device, [DType::F32; 2]));
             for other in [DType::F64, DType::BF16] {
                 assert!(!is_on_one_gpu(&device, [DType::F32, other]), "{other:?}");
@@ -132,6 +133,7 @@ mod tests {
 
         #[test]
         fn layers_are_clipped_like_on_the_host() {
+            let Some(device) = gpu().map(Device::autodiff) else { return };
             let clipped = |device: Device| {
                 let weight = Tensor::<2>::ones([2, 3], &device);
                 let bias = Tensor::<1>::ones([3], &device);
@@ -148,8 +150,7 @@ mod tests {
                 let bias = clipped.get::<1>(layer.bias.id).unwrap().into_data();
                 [weight, bias].map(|data| data.try_to_vec::<f32>().unwrap()).concat()
             };
-            let (gpu, host) =
-                (clipped(Device::cpu().autodiff()), clipped(Device::flex().autodiff()));
+            let (gpu, host) = (clipped(device), clipped(Device::flex().autodiff()));
             let squares: f32 = gpu.iter().map(|value| value * value).sum();
             assert!((squares.sqrt() - 0.5).abs() < 1e-6, "{gpu:?}");
             let is_close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-6;

@@ -1,4 +1,5 @@
-//! A resume on burn's backend for GPUs, which runs on a CPU here and does not tune kernels.
+//! A resume on a GPU, or with feature `cubecl-cpu` on burn's backend for GPUs on a CPU, where it does
+//! not tune kernels.
 
 use std::process::Command;
 
@@ -11,6 +12,7 @@ use stoker_kernels::{
 
 use super::*;
 use crate::Distributed;
+use crate::device::gpu_tensor::tests::gpu;
 
 /// In the processes that train: their directory, and the batch at which they end.
 const FOLDER: &str = "STOKER_TEST_CUBECL_FOLDER";
@@ -43,10 +45,10 @@ fn step(model: &Transformer, tokens: Tensor<2, Int>) -> StepOutput {
     StepOutput::classification(logits.flatten(0, 1), tokens.narrow(1, 1, LENGTH).flatten(0, 1))
 }
 
-fn train(folder: &Path, batches: u64) {
+fn train(folder: &Path, batches: u64, device: Device) {
     let Context { config, io, stop, .. } = alone(Some(folder), batches).context().unwrap();
     let io = Arc::into_inner(io).unwrap().into_inner().unwrap();
-    let device = Device::cpu().autodiff();
+    let device = device.autodiff();
     let context = Context::new(config, io, stop, device, Distributed::single_rank());
     let token = |sample: usize, position: usize| {
         (mix_seed(&[sample as u64, position as u64]) % VOCABULARY as u64) as i64
@@ -66,8 +68,9 @@ fn train(folder: &Path, batches: u64) {
 #[test]
 fn resumed_transformers_are_bit_identical_on_cubecl() {
     let _stream = lock_random_stream();
+    let Some(device) = gpu() else { return };
     if let Ok(folder) = std::env::var(FOLDER) {
-        return train(Path::new(&folder), std::env::var(BATCHES).unwrap().parse().unwrap());
+        return train(Path::new(&folder), std::env::var(BATCHES).unwrap().parse().unwrap(), device);
     }
     let folder = tempfile::tempdir().unwrap();
     let weights = |name: &str, lengths: &[u64]| {

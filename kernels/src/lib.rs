@@ -23,8 +23,9 @@
 //! # Fallback
 //!
 //! An operator calls burn's operator in these cases: another backend, a data type other than `f32`
-//! (on GPUs also `f16` and `bf16`), gradient checkpointing, a mixture of tensors with and without autodiff, an option
-//! that its documentation excludes, or shapes that do not fit (burn then reports the error).
+//! (on GPUs also `f16` and `bf16`), gradient checkpointing, a mixture of tensors with and without
+//! autodiff, an option that its documentation excludes, or shapes that do not fit (burn then
+//! reports the error).
 //! Linear layers then still multiply all rows as one matrix.
 //! `STOKER_KERNELS=off` turns all operators of this crate off, and `STOKER_KERNELS=avx2` the use of
 //! AVX-512.

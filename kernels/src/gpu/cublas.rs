@@ -43,8 +43,8 @@ const PREFERENCE_WORKSPACE: c_int = 1;
 /// Alignments of `A`, `B`, `C` and `D`.
 const PREFERENCE_ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
 
-/// Returns whether cuBLAS can be loaded (`libcublasLt.so.13`, `.12` or `libcublasLt.so`). Without it,
-/// operators on NVIDIA GPUs call burn's own products.
+/// Returns whether cuBLAS can be loaded: `libcublasLt.so.13`, `libcublasLt.so.12` or
+/// `libcublasLt.so`. Without it, operators on NVIDIA GPUs call burn's own products.
 pub fn is_installed() -> bool {
     functions().is_some()
 }

@@ -1,8 +1,5 @@
 //! Work on the CUDA streams of burn.
 
-// Reason: the address of a CUDA stream is shared between threads.
-#![allow(unsafe_code)]
-
 use std::ffi::c_void;
 
 use burn_cubecl::cubecl::client::Client;

@@ -16,8 +16,8 @@ use crate::{
     layer_norm, linear,
 };
 
-/// Largest length of the difference of two results, relative to the length of the result, or to 1 if
-/// that is shorter. GPUs round the inputs of products to TF32, with 10 bits of mantissa.
+/// Largest length of the difference of two results, relative to the length of the result, or to 1
+/// if that is shorter. GPUs round the inputs of products to TF32, with 10 bits of mantissa.
 const TOLERANCE: f32 = if cfg!(feature = "cuda") { 5e-3 } else { 1e-5 };
 
 /// Tolerance with a ReLU. Rounding changes a few outputs from zero to a small value, or back, and

@@ -26,8 +26,8 @@ pub(super) fn product(inputs: Vec<CubeTensor>, scale: f32, order: Order) -> Cube
     prepared.queue(None, bias)
 }
 
-/// Multiplies the inputs, and adds up the columns of the second one. If cuBLAS has no algorithm that
-/// does both, a kernel adds up the columns.
+/// Multiplies the inputs, and adds up the columns of the second one. If cuBLAS has no algorithm
+/// that does both, a kernel adds up the columns.
 pub(super) fn product_and_sums(inputs: Vec<CubeTensor>) -> [CubeTensor; 2] {
     let [a, b] = inputs.try_into().unwrap_or_else(|_| unreachable!("a product has two inputs"));
     let prepared = Prepared::new(a, b, (1.0, Order::Contiguous, Epilogue::ColumnSums));

@@ -1,5 +1,5 @@
-//! A resume on a GPU, or with feature `cubecl-cpu` on burn's backend for GPUs on a CPU, where it does
-//! not tune kernels.
+//! A resume on a GPU, or with feature `cubecl-cpu` on burn's backend for GPUs on a CPU, where it
+//! does not tune kernels.
 
 use std::process::Command;
 

@@ -77,6 +77,10 @@ pub fn attention_with_dropout(
     options: AttentionModuleOptions,
     dropout: f64,
 ) -> Tensor<4> {
+    assert!(
+        (0.0..1.0).contains(&dropout),
+        "the dropout probability is {dropout}, but must be in [0, 1)"
+    );
     if dropout == 0.0 {
         return attention(query, key, value, mask, None, options);
     }

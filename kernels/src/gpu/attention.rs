@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Distribution, Tensor, activation};
 use super::product::{multiply, multiply_heads};
 use super::rows::{softmax, softmax_gradient};
 use super::tape::{
-    Gradient, Operand, Plain, booleans, fit_together, is_on_nvidia, plain, record, tensor,
+    Gradient, Operand, Plain, booleans, fit_together, has_kernels, plain, record, tensor,
 };
 
 /// See [`attention`](crate::attention()) and
@@ -61,7 +61,7 @@ pub(crate) fn attention(
 /// Softmax over the visible keys of each query. Queries without visible keys have zeros.
 fn probabilities(scores: Tensor<4>, mask: Option<Tensor<4, Bool>>, is_causal: bool) -> Tensor<4> {
     let shape @ [batch, heads, len_query, len_key] = scores.dims();
-    if mask.is_none() && is_on_nvidia(&scores) {
+    if mask.is_none() && has_kernels(&scores) {
         let rows = scores.reshape([batch * heads * len_query, len_key]);
         return softmax(rows, is_causal.then_some(len_query)).reshape(shape);
     }
@@ -127,7 +127,7 @@ impl Gradient for AttentionGradient {
 
 fn softmax_gradient_of(y: Tensor<4>, dy: Tensor<4>) -> Tensor<4> {
     let shape @ [batch, heads, queries, keys] = y.dims();
-    if is_on_nvidia(&y) {
+    if has_kernels(&y) {
         let rows = |x: Tensor<4>| x.reshape([batch * heads * queries, keys]);
         return softmax_gradient(rows(y), rows(dy)).reshape(shape);
     }

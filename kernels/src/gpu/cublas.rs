@@ -4,10 +4,9 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::DType;
 
@@ -95,12 +94,18 @@ pub(super) fn has_algorithm(product: &Product, offsets: [u64; 3], gpu: u16) -> b
 
 /// Calls a function with cuBLASLt on a GPU. Requires a current CUDA context.
 fn with_gpu<T>(index: u16, call: impl FnOnce(&mut Gpu) -> Result<T, String>) -> Result<T, String> {
-    static GPUS: Mutex<Option<HashMap<u16, Gpu>>> = Mutex::new(None);
+    type Gpus = HashMap<u16, Arc<Mutex<Option<Gpu>>>>;
+    static GPUS: Mutex<Option<Gpus>> = Mutex::new(None);
+    // One lock for each GPU, so that its thread never waits for another GPU.
     let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
-    match gpus.get_or_insert_default().entry(index) {
-        Entry::Occupied(gpu) => call(gpu.into_mut()),
-        Entry::Vacant(new) => call(new.insert(Gpu::new()?)),
-    }
+    let gpu = gpus.get_or_insert_default().entry(index).or_default().clone();
+    drop(gpus);
+    let mut gpu = gpu.lock().unwrap_or_else(PoisonError::into_inner);
+    let gpu = match &mut *gpu {
+        Some(gpu) => gpu,
+        none => none.insert(Gpu::new()?),
+    };
+    call(gpu)
 }
 
 /// cuBLASLt on one GPU, and the algorithms that it chose.
@@ -286,9 +291,10 @@ impl Gpu {
             code
         };
         let function = "cublasLtMatmulAlgoGetHeuristic";
-        checked(function, code).map_err(|why| format!("{why} for {key:?}"))?;
+        let remedy = "set STOKER_KERNELS=off to use burn's products";
+        checked(function, code).map_err(|why| format!("{why} for {key:?}; {remedy}"))?;
         if num == 0 || choice.state != SUCCESS {
-            return Err(format!("cuBLAS has no algorithm for {key:?}"));
+            return Err(format!("cuBLAS has no algorithm for {key:?}; {remedy}"));
         }
         Ok(choice.algorithm)
     }
@@ -326,15 +332,19 @@ fn checked(function: &str, code: c_int) -> Result<(), String> {
 mod tests {
     use stoker_test_cluster::record_skip;
 
+    use super::library::load;
+
     use super::*;
 
     /// The library accepts descriptions also without a GPU.
     #[test]
     fn descriptions_have_the_form_of_the_library() {
-        let Some(functions) = functions() else {
+        let Some(functions) = load(usize::MAX) else {
             record_skip("needs cuBLAS (libcublasLt)");
             return;
         };
+        let functions = Box::leak(Box::new(functions));
+        assert!(load(11_080).is_none(), "a library for a newer driver was loaded");
         let gpu = Gpu { functions, handle: null_mut(), plans: HashMap::new() };
         let layout = |rows, columns, is_transposed| {
             let leading = if is_transposed { rows } else { columns };

@@ -44,7 +44,9 @@ impl Gradient for EmbeddingGradient {
     fn backward(&self, output: Plain, _: &[bool]) -> Vec<Option<Plain>> {
         let (num, device) = (self.indices.dims()[0], self.indices.device());
         let output = tensor::<3>(output).reshape([num, self.d_model]);
-        let rows = Tensor::<1, Int>::arange(0..self.num_rows as i64, &device).unsqueeze::<2>();
+        let dtype = self.indices.dtype();
+        let rows = Tensor::<1, Int>::arange(0..self.num_rows as i64, (&device, dtype));
+        let rows: Tensor<2, Int> = rows.unsqueeze();
         let indices: Tensor<2, Int> = self.indices.clone().unsqueeze_dim(1);
         let shape = [num, self.num_rows];
         let ones = indices.expand(shape).equal(rows.expand(shape)).float().cast(output.dtype());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::rows;
-use super::tape::{Gradient, Operand, Plain, fit_together, is_on_nvidia, plain, record, tensor};
+use super::tape::{Gradient, Operand, Plain, fit_together, has_kernels, plain, record, tensor};
 
 /// See [`layer_norm`](crate::layer_norm()). Returns `None` if the tensors are not on a GPU, or do
 /// not fit.
@@ -33,7 +33,7 @@ pub(crate) fn layer_norm<const D: usize>(
     let rows = shape.iter().product::<usize>() / columns;
     let x_matrix: Tensor<2> = x.tensor::<D>().reshape([rows, columns]);
     let (of_gamma, of_beta) = (gamma.tensor::<1>(), beta.as_ref().map(Operand::tensor::<1>));
-    let [output, moments] = match is_on_nvidia(&x_matrix) {
+    let [output, moments] = match has_kernels(&x_matrix) {
         true => rows::layer_norm(x_matrix.clone(), of_gamma.clone(), of_beta, epsilon),
         false => composed(x_matrix.clone(), of_gamma.clone(), of_beta, epsilon),
     };
@@ -87,7 +87,7 @@ impl<const D: usize> Gradient for LayerNormGradient<D> {
         let shape = output.dims();
         let output: Tensor<2> = output.reshape(x.dims());
         let is_beta_wanted = is_wanted.get(2).is_some_and(|is_wanted| *is_wanted);
-        if is_on_nvidia(&x) {
+        if has_kernels(&x) {
             let dx = is_wanted[0].then(|| {
                 let (x, moments) = (x.clone(), moments.clone());
                 let dx = rows::layer_norm_gradient(output.clone(), x, gamma, moments);

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::operation::queue;
-use super::tape::{is_on_nvidia, plain, tensor};
+use super::tape::{has_kernels, is_on_nvidia, plain, tensor};
 
 #[cfg(feature = "cuda")]
 mod prepared;
@@ -56,8 +56,8 @@ pub(super) fn multiply_heads(a: Tensor<4>, b: Tensor<4>, scale: f64) -> Tensor<4
 ///
 /// `a` `[m, k]`, `b` `[k, n]`, results `[m, n]` and `[n]`. No size is 0.
 pub(super) fn multiply_and_sum(a: Tensor<2>, b: Tensor<2>) -> (Tensor<2>, Tensor<1>) {
-    if !is_supported(&a) {
-        return (a.matmul(b.clone()), b.sum_dim(0).squeeze_dim::<1>(0));
+    if !is_supported(&a) || !has_kernels(&b) {
+        return (multiply(a, b.clone(), 1.0), b.sum_dim(0).squeeze_dim::<1>(0));
     }
     let ([m, _], [_, n], dtype) = (a.dims(), b.dims(), a.dtype());
     let outputs = [(vec![m, n], dtype), (vec![n], dtype)];

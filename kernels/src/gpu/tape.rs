@@ -26,6 +26,12 @@ pub(super) fn plain<const D: usize>(tensor: Tensor<D>) -> Plain {
     tensor.try_into_primitive::<Cube>().expect("a tensor of a GPU without autodiff")
 }
 
+/// Returns whether the [kernels](super::rows) support a tensor without autodiff: it is on an NVIDIA
+/// GPU, and 32 bits can index it.
+pub(super) fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
+    u32::try_from(tensor.shape().num_elements()).is_ok() && is_on_nvidia(tensor)
+}
+
 /// Returns whether a tensor without autodiff is on an NVIDIA GPU.
 #[cfg(feature = "cuda")]
 pub(super) fn is_on_nvidia<const D: usize>(tensor: &Tensor<D>) -> bool {

@@ -1,14 +1,13 @@
 //! Compares the operators with those for CPUs.
 //!
-//! With feature `cuda`, the tests need a GPU, and are skipped without one. Otherwise they run on
-//! burn's backend for GPUs on a CPU.
+//! With feature `cubecl-cpu`, the tests run on the backend of GPUs on a CPU. Otherwise they need a
+//! GPU, and are skipped without one.
 
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::TransformerEncoderConfig;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use stoker_test_cluster::record_skip;
 
 use crate::testing::{Case, Operator, Outcome, device, run, run_on};
 use crate::{
@@ -18,26 +17,24 @@ use crate::{
 
 /// Largest length of the difference of two results, relative to the length of the result, or to 1
 /// if that is shorter. GPUs round the inputs of products to TF32, with 10 bits of mantissa.
-const TOLERANCE: f32 = if cfg!(feature = "cuda") { 5e-3 } else { 1e-5 };
+const TOLERANCE: f32 = if cfg!(feature = "cubecl-cpu") { 1e-5 } else { 5e-3 };
 
 /// Tolerance with a ReLU. Rounding changes a few outputs from zero to a small value, or back, and
 /// so whether they have a gradient.
-const RELU_TOLERANCE: f32 = if cfg!(feature = "cuda") { 0.1 } else { TOLERANCE };
+const RELU_TOLERANCE: f32 = if cfg!(feature = "cubecl-cpu") { TOLERANCE } else { 0.1 };
 
-/// Returns `None` without a GPU.
-#[cfg(feature = "cuda")]
+/// Returns the device of the tests. Without one, the test is skipped.
 fn gpu() -> Option<Device> {
-    let has_gpu = std::path::Path::new("/dev/nvidiactl").exists();
-    if !has_gpu {
-        record_skip("needs an NVIDIA GPU");
+    #[cfg(feature = "cubecl-cpu")]
+    return Some(Device::cpu());
+    #[cfg(not(feature = "cubecl-cpu"))]
+    match std::path::Path::new("/dev/nvidiactl").exists() {
+        true => Some(Device::cuda(0)),
+        false => {
+            stoker_test_cluster::record_skip("needs an NVIDIA GPU");
+            None
+        }
     }
-    has_gpu.then(|| Device::cuda(0))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn gpu() -> Option<Device> {
-    let _ = record_skip;
-    Some(Device::cpu())
 }
 
 #[track_caller]
@@ -224,7 +221,7 @@ fn gradients_of_attention_with_dropout_match_differences() {
 #[test]
 fn half_precision_is_close_to_single() {
     let Some(gpu) = gpu() else { return };
-    if !cfg!(feature = "cuda") {
+    if cfg!(feature = "cubecl-cpu") {
         return;
     }
     let case = Case::new(&[64 * 96, 96 * 32, 32]);

@@ -9,6 +9,11 @@ use std::sync::OnceLock;
 /// File names of cuBLASLt, newest version first.
 const LIBRARY_NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
+/// Function of the driver.
+const GET_VERSION: &[u8] = b"cuDriverGetVersion";
+/// CUDA's encoding of versions: 12080 is 12.8. A library needs a driver of its major version.
+const VERSIONS_OF_MAJOR: usize = 1000;
+
 pub(super) type Pointer = *mut c_void;
 
 /// `cublasLtMatmulAlgo_t`.
@@ -74,28 +79,48 @@ pub(super) struct Functions {
 /// The loaded library. It stays loaded until the process ends.
 pub(super) fn functions() -> Option<&'static Functions> {
     static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
-    FUNCTIONS.get_or_init(load).as_ref()
+    FUNCTIONS.get_or_init(|| load(driver_version()?)).as_ref()
 }
 
-fn load() -> Option<Functions> {
-    // SAFETY: when loaded, cuBLASLt only initializes its own memory.
-    let opened =
-        LIBRARY_NAMES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok());
-    let library: &'static libloading::Library = Box::leak(Box::new(opened?));
-    // SAFETY: the function types match cublasLt.h.
+/// Loads the newest library that works with a version of the driver.
+pub(super) fn load(driver_version: usize) -> Option<Functions> {
+    LIBRARY_NAMES.iter().find_map(|name| {
+        // SAFETY: when loaded, cuBLASLt only initializes its own memory.
+        let library = unsafe { libloading::Library::new(*name) }.ok()?;
+        let library: &'static libloading::Library = Box::leak(Box::new(library));
+        // SAFETY: the function types match cublasLt.h.
+        unsafe {
+            let runtime: unsafe extern "C" fn() -> usize =
+                look_up(library, "cublasLtGetCudartVersion")?;
+            if runtime() / VERSIONS_OF_MAJOR > driver_version / VERSIONS_OF_MAJOR {
+                return None;
+            }
+            Some(Functions {
+                create: look_up(library, "cublasLtCreate")?,
+                desc_create: look_up(library, "cublasLtMatmulDescCreate")?,
+                desc_set: look_up(library, "cublasLtMatmulDescSetAttribute")?,
+                layout_create: look_up(library, "cublasLtMatrixLayoutCreate")?,
+                layout_set: look_up(library, "cublasLtMatrixLayoutSetAttribute")?,
+                preference_create: look_up(library, "cublasLtMatmulPreferenceCreate")?,
+                preference_set: look_up(library, "cublasLtMatmulPreferenceSetAttribute")?,
+                preference_destroy: look_up(library, "cublasLtMatmulPreferenceDestroy")?,
+                choose: look_up(library, "cublasLtMatmulAlgoGetHeuristic")?,
+                multiply: look_up(library, "cublasLtMatmul")?,
+            })
+        }
+    })
+}
+
+/// Returns the newest version of CUDA that the driver supports, in CUDA's encoding. `None` without
+/// a driver.
+fn driver_version() -> Option<usize> {
+    // SAFETY: the function only writes the version, and its type matches cuda.h.
     unsafe {
-        Some(Functions {
-            create: look_up(library, "cublasLtCreate")?,
-            desc_create: look_up(library, "cublasLtMatmulDescCreate")?,
-            desc_set: look_up(library, "cublasLtMatmulDescSetAttribute")?,
-            layout_create: look_up(library, "cublasLtMatrixLayoutCreate")?,
-            layout_set: look_up(library, "cublasLtMatrixLayoutSetAttribute")?,
-            preference_create: look_up(library, "cublasLtMatmulPreferenceCreate")?,
-            preference_set: look_up(library, "cublasLtMatmulPreferenceSetAttribute")?,
-            preference_destroy: look_up(library, "cublasLtMatmulPreferenceDestroy")?,
-            choose: look_up(library, "cublasLtMatmulAlgoGetHeuristic")?,
-            multiply: look_up(library, "cublasLtMatmul")?,
-        })
+        let driver = libloading::Library::new("libcuda.so.1").ok()?;
+        let get_version = driver.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(GET_VERSION);
+        let mut version = 0;
+        let code = get_version.ok()?(&raw mut version);
+        usize::try_from(version).ok().filter(|_| code == 0)
     }
 }
 

@@ -69,17 +69,24 @@ impl Prepared {
 
     /// Returns whether cuBLAS has an algorithm. Waits for the answer once for each product.
     fn has_algorithm(&self) -> bool {
-        type Answers = HashMap<(Layout, Layout, DType, [u64; 3]), bool>;
+        type Answers = HashMap<(u16, Layout, Layout, DType, [u64; 3]), bool>;
         static ANSWERS: Mutex<Option<Answers>> = Mutex::new(None);
         let offsets = [&self.b, &self.a, &self.output]
             .map(|tensor| tensor.handle.offset_start.unwrap_or_default());
         let product: Product = self.product;
-        let key = (product.a, product.b, product.dtype, offsets);
-        let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
-        *answers.get_or_insert_default().entry(key).or_insert_with(|| {
-            let answer = ask(&self.a.client, move |gpu| has_algorithm(&product, offsets, gpu));
-            answer.unwrap_or(false)
-        })
+        let gpu = self.a.client.service_id().device.index_id;
+        let key = (gpu, product.a, product.b, product.dtype, offsets);
+        let answers = || ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = answers().get_or_insert_default().get(&key).copied();
+        // The lock is free during the wait, so that no other thread waits for this GPU.
+        let answer = known.or_else(|| {
+            ask(&self.a.client, move |gpu| has_algorithm(&product, offsets, gpu)).inspect(
+                |answer| {
+                    answers().get_or_insert_default().insert(key, *answer);
+                },
+            )
+        });
+        answer.unwrap_or(false)
     }
 
     /// Queues the product and returns its output.

@@ -1,4 +1,4 @@
-//! Kernels in CubeCL. A plane is a warp of 32 threads.
+//! Kernels in CubeCL. A plane is a warp of 32 threads, and `usize` has 32 bits.
 
 use burn_cubecl::cubecl;
 use burn_cubecl::cubecl::prelude::*;

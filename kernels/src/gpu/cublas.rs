@@ -48,7 +48,7 @@ pub fn is_installed() -> bool {
     functions().is_some()
 }
 
-/// What a product computes besides `scale * a * b`.
+/// What is computed together with a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Epilogue {
     Nothing,

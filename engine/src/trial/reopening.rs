@@ -35,8 +35,22 @@ fn latest(record: &TrialRecord) -> Option<&ReopenedFact> {
 
 /// Returns whether the trial has not ended, or is about to continue.
 pub fn is_open(record: &TrialRecord) -> bool {
-    let is_wanted = record.spec.desired_state < DesiredTrialState::Stop;
+    let is_wanted =
+        record.spec.desired_state < DesiredTrialState::Stop && !is_stopped_again(record);
     closed(record).is_none() || (is_wanted && is_reopening_due(record))
+}
+
+/// Returns whether the search has stopped the trial since it last reopened it. If the trial ended
+/// before, the reopening has no effect. For example, a result that arrived while a limit stopped
+/// the trial is taken in after the limit was raised, and completes the trial.
+fn is_stopped_again(record: &TrialRecord) -> bool {
+    let steps = record.spec.grants.iter().flat_map(|grant| grant.steps.iter().flatten());
+    let latest = steps.rev().find_map(|step| match step {
+        StepRecord::Reopen(_) => Some(false),
+        StepRecord::Stop(stop) => (stop.trial == record.spec.index).then_some(true),
+        _ => None,
+    });
+    latest == Some(true)
 }
 
 /// Returns how often the trial was reopened.

@@ -2,13 +2,14 @@
 
 use stoker_api::decisions::StepRecord;
 use stoker_api::experiment::{
-    AsyncHalvingSearch, HyperbandSearch, Length, MedianStopping, SearchLimits, SyncHalvingSearch,
-    Unit,
+    AsyncHalvingSearch, HyperbandSearch, Length, MedianStopping, Phase, SearchLimits,
+    SyncHalvingSearch, Unit,
 };
 use stoker_api::validate::Method;
 
 use super::super::tests::case::{Case, random, reopened};
 use super::*;
+use crate::experiment::Summary;
 use crate::fixture::config;
 use crate::search::SearchConfig;
 use crate::trial::{NextStep, TargetState, is_reopening_due, next};
@@ -261,6 +262,29 @@ fn result_after_a_limit_counts_once_it_is_raised() {
     assert_eq!(reopened(&steps), [0, 1]);
     assert_eq!(case.ledger.book().num_with_result(), 1);
     assert_eq!(active(&case), Some(1));
+}
+
+/// The same, but the runner takes in the result before it continues the trial.
+#[test]
+fn trial_that_completes_before_it_continues_has_ended() {
+    let mut case = Case::new(random(2));
+    case.edit(|settings| {
+        settings.limits = SearchLimits { seconds: Some(50), ..SearchLimits::default() };
+    });
+    case.ends_late = true;
+    case.reach_limit();
+    case.result(0);
+    case.follow();
+    case.edit(|settings| settings.limits = SearchLimits::default()).unwrap();
+    case.take_facts();
+    assert_eq!(case.ledger.state(0), Some(TrialState::Stopped));
+    case.ends_late = false;
+    case.follow();
+    case.result(1);
+    assert!(case.ledger.book().is_finished());
+    let summary = Summary::new(&case.config, case.trials.values());
+    let status = summary.status(&case.ledger, false, |trial| case.trials.get(&trial));
+    assert_eq!((status.phase, status.trials_closed), (Phase::Completed, 2));
 }
 
 #[test]

@@ -92,7 +92,8 @@ impl Case {
         self.take_facts();
     }
 
-    fn take_facts(&mut self) {
+    /// Takes in the facts that wait for a decision.
+    pub(in crate::experiment::ledger) fn take_facts(&mut self) {
         for fact in self.ledger.pending(self.trials.values()) {
             let writes = self.ledger.advance(&fact);
             self.execute(Some(&fact), writes);

@@ -334,6 +334,11 @@ pub enum Next {
         /// Number of trials still to be created.
         remaining: u32,
     },
+    /// Creates no trial before another one has a result, because all trials that ended have failed.
+    CreatesAfterResult {
+        /// Number of trials still to be created.
+        remaining: u32,
+    },
     /// Waits for the answer of the external searcher.
     WaitsForAnswer {
         /// Number of the question.

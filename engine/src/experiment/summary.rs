@@ -219,7 +219,7 @@ impl Summary {
         let num_created = ledger.book().next_index() - ledger.num_uncreated();
         let phase = self.phase(ledger, is_cancelled);
         let message = match phase {
-            Phase::Failed if ledger.has_given_up() => Some(self.failures(ledger, trial)),
+            Phase::Failed if ledger.has_given_up() => Some(self.failures(trial)),
             _ => self.message(phase, ledger, best.is_some()),
         };
         ExperimentStatus {
@@ -277,11 +277,7 @@ impl Summary {
     }
 
     /// Returns why a search ended whose trials failed.
-    fn failures<'a>(
-        &self,
-        ledger: &Ledger,
-        trial: impl Fn(u32) -> Option<&'a TrialRecord>,
-    ) -> String {
+    fn failures<'a>(&self, trial: impl Fn(u32) -> Option<&'a TrialRecord>) -> String {
         let failed = self.shares.iter().filter(|(_, of)| of.closed == Some(CloseCause::Failed));
         let first = failed.clone().next().and_then(|(index, _)| {
             let message = trial(*index)?.status.message.as_deref()?;
@@ -289,10 +285,9 @@ impl Summary {
         });
         format!(
             "the search ended because {} trials failed and none has a result{}; fix the cause, \
-             then run `stoker experiment continue {} --failed` or create a new experiment",
+             then continue them (`stoker experiment continue --failed`) or create a new experiment",
             failed.count(),
             first.unwrap_or_default(),
-            ledger.config().experiment
         )
     }
 

@@ -136,9 +136,13 @@ impl SearchState {
     }
 
     /// Returns `true` if the search creates no trial because [all have failed](Book::is_hopeless).
-    /// An external searcher makes this decision itself.
+    /// An external searcher makes this decision itself. A grid trains all of its points: all
+    /// failures may have the same value of one hyperparameter, because a grid starts with all
+    /// points of one value.
     pub fn has_given_up(&self) -> bool {
-        self.book.is_hopeless() && !matches!(self.method, AnyMethod::External(_))
+        let has_exception = matches!(self.method, AnyMethod::External(_))
+            || matches!(self.sampler, Sampler::Grid { .. });
+        self.book.is_hopeless() && !has_exception
     }
 
     /// Lets the search create trials even if all fail, as versions did that recorded no steps.

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::json;
 use stoker_api::hyperparameters::{DoubleRange, IntRange, LogRange, Parameter};
 
+use super::methods::{AnyMethod, Pbt, PbtConfig};
 use super::rng::Random;
 use super::rung::Loss;
+use super::samplers::Sampler;
 use super::state::{SearchState, Turn};
 use super::turn::{Edit, Event, Step};
 use super::*;
@@ -218,6 +220,39 @@ fn search_ends_if_all_trials_fail() {
     assert_eq!(num_created(&mut SearchState::of(&config(all)), None), 100);
 }
 
+/// A grid begins with all points of one value, which may be the cause of all failures.
+#[test]
+fn grids_train_all_points_after_failures() {
+    let mut search = search_over(40, json!({ "grid": { "maxConcurrentTrials": 1 } }));
+    assert_eq!(num_created(&mut search, None), 40);
+}
+
+/// A replacement that is delayed while all trials fail is created after the first result.
+#[test]
+fn populations_are_complete_after_a_late_result() {
+    let config = PbtConfig {
+        population_size: 20,
+        units_per_round: 3,
+        num_rounds: 2,
+        truncate_fraction: 0.2,
+    };
+    let sampler = Sampler::Random(Space::Group(BTreeMap::new()));
+    let mut search = SearchState::new(AnyMethod::Pbt(Pbt::new(config)), sampler, 7);
+    search.advance(Event::Began);
+    let close = |search: &mut SearchState, trial, cause| {
+        search.advance(Event::Closed { trial, cause }).unwrap();
+        search.book().next_index()
+    };
+    assert_eq!(close(&mut search, 0, InvalidHyperparameters), 21);
+    (1..=10).for_each(|trial| assert_eq!(close(&mut search, trial, Failed), 21));
+    assert!(search.has_given_up());
+    (11..=12).for_each(|trial| assert_eq!(close(&mut search, trial, InvalidHyperparameters), 21));
+    let result = Event::Result { trial: 13, units: 3, loss: Loss::new(0.5), others: vec![] };
+    search.advance(result);
+    assert_eq!(search.book().next_index(), 23);
+    assert_eq!(close(&mut search, 14, Failed), 23);
+}
+
 #[test]
 fn edits_and_requests_continue_failed_searches() {
     let edit = Event::Edited(Edit {
@@ -264,15 +299,20 @@ fn outcome_depends_on_the_causes_of_all_ends() {
     check(&[Failed, Cancelled], Outcome::Completed);
 }
 
-/// Returns the search of an experiment with at most nine batches.
-fn search_of(mut searcher: Value) -> SearchState {
+/// Returns the search of an experiment with at most nine batches and six values.
+fn search_of(searcher: Value) -> SearchState {
+    search_over(6, searcher)
+}
+
+/// Returns the same search over another number of values.
+fn search_over(num_values: u32, mut searcher: Value) -> SearchState {
     searcher["metric"] = json!("loss");
     if searcher.get("pbt").is_none() {
         searcher["maxLength"] = json!({ "batches": 9 });
     }
     let spec = json!({
         "entrypoint": { "command": ["true"] },
-        "hyperparameters": { "x": { "categorical": [1, 2, 3, 4, 5, 6] } },
+        "hyperparameters": { "x": { "categorical": (1..=num_values).collect::<Vec<_>>() } },
         "searcher": searcher,
     });
     let spec = serde_json::from_value(spec).unwrap();

@@ -88,7 +88,11 @@ fn next(
         return Next::Promotes { trial, units, unit: context.unit };
     }
     if view.num_missing > 0 {
-        return Next::Creates { remaining: view.num_missing };
+        let remaining = view.num_missing;
+        return match search.has_given_up() {
+            true => Next::CreatesAfterResult { remaining },
+            false => Next::Creates { remaining },
+        };
     }
     let training: Vec<u32> = members
         .iter()

@@ -311,6 +311,10 @@ impl fmt::Display for Next {
             Self::Creates { remaining } => {
                 write!(f, "creates a trial when a place is free, {remaining} are left")
             }
+            Self::CreatesAfterResult { remaining } => {
+                let trials = count(*remaining, "trial");
+                write!(f, "creates {trials} only after a result, because all ended trials failed")
+            }
             Self::WaitsForAnswer { call } => {
                 write!(f, "waits for the external searcher's answer to call {call}")
             }

@@ -293,6 +293,23 @@ fn json_has_stable_names_and_sentences() {
 }
 
 #[test]
+fn search_that_gave_up_creates_nothing_before_a_result() {
+    let config = config(Method::Random { max_trials: 40, max_concurrent: 11 });
+    let failures: Vec<String> = (1..=10).map(|trial| format!("{trial}!")).collect();
+    let next = |events: &str| {
+        let explanation = run(&config, SearchState::of(&config), events);
+        explanation.to_json()["brackets"][0]["next"].clone()
+    };
+    let expected = json!({
+        "action": "createsAfterResult", "remaining": 20,
+        "text": "creates 20 trials only after a result, because all ended trials failed",
+    });
+    assert_eq!(next(&failures.join(" ")), expected);
+    let resumed = format!("{} 0=0.5", failures.join(" "));
+    assert_eq!(next(&resumed)["action"], "creates");
+}
+
+#[test]
 fn numbers_are_short_and_readable() {
     let numbers = [1, 2, 3, 4, 11, 12, 13, 21, 101, 111].map(sentences::ordinal);
     let expected = ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "101st", "111th"];

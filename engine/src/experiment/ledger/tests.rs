@@ -34,7 +34,7 @@ fn end(cause: CloseCause) -> Fact {
 /// Returns a record as a version without recorded steps wrote it. Each fact has a place.
 fn old_records(config: &SearchConfig, facts: &[&[(u64, Fact)]]) -> Vec<TrialRecord> {
     let draws = SearchState::of(&SearchConfig {
-        method: Method::Random { max_trials: 9, max_concurrent: 0 },
+        method: Method::Random { max_trials: 20, max_concurrent: 0 },
         ..config.clone()
     })
     .advance(Event::Began)
@@ -98,6 +98,17 @@ fn record_of_an_earlier_version_continues() {
     }
     assert_eq!(trials[3].spec.order, Some(2));
     assert_eq!(rebuild(&config, &[], &trials), Ok((ledger, vec![])));
+}
+
+/// Present versions create no trial after ten failures alone.
+#[test]
+fn failed_record_of_an_earlier_version_continues() {
+    let config = config(Method::Random { max_trials: 40, max_concurrent: 1 });
+    let failures: Vec<[(u64, Fact); 1]> =
+        (0..12).map(|order| [(order, end(CloseCause::Failed))]).collect();
+    let facts: Vec<&[(u64, Fact)]> = failures.iter().map(|facts| &facts[..]).collect();
+    let (ledger, _) = rebuild(&config, &[], &old_records(&config, &facts)).unwrap();
+    assert_eq!((ledger.book().next_index(), ledger.book().is_finished()), (13, false));
 }
 
 /// Returns an asynchronous halving of 3 trials, one at a time, with rungs at 3 and 9.
@@ -297,8 +308,8 @@ fn failed_search_names_its_first_failure_and_continues() {
     let summary = Summary::new(&case.config, case.trials.values());
     let status = summary.status(&case.ledger, false, |trial| case.trials.get(&trial));
     let expected = "the search ended because 10 trials failed and none has a result: trial 0: exit \
-                    code 0; fix the cause, then run `stoker experiment continue mnist --failed` or \
-                    create a new experiment";
+                    code 0; fix the cause, then continue them (`stoker experiment continue \
+                    --failed`) or create a new experiment";
     assert_eq!((status.phase, status.message.as_deref()), (Phase::Failed, Some(expected)));
     case.request(ReopenedTrials::Failed);
     for trial in 0..10 {

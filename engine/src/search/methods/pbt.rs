@@ -38,8 +38,10 @@ pub struct Pbt {
     num_copies: BTreeMap<u64, u32>,
     /// Origin of the copies.
     sources: BTreeMap<u32, Source>,
-    /// Trial with invalid hyperparameters, while its replacement may be created.
-    invalid: Option<u32>,
+    /// Trials with invalid hyperparameters, while their replacements may be created.
+    invalid: BTreeSet<u32>,
+    /// Whether replacements are delayed because all trials have failed.
+    is_delayed: bool,
 }
 
 impl Pbt {
@@ -52,7 +54,8 @@ impl Pbt {
             on_way: BTreeMap::new(),
             num_copies: BTreeMap::new(),
             sources: BTreeMap::new(),
-            invalid: None,
+            invalid: BTreeSet::new(),
+            is_delayed: false,
         }
     }
 
@@ -161,8 +164,11 @@ fn waits(state: TrialState) -> bool {
 }
 
 impl SearchMethod for Pbt {
-    fn observe(&mut self, event: &Event, before: Option<Before>, _book: &Book) {
-        self.invalid = None;
+    fn observe(&mut self, event: &Event, before: Option<Before>, book: &Book) {
+        if !self.is_delayed {
+            self.invalid.clear();
+        }
+        self.is_delayed = book.is_hopeless();
         let (Some(trial), Some(before)) = (event.trial(), before) else { return };
         if before.was_active() {
             self.leave_way(before.units);
@@ -172,7 +178,7 @@ impl SearchMethod for Pbt {
                 self.finished.entry(units).or_default().insert(trial);
             }
             Event::Closed { cause: CloseCause::InvalidHyperparameters, .. } => {
-                self.invalid = Some(trial);
+                self.invalid.insert(trial);
             }
             Event::Deleted { .. } => {
                 self.finished.retain(|_, trials| {
@@ -200,7 +206,7 @@ impl SearchMethod for Pbt {
         match step {
             Step::Create { units, source, .. } => {
                 self.num_created += 1;
-                self.invalid = None;
+                self.invalid.pop_first();
                 *self.on_way.entry(*units).or_default() += 1;
                 if let Some(source) = source {
                     *self.num_copies.entry(source.units).or_default() += 1;
@@ -231,9 +237,9 @@ impl SearchMethod for Pbt {
         if self.num_created < self.config.population_size {
             return Some(self.create(self.config.units_per_round, None));
         }
-        if let Some(trial) = self.invalid.filter(|_| book.may_replace()) {
-            let source = self.sources.get(&trial).copied();
-            let entry = book.trial(trial);
+        if let Some(trial) = self.invalid.first().filter(|_| book.may_replace()) {
+            let source = self.sources.get(trial).copied();
+            let entry = book.trial(*trial);
             return Some(self.create(self.length_at(entry.group, entry.units), source));
         }
         let units = *self.finished.keys().next_back()?;

@@ -16,8 +16,12 @@ use crate::search::view::BracketView;
 
 /// Returns a search of at most 4 trials over nine epochs, which has begun.
 fn search() -> SearchState {
+    search_of(4)
+}
+
+fn search_of(max_trials: u32) -> SearchState {
     let command = vec!["searcher".to_owned()];
-    let external = ExternalSearch { url: None, command, max_trials: 4, max_concurrent_trials: 0 };
+    let external = ExternalSearch { url: None, command, max_trials, max_concurrent_trials: 0 };
     let mut search = SearchState::of(&config(Method::External(external)));
     search.advance(Event::Began);
     search
@@ -49,6 +53,18 @@ fn running() -> SearchState {
     answer(&mut search, &json!([{ "pause": { "trial": 2 } }])).unwrap();
     result(&mut search, 1);
     search
+}
+
+/// Other searches end after ten failures.
+#[test]
+fn failures_do_not_end_an_external_search() {
+    let mut search = search_of(40);
+    for trial in 0..20 {
+        answer(&mut search, &json!([create(9)])).unwrap();
+        search.advance(Event::Closed { trial, cause: CloseCause::Failed }).unwrap();
+    }
+    assert!(search.book().is_hopeless() && !search.has_given_up());
+    assert!(search.question().is_some());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::tensor::{Tensor, bf16, f16};
 use bytes::Bytes;
 
-use super::hub::Hub;
+use super::hub::{Call, Hub};
 use super::link::Link;
 use super::progress::{ProgressState, StallLimits};
 use super::rendezvous::Connections;
@@ -198,13 +198,14 @@ impl Group {
         let is_small = values.num_bytes() <= GATHERED_BYTES_MAX;
         self.with_channels(op, |channels, number| match (&mut channels.hub, &mut channels.ring) {
             (_, Some(ring)) if !is_small => ring.sum(op, number, values, &self.progress),
-            (Some(hub), _) => {
+            (Some(hub), ring) => {
+                let call = Call { op, number, progress: &self.progress, ring: ring.as_ref() };
                 let local = values.to_bytes().into();
                 let sum = |all: &[Bytes]| {
                     sum_in_rank_order(all, &mut values)?;
                     Ok(values.to_bytes().into())
                 };
-                let sums = hub.sum(op, number, local, &self.progress, sum)?;
+                let sums = hub.sum(call, local, sum)?;
                 match values.take_in(&sums, false) {
                     true => Ok(()),
                     false => Err(mismatched_call(hub.first_rank())),
@@ -249,7 +250,10 @@ impl Channels {
         group: &Group,
     ) -> Result<Vec<Bytes>> {
         match (&mut self.hub, &mut self.ring) {
-            (Some(hub), _) => hub.gather(op, number, local, &group.progress),
+            (Some(hub), ring) => {
+                let progress = &group.progress;
+                hub.gather(Call { op, number, progress, ring: ring.as_ref() }, local)
+            }
             (None, Some(ring)) => {
                 let remote = ring.exchange(op, number, &local, &group.progress)?;
                 Ok(if group.rank == 0 { vec![local, remote] } else { vec![remote, local] })

@@ -5,9 +5,11 @@ use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 
 use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::CollectiveOp;
 use super::progress::ProgressState;
+use super::ring::Ring;
 use super::wire::{HEADER_BYTES, configure, connection_lost, header, length, mismatched_call};
 use crate::Result;
 
@@ -15,12 +17,25 @@ use crate::Result;
 const PART_BYTES: u64 = 1 << 20;
 /// Size of the length prefix of a framed message.
 const LENGTH_BYTES: usize = 8;
+/// Time without a message after which a rank checks whether its neighbor uses the ring instead.
+const CHECK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Connections of a group: from the first rank to all others, or from another rank to the first.
 #[derive(Debug)]
 pub(super) struct Hub {
     peers: Vec<Peer>,
     is_first: bool,
+}
+
+/// A call of all ranks, in which they exchange one message each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call<'a> {
+    pub(super) op: CollectiveOp,
+    pub(super) number: u32,
+    pub(super) progress: &'a ProgressState,
+    /// Ring of the same ranks, for larger messages. If some ranks use it for this call, each of
+    /// them sends to the next one, so a rank that waits here finds the message of one of them.
+    pub(super) ring: Option<&'a Ring>,
 }
 
 #[derive(Debug)]
@@ -47,23 +62,17 @@ impl Hub {
     /// # Errors
     ///
     /// Fails if another rank exited, or made a different call.
-    pub(super) fn gather(
-        &mut self,
-        op: CollectiveOp,
-        number: u32,
-        local: Bytes,
-        progress: &ProgressState,
-    ) -> Result<Vec<Bytes>> {
+    pub(super) fn gather(&mut self, call: Call<'_>, local: Bytes) -> Result<Vec<Bytes>> {
         if !self.is_first {
             let first = &mut self.peers[0];
-            first.send(op, number, &local, progress)?;
-            let all = first.receive(op, number, progress)?;
+            first.send(call, &local)?;
+            let all = first.receive(call)?;
             return unframe(&all).ok_or_else(|| mismatched_call(first.rank));
         }
-        let all = self.receive_all(op, number, local, progress)?;
+        let all = self.receive_all(call, local)?;
         // For `Gather`, only the first rank needs the data; the others get an empty confirmation.
-        let frame = if op == CollectiveOp::Gather { vec![] } else { frame(&all) };
-        self.peers.iter_mut().try_for_each(|peer| peer.send(op, number, &frame, progress))?;
+        let frame = if call.op == CollectiveOp::Gather { vec![] } else { frame(&all) };
+        self.peers.iter_mut().try_for_each(|peer| peer.send(call, &frame))?;
         Ok(all)
     }
 
@@ -75,33 +84,25 @@ impl Hub {
     /// Fails if another rank exited, or made a different call.
     pub(super) fn sum(
         &mut self,
-        op: CollectiveOp,
-        number: u32,
+        call: Call<'_>,
         local: Bytes,
-        progress: &ProgressState,
         sum: impl FnOnce(&[Bytes]) -> Result<Bytes>,
     ) -> Result<Bytes> {
         if !self.is_first {
             let first = &mut self.peers[0];
-            first.send(op, number, &local, progress)?;
-            return first.receive(op, number, progress);
+            first.send(call, &local)?;
+            return first.receive(call);
         }
-        let sums = sum(&self.receive_all(op, number, local, progress)?)?;
-        self.peers.iter_mut().try_for_each(|peer| peer.send(op, number, &sums, progress))?;
+        let sums = sum(&self.receive_all(call, local)?)?;
+        self.peers.iter_mut().try_for_each(|peer| peer.send(call, &sums))?;
         Ok(sums)
     }
 
     /// Receives the bytes of all other ranks on the first rank. Returns all, in rank order.
-    fn receive_all(
-        &mut self,
-        op: CollectiveOp,
-        number: u32,
-        local: Bytes,
-        progress: &ProgressState,
-    ) -> Result<Vec<Bytes>> {
+    fn receive_all(&mut self, call: Call<'_>, local: Bytes) -> Result<Vec<Bytes>> {
         let mut all = vec![local];
         for peer in &mut self.peers {
-            all.push(peer.receive(op, number, progress)?);
+            all.push(peer.receive(call)?);
         }
         Ok(all)
     }
@@ -113,14 +114,8 @@ impl Hub {
 }
 
 impl Peer {
-    fn send(
-        &mut self,
-        op: CollectiveOp,
-        number: u32,
-        bytes: &[u8],
-        progress: &ProgressState,
-    ) -> Result<()> {
-        let header = header(op, number, bytes.len() as u64);
+    fn send(&mut self, call: Call<'_>, bytes: &[u8]) -> Result<()> {
+        let header = header(call.op, call.number, bytes.len() as u64);
         let mut slices = [io::IoSlice::new(&header), io::IoSlice::new(bytes)];
         let (mut slices, mut left) = (&mut slices[..], HEADER_BYTES + bytes.len());
         while left > 0 {
@@ -129,21 +124,17 @@ impl Peer {
                 written => written.map_err(|error| connection_lost(self.rank, &error))?,
             };
             left -= num;
-            progress.record_transfer();
+            call.progress.record_transfer();
             io::IoSlice::advance_slices(&mut slices, num);
         }
         Ok(())
     }
 
-    fn receive(
-        &mut self,
-        op: CollectiveOp,
-        number: u32,
-        progress: &ProgressState,
-    ) -> Result<Bytes> {
+    fn receive(&mut self, call: Call<'_>) -> Result<Bytes> {
+        self.wait(call)?;
         let mut actual = [0; HEADER_BYTES];
         self.stream.read_exact(&mut actual).map_err(|error| connection_lost(self.rank, &error))?;
-        let length = length(&actual, &header(op, number, 0), self.rank)?;
+        let length = length(&actual, &header(call.op, call.number, 0), self.rank)?;
         // Allocate as bytes arrive, not the announced length, which a faulty peer could inflate.
         let mut bytes = vec![];
         while (bytes.len() as u64) < length {
@@ -151,10 +142,26 @@ impl Peer {
             let part = io::Read::by_ref(&mut self.stream).take(limit).read_to_end(&mut bytes);
             match part.map_err(|error| connection_lost(self.rank, &error))? {
                 0 => return Err(connection_lost(self.rank, &io::ErrorKind::UnexpectedEof.into())),
-                _ => progress.record_transfer(),
+                _ => call.progress.record_transfer(),
             }
         }
         Ok(bytes.into())
+    }
+
+    /// Waits until a message arrives or the connection fails.
+    fn wait(&self, call: Call<'_>) -> Result<()> {
+        let Some(ring) = call.ring else { return Ok(()) };
+        loop {
+            let mut fds = [PollFd::new(&self.stream, PollFlags::IN)];
+            match poll(&mut fds, Some(&CHECK_INTERVAL)) {
+                Ok(0) => ring.check_unused(call.number)?,
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    return Err(connection_lost(self.rank, &error.into()));
+                }
+            }
+        }
     }
 }
 

@@ -19,11 +19,12 @@ use bytemuck::Pod;
 use bytes::Bytes;
 use half::slice::HalfFloatSliceExt as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, recv};
 
 use super::CollectiveOp;
 use super::link::Link;
 use super::progress::ProgressState;
-use super::wire::{HEADER_BYTES, connection_lost, header, length, mismatched_call};
+use super::wire::{HEADER_BYTES, call_number, connection_lost, header, length, mismatched_call};
 use crate::Result;
 use crate::error::Infrastructure;
 
@@ -137,7 +138,11 @@ impl Ring {
                 progress.record_transfer();
             } else {
                 let can_send = !header_sent.is_done(HEADER_BYTES) || schedule.sendable().is_some();
-                self.wait(can_send, !schedule.has_received())?;
+                let next = match () {
+                    () if can_send => Some(PollFlags::OUT),
+                    () => (!schedule.has_sent()).then_some(PollFlags::empty()),
+                };
+                self.wait(next, !schedule.has_received())?;
             }
         }
     }
@@ -192,8 +197,25 @@ impl Ring {
             if has_transferred {
                 progress.record_transfer();
             } else {
-                self.wait(!has_sent, !has_all)?;
+                self.wait((!has_sent).then_some(PollFlags::OUT), !has_all)?;
             }
+        }
+    }
+
+    /// Checks that the previous rank does not use the ring for the call with this number, which
+    /// this rank makes without the ring.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it has sent a message for this call. A failed connection is no error here.
+    pub(super) fn check_unused(&self, number: u32) -> Result<()> {
+        let mut header = [0; HEADER_BYTES];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let is_complete = recv(&self.previous, &mut header, flags)
+            .is_ok_and(|(_, num_bytes)| num_bytes == HEADER_BYTES);
+        match is_complete && call_number(&header) == number {
+            true => Err(mismatched_call(self.previous_rank())),
+            false => Ok(()),
         }
     }
 
@@ -290,16 +312,26 @@ impl Ring {
         }
     }
 
-    /// Waits until a neighbor is ready or its connection fails, at most [`POLL_TIMEOUT`].
-    fn wait(&self, for_next: bool, for_previous: bool) -> Result<()> {
+    /// Waits until a neighbor is ready or its connection fails, at most [`POLL_TIMEOUT`]. `next` is
+    /// set until the next rank has all bytes.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the next rank has closed its connection before.
+    fn wait(&self, next: Option<PollFlags>, for_previous: bool) -> Result<()> {
+        let closed = PollFlags::RDHUP | PollFlags::HUP;
         let mut fds = vec![];
-        if for_next {
-            fds.push(PollFd::new(&self.next, PollFlags::OUT));
+        if let Some(flags) = next {
+            fds.push(PollFd::new(&self.next, flags | PollFlags::RDHUP));
         }
         if for_previous {
             fds.push(PollFd::new(&self.previous, PollFlags::IN));
         }
         match poll(&mut fds, Some(&POLL_TIMEOUT)) {
+            Ok(_) if next.is_some() && fds[0].revents().intersects(closed) => {
+                let ended = io::ErrorKind::UnexpectedEof.into();
+                Err(connection_lost(self.next_rank(), &ended))
+            }
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => {
                 Err(Infrastructure(format!("cannot wait for connections: {error}")).into())

@@ -29,6 +29,13 @@ pub(super) fn header(op: CollectiveOp, number: u32, length: u64) -> [u8; HEADER_
     header
 }
 
+/// Returns the sequence number in a header.
+pub(super) fn call_number(header: &[u8; HEADER_BYTES]) -> u32 {
+    let mut number = [0; 4];
+    number.copy_from_slice(&header[4..8]);
+    u32::from_le_bytes(number)
+}
+
 /// Returns the length in a header whose other fields must be as expected.
 ///
 /// # Errors

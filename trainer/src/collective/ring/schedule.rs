@@ -103,7 +103,11 @@ impl RingProgress {
         self.receive.0 == self.num_rounds()
     }
 
+    pub(super) fn has_sent(&self) -> bool {
+        self.send.0 == self.num_rounds()
+    }
+
     pub(super) fn is_complete(&self) -> bool {
-        self.has_received() && self.send.0 == self.num_rounds()
+        self.has_received() && self.has_sent()
     }
 }

@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     /// Python with PyTorch and safetensors
     #[arg(long)]
     python: PathBuf,
-    /// Number of layers of 64 MiB. Both sides together need nine times their size of memory
+    /// Number of layers of 64 MiB. Both sides together need five times their size of memory
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
     layers: u16,
     /// Directory for all files [default: a temporary directory]

@@ -38,13 +38,29 @@ struct Layers {
 }
 
 impl Layers {
-    fn new(layers: usize, device: &Device) -> Self {
-        let layer = |_| LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(device);
-        let small = Param::from_tensor(Tensor::ones([1], device));
-        let layers = Self { large: (0..layers).map(layer).collect(), small };
+    /// Returns layers with different random weights.
+    fn random(layers: usize, device: &Device) -> Self {
+        let layers = Self::lazy(layers, device);
         // burn initializes weights lazily, so use them once.
         let _ = layers.weights();
         layers
+    }
+
+    /// Returns layers of zeros. They share their memory, so that large models fit beside the other
+    /// side.
+    fn zeros(layers: usize, device: &Device) -> Self {
+        let mut layers = Self::lazy(layers, device);
+        let zeros: Tensor<2> = Tensor::zeros([WIDTH, WIDTH], device);
+        for layer in &mut layers.large {
+            layer.weight = Param::from_tensor(zeros.clone());
+        }
+        layers
+    }
+
+    fn lazy(layers: usize, device: &Device) -> Self {
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(device);
+        let small = Param::from_tensor(Tensor::ones([1], device));
+        Self { large: (0..layers).map(layer).collect(), small }
     }
 
     fn weights(&self) -> Vec<TensorData> {
@@ -63,7 +79,7 @@ pub(crate) fn run(folder: &Path, layers: usize) -> Result<()> {
     let device = Device::default().autodiff();
     // Each process has the same weights, so that one can restore what another one saved.
     device.seed(1);
-    let (trained, fresh) = (Layers::new(layers, &device), Layers::new(layers, &device));
+    let (trained, fresh) = (Layers::random(layers, &device), Layers::zeros(layers, &device));
     let expected = trained.weights();
     while let Some(command) = protocol::next_command()? {
         let times = match command.as_str() {

@@ -66,8 +66,9 @@ impl RankDevice {
             driver::version()?.check(driver::MIN)?;
             if !stoker_kernels::has_cublas() {
                 eprintln!(
-                    "stoker: cannot load libcublasLt.so.13 or libcublasLt.so.12, so matrix \
-                     products are slower; install cuBLAS or add its directory to LD_LIBRARY_PATH"
+                    "stoker: found no libcublasLt.so.13 or libcublasLt.so.12 that this driver can \
+                     use, so matrix products are slower; install cuBLAS of the driver's major \
+                     version of CUDA, or add its directory to LD_LIBRARY_PATH"
                 );
             }
         }

@@ -404,6 +404,27 @@ mod tests {
         assert!(entries.by_path["t"].stale_at > Instant::now() + Duration::from_secs(200));
     }
 
+    /// The points that an attempt repeats vanish with its start, before it has stored any.
+    #[tokio::test]
+    async fn resumed_attempt_replaces_points_of_unchanged_files() {
+        let attempts = |resumed: bool| {
+            let second = json!({"number": 1, "resumedFrom": "000000000001-0"});
+            let attempts =
+                if resumed { json!([{"number": 0}, second]) } else { json!([{"number": 0}]) };
+            let trial = json!({"phase": "Running", "attempts": attempts});
+            fixture::run(json!({}), json!({ "phase": "Running" }), &[trial])
+        };
+        let run = attempts(false);
+        let storage = Storage::open("memory://", None).unwrap();
+        let line = |batches| serde_json::to_string(&row(batches)).unwrap() + "\n";
+        let text: String = (1..=3).map(line).collect();
+        storage.put(&segments(&run.trial_path(0), 0).path(0), text.into()).await.unwrap();
+        let (cache, reader) = (MetricsCache::default(), Reader::new(&storage));
+        let num_points = async |run: &Run| cache.trial(run, &reader, 0).await.unwrap().at.len();
+        assert_eq!(num_points(&run).await, 3);
+        assert_eq!(num_points(&attempts(true)).await, 1);
+    }
+
     #[test]
     fn progress_of_a_training_trial_keeps_its_rows() {
         let keys = |status: [serde_json::Value; 2], is_live: bool| {

@@ -107,16 +107,21 @@ async fn stored_logs_replace_lost_logs_of_jobs() {
     let log = "2026-01-01T00:00:01.0Z a\n";
     let (cluster, shared) = serve(&[("m-0-a0-r0", &[log]), ("m-0-a0-r1", &[log])]).await;
     shared.lock().unwrap().lost = Some(500);
-    let print = async |stored: Option<&str>| {
+    let print = async |slot: Option<u32>, stored: Option<&str>| {
         let (_root, options) = store("ns/j-0b3f9c1e/workers/1/logs/0", stored);
         let lines = (false, LogArgs::default());
-        let printed = super::job(&cluster, "j", None, lines, &options, Output::Text).await;
+        let printed = super::job(&cluster, "j", slot, lines, &options, Output::Text).await;
         printed.map_err(|error| error.to_string())
     };
-    assert_eq!(print(None).await, Ok(()));
-    assert_eq!(print(Some("a\n")).await, Ok(()));
-    let error = print(None).await.unwrap_err();
-    assert!(error.contains("returned 500"), "{error}");
+    assert_eq!(print(None, None).await, Ok(()));
+    for slot in [None, Some(1)] {
+        assert_eq!(print(slot, Some("a\n")).await, Ok(()), "{slot:?}");
+    }
+    // The last one asks for a slot whose logs are not stored.
+    for (slot, stored) in [(None, None), (Some(0), Some("a\n"))] {
+        let error = print(slot, stored).await.unwrap_err();
+        assert!(error.contains("returned 500"), "{slot:?}: {error}");
+    }
 }
 
 #[tokio::test]

@@ -7,10 +7,15 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use stoker_api::contract::{Manifest, StorageConfig};
 use stoker_api::names::MANIFEST;
+use stoker_api::time::Timestamp;
 use stoker_storage::{Storage, StorageError, hash, layout};
 
 use super::{CheckpointContents, CheckpointStore, load_folder, parse};
 use crate::Result;
+
+/// Remedy if a trial's name does not select the wanted run.
+const OTHER_RUN: &str = "to use a trial of another run, set `checkpoint.stored: {url, trialPath}` \
+                         in the job's file, or use CheckpointSource::stored in a program";
 
 /// A checkpoint to take a model's weights from.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +70,8 @@ impl CheckpointSource {
     }
 
     /// Selects the latest checkpoint of the trial with this name, for example `mnist-3`. The trial
-    /// is looked up in the storage and namespace of the current session.
+    /// is looked up in the storage and namespace of the current session, in the latest run of its
+    /// experiment.
     pub fn trial(name: &str) -> Self {
         Self::new(Location::Trial(name.into()))
     }
@@ -259,20 +265,24 @@ fn batches(name: &str) -> Option<u64> {
 /// Returns the names of checkpoints that an attempt of the trial refused, as its stored record
 /// lists them. The record may be missing or older, if the trial runs.
 async fn refused_checkpoints(store: &CheckpointStore) -> Result<BTreeSet<String>> {
-    let text = match store.storage.get(&layout::record_path(&store.trial_path)).await {
-        Ok(text) => text,
-        Err(StorageError::NotFound { .. }) => return Ok(BTreeSet::new()),
-        Err(error) => return Err(error.into()),
-    };
-    // Ignore an unreadable record: every file is verified anyway.
-    let record: Value = serde_json::from_slice(&text).unwrap_or_default();
+    let record = read_record(&store.storage, &store.trial_path).await?;
     let checkpoints = record["status"]["checkpoints"].as_array().into_iter().flatten();
     let refused = checkpoints.filter(|checkpoint| checkpoint["refused"] == true);
     Ok(refused.filter_map(|checkpoint| Some(checkpoint["name"].as_str()?.to_owned())).collect())
 }
 
+/// Reads the record in the directory of a run or trial; null if it is missing or unreadable. An
+/// unreadable record is harmless: every file of a checkpoint is verified anyway.
+async fn read_record(storage: &Storage, folder: &str) -> Result<Value> {
+    match storage.get(&layout::record_path(folder)).await {
+        Ok(text) => Ok(serde_json::from_slice(&text).unwrap_or_default()),
+        Err(StorageError::NotFound { .. }) => Ok(Value::Null),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Returns the directory of the trial with this name, for example `mnist-3`, in the namespace of
-/// `own`.
+/// `own`. If the experiment has several runs, the name means the latest one, as in commands.
 async fn find_trial(storage: &Storage, own: &str, name: &str) -> Result<String> {
     let refused = || format!("{name:?} is not a trial name; expected one such as mnist-3");
     let (experiment, index) = name.rsplit_once('-').ok_or_else(refused)?;
@@ -281,21 +291,58 @@ async fn find_trial(storage: &Storage, own: &str, name: &str) -> Result<String> 
     let is_named = |folder: &String| {
         folder.rsplit_once('-').is_some_and(|(prefix, uid)| prefix == experiment && uid.len() == 8)
     };
-    let mut matches = vec![];
+    let mut runs = vec![];
     for folder in storage.folders(namespace).await?.into_iter().filter(is_named) {
-        let trials = format!("{namespace}/{folder}/trials");
-        if storage.folders(&trials).await?.iter().any(|trial| trial == index) {
-            matches.push(format!("{trials}/{index}"));
+        let run = format!("{namespace}/{folder}");
+        // The directory of a job with this name has neither trials nor a record.
+        let has_trials = !storage.folders(&format!("{run}/trials")).await?.is_empty();
+        if has_trials || storage.exists(&layout::record_path(&run)).await? {
+            runs.push(run);
         }
     }
-    match matches.len() {
-        1 => Ok(matches.remove(0)),
-        0 => Err(format!("trial {name} not found in {namespace}/ of {}", storage.url()).into()),
-        _ => Err(format!(
-            "trial name {name} is ambiguous: {}; select one with CheckpointSource::stored",
-            matches.join(", ")
-        )
-        .into()),
+    let (mut runs, url) = (sorted_by_start(storage, runs).await?, storage.url());
+    let Some(latest) = runs.pop() else {
+        return Err(format!("trial {name} not found in {namespace}/ of {url}; {OTHER_RUN}").into());
+    };
+    let trial = format!("{latest}/trials/{index}");
+    if !storage.folders(&layout::checkpoints_path(&trial)).await?.is_empty() {
+        return Ok(trial);
+    }
+    let earlier = match runs.is_empty() {
+        true => String::new(),
+        false => format!(" (earlier runs: {})", runs.join(", ")),
+    };
+    Err(format!(
+        "no checkpoint of trial {name} found in {latest}, the latest run of {experiment} in \
+         {url}{earlier}; {OTHER_RUN}"
+    )
+    .into())
+}
+
+/// Sorts the directories of runs by the time at which each run began.
+async fn sorted_by_start(storage: &Storage, runs: Vec<String>) -> Result<Vec<String>> {
+    let mut dated = vec![];
+    for run in runs {
+        dated.push((began_at(storage, &run).await?, run));
+    }
+    dated.sort();
+    if let [.., (earlier, first), (latest, second)] = dated.as_slice()
+        && earlier == latest
+    {
+        let text = format!("{first} and {second} began in the same second; {OTHER_RUN}");
+        return Err(text.into());
+    }
+    Ok(dated.into_iter().map(|(_, run)| run).collect())
+}
+
+/// Returns when a run began, in seconds since 1970: the creation time in its record, or the time of
+/// its earliest file if the record was not stored yet.
+async fn began_at(storage: &Storage, run: &str) -> Result<Option<i64>> {
+    let record = read_record(storage, run).await?;
+    let created = record["metadata"]["creationTimestamp"].as_str();
+    match created.and_then(|text| text.parse::<Timestamp>().ok()) {
+        Some(created) => Ok(Some(created.0)),
+        None => Ok(storage.list_timed(run).await?.into_iter().map(|(_, time)| time).min()),
     }
 }
 
@@ -369,8 +416,6 @@ mod tests {
         ];
         write(root.path(), mnist, &checkpoints);
         write(root.path(), "ml/mnist-large-0b3f9c1e/trials/3", &[]);
-        write(root.path(), "ml/twice-00000001/trials/0", &checkpoints);
-        write(root.path(), "ml/twice-00000002/trials/0", &checkpoints);
         let url = root.path().display().to_string();
         let own = StorageConfig {
             url: url.clone(),
@@ -399,9 +444,10 @@ mod tests {
         check(CheckpointSource::stored(&url, mnist), Ok("000000000300-1"));
         let folder = root.path().join(mnist).join("checkpoints/000000000200-0");
         check(CheckpointSource::folder(folder), Ok("000000000200-0"));
-        check(CheckpointSource::trial("mnist-4"), Err("trial mnist-4 not found in ml/"));
+        let unsaved = "no checkpoint of trial mnist-4 found in ml/mnist-0b3f9c1e, the latest run";
+        check(CheckpointSource::trial("mnist-4"), Err(unsaved));
+        check(CheckpointSource::trial("other-0"), Err("trial other-0 not found in ml/"));
         check(CheckpointSource::trial("mnist"), Err("is not a trial name"));
-        check(CheckpointSource::trial("twice-0"), Err("ml/twice-00000001/trials/0, ml/twice-0000"));
         // An attempt refused two checkpoints.
         let refuse = |names: &[&str]| {
             let checkpoints: Vec<Value> =
@@ -419,5 +465,48 @@ mod tests {
         let large = root.path().join(mnist).join("checkpoints/000000000300-1/x");
         std::fs::write(large, "changed").unwrap();
         check(trial(), Err("x has 7 bytes"));
+    }
+
+    #[test]
+    fn trial_name_means_the_latest_run() {
+        let root = tempfile::tempdir().unwrap();
+        let url = root.path().display().to_string();
+        let trial_path = "ml/other-12345678/trials/0".into();
+        let own = StorageConfig { url, endpoint: None, trial_path };
+        let check = |expected: Result<&str, &str>| {
+            let loaded = CheckpointSource::trial("iris-0").load(&own);
+            let actual = loaded.map(|(_, contents)| contents["x"].clone());
+            match (actual, expected) {
+                (Ok(actual), Ok(expected)) => assert_eq!(actual, expected.as_bytes()),
+                (Err(error), Err(expected)) => {
+                    assert!(error.to_string().contains(expected), "{error}, not {expected}");
+                }
+                (actual, expected) => panic!("{actual:?}, not {expected:?}"),
+            }
+        };
+        let record = |run: &str, hour: u32| {
+            let created = format!("2001-01-01T{hour:02}:00:00Z");
+            let record = json!({ "metadata": { "creationTimestamp": created } });
+            std::fs::create_dir_all(root.path().join(run)).unwrap();
+            std::fs::write(root.path().join(run).join("record.json"), record.to_string()).unwrap();
+        };
+        // The job and the runs have the same name. The IDs of the runs do not have their order.
+        std::fs::create_dir_all(root.path().join("ml/iris-00000009/output")).unwrap();
+        record("ml/iris-00000002", 1);
+        write(root.path(), "ml/iris-00000002/trials/0", &[("000000000100-0", None, true)]);
+        record("ml/iris-00000001", 2);
+        write(root.path(), "ml/iris-00000001/trials/0", &[("000000000200-0", None, true)]);
+        check(Ok("000000000200-0"));
+        // A runner stores the record after the first attempt.
+        write(root.path(), "ml/iris-00000000/trials/0", &[("000000000300-0", None, true)]);
+        check(Ok("000000000300-0"));
+        record("ml/iris-00000000", 3);
+        record("ml/iris-00000003", 4);
+        let earlier = "ml/iris-00000002, ml/iris-00000001, ml/iris-00000000";
+        check(Err(&format!("found in ml/iris-00000003, the latest run of iris in {}", own.url)));
+        check(Err(&format!(" (earlier runs: {earlier}); to use a trial of another run")));
+        record("ml/iris-00000004", 4);
+        check(Err("ml/iris-00000003 and ml/iris-00000004 began in the same second"));
+        check(Err("checkpoint.stored: {url, trialPath}"));
     }
 }

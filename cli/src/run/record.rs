@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -147,7 +147,18 @@ pub(crate) fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, Fa
 
 /// Replaces the file at `path` atomically; it is durable on return. Other users cannot read it.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    replace(path, bytes).map_err(|error| Failure::file("write", path, error))
+    replace(path, bytes).map_err(|error| not_writable("write", path, error))
+}
+
+/// Returns `cannot {what} {path}: {error}`, with a remedy if the file is protected.
+fn not_writable(what: &str, path: &Path, error: std::io::Error) -> Failure {
+    let remedy = match error.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            "; make the file and its directory writable"
+        }
+        _ => "",
+    };
+    Failure::file(what, path, format!("{error}{remedy}"))
 }
 
 /// Writes a file of an attempt that has not started, so that no other process reads it yet. The
@@ -198,7 +209,7 @@ impl Lock {
             .create(true)
             .truncate(false)
             .open(path)
-            .map_err(failed)?;
+            .map_err(|error| not_writable("lock", path, error))?;
         match try_lock(&file) {
             Ok(()) => {}
             Err(error) if error == rustix::io::Errno::WOULDBLOCK => {
@@ -289,6 +300,18 @@ mod tests {
         assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
         drop(first);
         Lock::take(&path).unwrap();
+    }
+
+    #[test]
+    fn errors_of_protected_files_have_a_remedy() {
+        let check = |kind: ErrorKind, expected: &str| {
+            let error = not_writable("lock", Path::new("/a.lock"), kind.into()).to_string();
+            assert!(error.starts_with("cannot lock /a.lock: "), "{error}");
+            assert!(error.ends_with(expected), "{error}");
+        };
+        check(ErrorKind::ReadOnlyFilesystem, "; make the file and its directory writable");
+        check(ErrorKind::PermissionDenied, "; make the file and its directory writable");
+        check(ErrorKind::StorageFull, "no storage space");
     }
 
     #[test]

@@ -64,7 +64,8 @@ async fn delete_files(storage: &Storage, path: &str) -> Result<(), Failure> {
 ///
 /// # Errors
 ///
-/// A runner is alive, or the name is of an earlier run, which must be named by its ID.
+/// A runner is alive, the lock cannot be taken for another reason, or the name is of an earlier run,
+/// which must be named by its ID.
 pub(crate) fn mark_deleted(
     files: &RunFiles,
     (word, name, id): (&str, &str, &str),
@@ -79,11 +80,12 @@ pub(crate) fn mark_deleted(
             ))),
         };
     }
-    let lock = Lock::take(&files.lock).map_err(|error| {
-        Failure::Input(format!(
+    let lock = Lock::take(&files.lock).map_err(|error| match record::is_locked(&files.lock) {
+        true => Failure::Input(format!(
             "cannot delete {word} `{name}`, which has a runner: {error}; end it with `stoker \
              {word} cancel {name}`, or stop it with Ctrl-C"
-        ))
+        )),
+        false => Failure::System(format!("cannot delete {word} `{name}`: {error}")),
     })?;
     record::wait_for_trainers(&files.trainers)?;
     record::write(&marker, b"")?;
@@ -153,5 +155,24 @@ mod tests {
         });
         assert_eq!(read_to_string(&files.current).unwrap(), "abcdef0123\n");
         assert!(files.record.path().join(DELETED).exists());
+    }
+
+    #[test]
+    fn only_a_locked_run_has_a_runner() {
+        let root = tempfile::tempdir().unwrap();
+        let run_root = RunRoot::resolve(root.path().to_str(), None).unwrap();
+        let files = RunFiles::new(&run_root, "default.a", "a", "0123456789");
+        create_dir_all(files.record.path()).unwrap();
+        write(&files.current, "0123456789\n").unwrap();
+        let check = |expected: &str| {
+            let error = mark_deleted(&files, ("experiment", "a", "a-01234567")).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}, not {expected}");
+        };
+        // A directory cannot be opened for writing, not even by root.
+        create_dir_all(&files.lock).unwrap();
+        check(&format!("cannot delete experiment `a`: cannot lock {}", files.lock.display()));
+        std::fs::remove_dir(&files.lock).unwrap();
+        let _lock = Lock::take(&files.lock).unwrap();
+        check("`a`, which has a runner: cannot lock");
     }
 }

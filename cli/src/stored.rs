@@ -85,7 +85,10 @@ async fn experiment(storage: &Storage, folder: &str) -> Result<Option<Experiment
             let folders = storage.folders(folder).await.map_err(|error| error.to_string())?;
             let has_trials = folders.iter().any(|name| name == "trials");
             return match has_trials {
-                true => Err(format!("{path} is missing; an earlier version wrote the trials")),
+                true => Err(format!(
+                    "{path} is missing: the run was killed before it stored the record, or an \
+                     earlier version wrote the trials"
+                )),
                 false => Ok(None),
             };
         }

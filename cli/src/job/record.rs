@@ -62,7 +62,8 @@ pub(super) fn open(
     if !fresh && let Some(uid) = setup::current_uid(&pointer)? {
         let path = run_root.record_dir(&loaded.name, &uid);
         if path.join("job.json").exists() {
-            let job: InferenceJob = files::read_json(&path.join("job.json"))?;
+            let job: InferenceJob =
+                files::read_json(&path.join("job.json")).map_err(setup::with_remedy)?;
             // Commands change the recorded state, and the file's is that of a new run.
             let given = &loaded.valid.spec;
             let compared = InferenceJobSpec { state: given.state, ..job.spec.clone() };

@@ -71,9 +71,9 @@ pub(crate) fn open(
     let pointer = local.join(format!("{key}.current"));
     if !fresh && let Some(uid) = current_uid(&pointer)? {
         let folder = RecordDir::new(run_root.record_dir(&loaded.name, &uid));
-        if let Some(mut experiment) = folder.experiment()? {
+        if let Some(mut experiment) = folder.experiment().map_err(with_remedy)? {
             let is_edited = edit(&mut experiment, &loaded.valid.spec, &folder)?;
-            let trials = folder.trials()?;
+            let trials = folder.trials().map_err(with_remedy)?;
             let log = experiment.status.as_ref().map_or(&[][..], |status| &status.log);
             let is_reopened = is_requested(experiment.spec.reopen, log);
             let has_begun = !log.is_empty();
@@ -112,6 +112,11 @@ pub(crate) fn open(
         _lock: lock,
         trainers,
     })
+}
+
+/// Adds the remedy to the error of a record that cannot be read.
+pub(crate) fn with_remedy(error: Failure) -> Failure {
+    Failure::System(format!("{error}; restore the file, or use --fresh to start over"))
 }
 
 /// Reads the trials of the runs that `spec.searcher.priorTrials` names.

@@ -19,7 +19,7 @@ pub(super) const DELETED: &str = "deleted";
 
 /// Deletes a run, and prints what was deleted.
 pub(crate) async fn delete(root: Option<&str>, name: &str, output: Output) -> Result<(), Failure> {
-    let run = RecordedRun::open(root, name).await?;
+    let run = RecordedRun::open_to_delete(root, name).await?;
     let location = delete_run(root, &run, name).await?;
     match output {
         Output::Json => {

@@ -54,12 +54,23 @@ impl RecordedRun {
     /// Opens the run with this name or ID. Of several runs with the name, the latest is used.
     pub(crate) async fn open(root: Option<&str>, name: &str) -> Result<Self, Failure> {
         let run_root = RunRoot::resolve(root, None)?;
-        Self::find(&run_root, name).await?.ok_or_else(|| not_found(&run_root, name))
+        Self::find(&run_root, name, true).await?.ok_or_else(|| not_found(&run_root, name))
     }
 
-    async fn find(run_root: &RunRoot, name: &str) -> Result<Option<Self>, Failure> {
+    /// Same as [`open`](Self::open), but without the trials of a local run: their records may be
+    /// damaged.
+    pub(super) async fn open_to_delete(root: Option<&str>, name: &str) -> Result<Self, Failure> {
+        let run_root = RunRoot::resolve(root, None)?;
+        Self::find(&run_root, name, false).await?.ok_or_else(|| not_found(&run_root, name))
+    }
+
+    async fn find(
+        run_root: &RunRoot,
+        name: &str,
+        with_trials: bool,
+    ) -> Result<Option<Self>, Failure> {
         // Local records are complete without the storage, which may be unavailable.
-        let mut local = read_local_runs(run_root)?;
+        let mut local = read_local_runs(run_root, with_trials)?;
         mark_shared_names(&mut local);
         let (mut matches, others): (Vec<Self>, Vec<Self>) =
             local.into_iter().partition(|run| run.is_named(name));
@@ -80,7 +91,7 @@ impl RecordedRun {
     /// Opens the local run with this name and UID, without reading the others.
     pub(crate) fn open_local(root: Option<&str>, name: &str, uid: &str) -> Result<Self, Failure> {
         let run_root = RunRoot::resolve(root, None)?;
-        read(&run_root, &run_root.record_dir(name, uid))?.ok_or_else(|| {
+        read(&run_root, &run_root.record_dir(name, uid), true)?.ok_or_else(|| {
             let id = run_root::run_id(name, uid);
             Failure::Input(format!("no local run {id} in {}; load the page again", run_root.root))
         })
@@ -92,7 +103,7 @@ impl RecordedRun {
         name: &str,
     ) -> Result<(Self, Option<u32>), Failure> {
         let run_root = RunRoot::resolve(root, None)?;
-        match (Self::find(&run_root, name).await, TrialRef::split(name)) {
+        match (Self::find(&run_root, name, true).await, TrialRef::split(name)) {
             (Ok(Some(run)), _) => Ok((run, None)),
             (Err(error @ Failure::Input(_)), _) | (Err(error), None) => Err(error),
             // The record of the experiment may be local although the storage is unavailable.
@@ -231,7 +242,7 @@ impl RecordedRun {
 
 /// Reads local runs, and experiments whose record is in the storage only.
 pub(super) async fn read_runs(run_root: &RunRoot) -> Result<Vec<RecordedRun>, Failure> {
-    let mut runs = read_local_runs(run_root)?;
+    let mut runs = read_local_runs(run_root, true)?;
     match read_stored_runs(run_root, &runs).await {
         Ok(stored) => runs.extend(stored),
         Err(error) if runs.is_empty() => return Err(error),
@@ -327,11 +338,11 @@ fn endpoint(runs: &[RecordedRun]) -> Option<&str> {
 
 /// Returns the S3 endpoint of local runs, if they have one.
 pub(crate) fn local_endpoint(run_root: &RunRoot) -> Option<String> {
-    let runs = read_local_runs(run_root).ok()?;
+    let runs = read_local_runs(run_root, true).ok()?;
     endpoint(&runs).map(str::to_owned)
 }
 
-fn read_local_runs(run_root: &RunRoot) -> Result<Vec<RecordedRun>, Failure> {
+fn read_local_runs(run_root: &RunRoot, with_trials: bool) -> Result<Vec<RecordedRun>, Failure> {
     let local = run_root.records_dir();
     let mut runs = Vec::new();
     let entries = match std::fs::read_dir(&local) {
@@ -341,7 +352,7 @@ fn read_local_runs(run_root: &RunRoot) -> Result<Vec<RecordedRun>, Failure> {
     };
     for entry in entries {
         let path = entry.map_err(|error| Failure::file("read", &local, error))?.path();
-        match read(run_root, &path.join("record")) {
+        match read(run_root, &path.join("record"), with_trials) {
             Ok(run) => runs.extend(run),
             // One unreadable record does not hide the other runs.
             Err(error) => print::err(format!("stoker: skipped a run: {error}")),
@@ -360,7 +371,11 @@ fn paths(run_root: &RunRoot, experiment: &Experiment) -> RunPaths {
     }
 }
 
-fn read(run_root: &RunRoot, path: &Path) -> Result<Option<RecordedRun>, Failure> {
+fn read(
+    run_root: &RunRoot,
+    path: &Path,
+    with_trials: bool,
+) -> Result<Option<RecordedRun>, Failure> {
     let folder = RecordDir::new(path.to_owned());
     let Some(experiment) = folder.experiment()? else { return Ok(None) };
     let paths = paths(run_root, &experiment);
@@ -371,9 +386,12 @@ fn read(run_root: &RunRoot, path: &Path) -> Result<Option<RecordedRun>, Failure>
     // The lock is that of the latest run.
     let has_runner = is_current && is_locked(&lock);
     let runner = if has_runner { Runner::Running } else { Runner::Stopped };
-    let trials = match path.join(DELETED).exists() {
-        true => BTreeMap::new(),
-        false => folder.trials()?,
+    let trials = match with_trials && !path.join(DELETED).exists() {
+        false => BTreeMap::new(),
+        true => folder.trials().map_err(|error| {
+            let id = run_root::run_id(&paths.name, &paths.uid);
+            Failure::System(format!("{error}; restore the file, or delete the run {id}"))
+        })?,
     };
     let has_shared_name = false;
     Ok(Some(RecordedRun { trials, experiment, paths, runner, is_current, has_shared_name }))

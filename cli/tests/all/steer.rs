@@ -259,6 +259,18 @@ fn interrupted_delete_is_finished_by_the_next() {
     fixture.check("experiment delete scripted", 2, "no run of `scripted`");
 }
 
+#[test]
+fn run_with_a_damaged_record_can_be_deleted() {
+    let fixture = RunFixture::new(random(1), "");
+    check(&fixture.run(&[]), 0, "");
+    std::fs::write(record(&fixture, "trials/0.json"), "").unwrap();
+    check(&fixture.run(&[]), 1, "0.json: EOF while parsing a value at line 1 column 0; restore");
+    fixture.check("experiment list", 0, "; restore the file, or delete the run scripted-");
+    fixture.check("experiment delete scripted", 0, "and its trials deleted");
+    assert!(files(&fixture.root().join("local")).iter().all(|path| path.is_file()));
+    assert!(files(&fixture.root().join("default")).is_empty());
+}
+
 /// Leaves the state of a deletion that was killed after the manifests.
 fn interrupt_delete(fixture: &RunFixture) {
     std::fs::write(record(fixture, "deleted"), "").unwrap();

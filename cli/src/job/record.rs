@@ -137,7 +137,8 @@ impl Record {
     /// Starts or resumes the job, if that is its desired state. No process of an earlier runner is
     /// alive.
     pub(super) fn begin(&mut self, slots: u32) -> Result<(), Failure> {
-        let request = Request::read(self.path())?;
+        // The runner reports requests that cannot be read.
+        let request = Request::read(self.path()).unwrap_or_default();
         self.follow(&request)?;
         match self.state() {
             DesiredState::Active => inference::resume(self.status(), slots),
@@ -244,4 +245,21 @@ pub(crate) fn recorded_output_url(run_root: &RunRoot, job: &InferenceJob) -> Str
     let annotations = job.metadata.annotations.as_ref();
     let folder = annotations.and_then(|all| all.get(ANNOTATION_FOLDER)).cloned();
     output_url(run_root, &own_path(job), &job.spec, Path::new(&folder.unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn job_with_a_damaged_request_starts() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join("request.json"), "{").unwrap();
+        let spec = json!({"entrypoint": {"command": ["x"]}, "input": {"url": "s3://data/*.csv"}});
+        let job = InferenceJob::new("a", serde_json::from_value(spec).unwrap());
+        let folder = RecordDir::new(root.path().to_owned());
+        Record { folder, job }.begin(1).unwrap();
+    }
 }

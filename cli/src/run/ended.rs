@@ -9,6 +9,7 @@ use stoker_storage::Storage;
 use super::outcome::{self, RunPaths};
 use super::record::RecordDir;
 use super::report_server::SharedState;
+use super::request::Request;
 use super::state::State;
 use crate::failure::Failure;
 
@@ -30,6 +31,8 @@ pub(crate) async fn end_without_runner(
     paths: &RunPaths,
 ) -> Result<Option<String>, Failure> {
     let Some(experiment) = folder.experiment()? else { return Ok(None) };
+    // The state ignores requests that cannot be read, and would continue the search.
+    Request::read(folder.path())?;
     let seed = experiment_seed(valid, &paths.uid);
     let state = State::new(experiment, folder.trials()?, vec![], valid, seed, folder.clone())?;
     let shared = SharedState::new(state);

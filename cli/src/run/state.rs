@@ -107,7 +107,8 @@ pub(crate) struct State {
 
 impl State {
     /// Returns the state of a record. Ends the attempts that were alive when their runner died:
-    /// their processes died with it.
+    /// their processes died with it. Requests that cannot be read change nothing; the runner reports
+    /// them.
     pub(crate) fn new(
         experiment: Experiment,
         trials: BTreeMap<u32, TrialRecord>,
@@ -117,7 +118,7 @@ impl State {
         folder: RecordDir,
     ) -> Result<Self, Failure> {
         let config = SearchConfig::new(valid, seed);
-        let request = Request::read(folder.path())?;
+        let request = Request::read(folder.path()).unwrap_or_default();
         let (ledger, missing) = rebuild(&config, &experiment, &trials, &folder)?;
         let mut state = Self {
             experiment,

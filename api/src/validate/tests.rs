@@ -239,7 +239,7 @@ fn each_rule_names_its_field() {
     check(hyperparameters, json!({ "categorical": [] }), &rate(".categorical"), "at least one");
     check(hyperparameters, json!({ "categorical": 3 }), &rate(".categorical"), "list");
     check(hyperparameters, json!(1_u64 << 63), &rate(""), "2^63");
-    check(hyperparameters, json!(1e19), &rate(""), "2^63");
+    check(hyperparameters, json!(1e30), &rate(""), "even with a decimal point or an exponent");
     let nested = json!({ "categorical": [{ "a": [1_u64 << 63] }] });
     check(hyperparameters, nested, &rate(".categorical[0].a[0]"), "2^63");
 }

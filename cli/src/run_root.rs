@@ -37,6 +37,11 @@ impl RunRoot {
             (None, Some(root)) => ("spec.checkpointStorage.url", root),
             (None, None) => ("--root", ROOT_DEFAULT),
         };
+        if root.is_empty() {
+            return Err(Failure::Input(format!(
+                "{named_by} is empty; write a directory or the URL of a bucket, or omit it"
+            )));
+        }
         if root.starts_with("memory:") {
             return Err(Failure::Input(format!(
                 "{named_by} {root} is unusable: memory is not shared with the trainer processes; \
@@ -131,6 +136,13 @@ mod tests {
         let error = RunRoot::resolve(Some("s3:/bucket"), None).unwrap_err().to_string();
         assert!(error.contains("s3:// with two slashes"), "{error}");
         assert!(RunRoot::resolve(Some("./s3:/bucket"), None).is_ok());
+    }
+
+    #[test]
+    fn empty_root_is_refused() {
+        let error = |flag, file| RunRoot::resolve(flag, file).unwrap_err().to_string();
+        assert!(error(Some(""), None).starts_with("--root is empty; write a directory"));
+        assert!(error(None, Some("")).starts_with("spec.checkpointStorage.url is empty; write"));
     }
 
     #[test]

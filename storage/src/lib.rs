@@ -20,11 +20,13 @@
 //! 4. [`segments`]: lines appended to numbered objects.
 //! 5. [`metrics`]: rows of metrics, and which rows are in effect.
 //! 6. [`hash`]: hashes of files, SHA-256 or BLAKE3.
+//! 7. [`input`]: input files of a batch inference job.
 
 mod buffer;
 mod credentials;
 mod error;
 pub mod hash;
+pub mod input;
 pub mod layout;
 pub mod metrics;
 mod open;

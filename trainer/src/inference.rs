@@ -16,7 +16,6 @@
 #[cfg(feature = "parquet")]
 mod cell;
 mod finish;
-mod glob;
 mod output_folder;
 mod part_writer;
 mod plan;

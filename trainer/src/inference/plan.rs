@@ -6,11 +6,12 @@ use stoker_api::inference::{
     FILES_FORMAT, InferenceTask, PinnedCheckpoint, PlanFile, PlanShard, RowFormat, ShardPlan,
 };
 use stoker_api::names::MANIFEST;
+use stoker_storage::input::{ListedFile, first_difference};
 
 use super::output_folder::OutputFolder;
 use super::part_writer::PartWriter;
 use super::scan::{Division, SHARDS_MAX};
-use super::source::{ListedFile, Source};
+use super::source::Source;
 use super::{infrastructure, interrupted, print_line, progress, scan, task};
 use crate::context::Context;
 use crate::stop::StopSignal;
@@ -218,18 +219,6 @@ fn refuse_changes(
          over with --fresh"
     );
     Err(InvalidInput(why).into())
-}
-
-/// Describes the first difference in names and sizes.
-fn first_difference(before: &[(&str, u64)], listed: &[ListedFile]) -> Option<String> {
-    let now: Vec<_> = listed.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
-    let describe = |file: Option<&(&str, u64)>| {
-        file.map_or("nothing".to_owned(), |(name, bytes)| format!("{name} with {bytes} bytes"))
-    };
-    let positions = 0..before.len().max(now.len());
-    let (before, now) =
-        positions.map(|i| (before.get(i), now.get(i))).find(|(before, now)| before != now)?;
-    Some(format!("expected {}, found {}", describe(before), describe(now)))
 }
 
 /// Refuses a directory with the manifest of another job, unless it may be replaced.

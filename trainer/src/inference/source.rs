@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use stoker_api::inference::{InferenceInput, InferenceTask, RowFormat};
+use stoker_storage::input::{ListedFile, NOT_UTF8, Pattern};
 use stoker_storage::{Storage, StorageError};
 use tokio::runtime::Handle;
 use url::Url;
 
-use super::glob::{NOT_UTF8, Pattern, has_wildcard};
 use super::infrastructure;
 use super::output_folder::OutputFolder;
 use crate::{InvalidInput, Result};
@@ -37,15 +37,6 @@ enum Location {
     Remote { storage: Storage, folder: String, rt: Handle },
 }
 
-/// An input file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ListedFile {
-    /// Path relative to the input's directory.
-    pub(super) name: String,
-    /// Size in bytes.
-    pub(super) bytes: u64,
-}
-
 impl Source {
     /// Opens the input of a job.
     ///
@@ -69,36 +60,29 @@ impl Source {
             }
             _ => (None, url.to_owned()),
         };
-        let segments: Vec<&str> = path.split('/').collect();
-        let num_literal =
-            segments.iter().position(|name| has_wildcard(name)).unwrap_or(segments.len());
-        let folder = segments[..num_literal].join("/");
-        let mut pattern: Vec<String> =
-            segments[num_literal..].iter().map(|name| (*name).to_owned()).collect();
+        let (folder, mut pattern) = Pattern::split(&path);
         let location = match root {
             Some(root) => {
                 let storage = Storage::open(&root, input.endpoint.as_deref())?;
                 let mut folder = folder;
-                if pattern.is_empty()
+                if pattern.0.is_empty()
                     && !folder.is_empty()
                     && rt.block_on(storage.exists(&folder))?
                 {
                     let (parent, name) = folder.rsplit_once('/').unwrap_or(("", &folder));
-                    pattern = vec![name.to_owned()];
+                    pattern = Pattern(vec![name.to_owned()]);
                     folder = parent.to_owned();
                 }
                 Location::Remote { storage, folder, rt: rt.clone() }
             }
             None => {
-                let is_absolute = path.starts_with('/');
-                let folder = if is_absolute && folder.is_empty() { "/".into() } else { folder };
                 let folder = std::path::absolute(if folder.is_empty() { "." } else { &folder })?;
                 match fs::metadata(&folder) {
                     Ok(metadata) if metadata.is_dir() => Location::Local(folder),
                     Ok(_) => {
                         let name = folder.file_name().unwrap_or_default();
                         let name = name.to_str().ok_or_else(|| refuse(NOT_UTF8.into()))?;
-                        pattern.insert(0, name.to_owned());
+                        pattern.0.insert(0, name.to_owned());
                         Location::Local(folder.parent().unwrap_or(Path::new("/")).to_owned())
                     }
                     Err(error) => {
@@ -112,12 +96,7 @@ impl Source {
                 }
             }
         };
-        Ok(Self {
-            location,
-            pattern: Pattern(pattern),
-            output_subfolder: None,
-            input: input.clone(),
-        })
+        Ok(Self { location, pattern, output_subfolder: None, input: input.clone() })
     }
 
     /// Excludes the job's own output, if it is below the input's directory.
@@ -307,7 +286,7 @@ impl Source {
     }
 }
 
-pub(super) fn join(folder: &str, name: &str) -> String {
+fn join(folder: &str, name: &str) -> String {
     if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
 }
 

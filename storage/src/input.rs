@@ -1,24 +1,79 @@
-//! File name patterns, and listing of matching local files.
+//! Input files of a batch inference job: name patterns, and lists of the local files that match.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::source::{ListedFile, join};
-
 /// Maximum depth of directories below the input's directory, to end cycles of symbolic links.
 const DEPTH_MAX: usize = 32;
 /// Reason for refusing a file name.
-pub(super) const NOT_UTF8: &str = "a name is not UTF-8; rename the file";
+pub const NOT_UTF8: &str = "a name is not UTF-8; rename the file";
 
-/// One glob pattern for each level; without levels, all files below the directory match.
-#[derive(Debug)]
-pub(super) struct Pattern(pub(super) Vec<String>);
+/// An input file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedFile {
+    /// Path relative to the input's directory.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// Describes the first difference in names and sizes between recorded files and `listed`. Both are
+/// sorted by name.
+///
+/// # Examples
+///
+/// ```
+/// use stoker_storage::input::{ListedFile, first_difference};
+///
+/// let listed = [ListedFile { name: "a.csv".into(), bytes: 3 }];
+/// assert_eq!(first_difference(&[("a.csv", 3)], &listed), None);
+/// let difference = first_difference(&[("a.csv", 2)], &listed).unwrap();
+/// assert_eq!(difference, "expected a.csv with 2 bytes, found a.csv with 3 bytes");
+/// ```
+pub fn first_difference(before: &[(&str, u64)], listed: &[ListedFile]) -> Option<String> {
+    let now: Vec<_> = listed.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
+    let describe = |file: Option<&(&str, u64)>| {
+        file.map_or("nothing".to_owned(), |(name, bytes)| format!("{name} with {bytes} bytes"))
+    };
+    let positions = 0..before.len().max(now.len());
+    let (before, now) =
+        positions.map(|i| (before.get(i), now.get(i))).find(|(before, now)| before != now)?;
+    Some(format!("expected {}, found {}", describe(before), describe(now)))
+}
+
+/// One glob pattern for each level below a directory; without levels, all files below the directory
+/// match.
+#[derive(Clone, Debug)]
+pub struct Pattern(pub Vec<String>);
 
 impl Pattern {
+    /// Splits a path before its first name with a wildcard. Returns the path of the directory, and
+    /// the pattern of the names after it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stoker_storage::input::Pattern;
+    ///
+    /// let (folder, pattern) = Pattern::split("flowers/20*/*.csv");
+    /// assert_eq!(folder, "flowers");
+    /// assert_eq!(pattern.0, ["20*", "*.csv"]);
+    /// assert_eq!(Pattern::split("/*.csv").0, "/");
+    /// ```
+    pub fn split(path: &str) -> (String, Self) {
+        let segments: Vec<&str> = path.split('/').collect();
+        let num_literal =
+            segments.iter().position(|name| has_wildcard(name)).unwrap_or(segments.len());
+        let folder = segments[..num_literal].join("/");
+        let is_root = folder.is_empty() && path.starts_with('/');
+        let pattern = segments[num_literal..].iter().map(|name| (*name).to_owned()).collect();
+        (if is_root { "/".to_owned() } else { folder }, Self(pattern))
+    }
+
     /// Returns `true` if a path matches. Names that start with `.` or `_` only match patterns that
     /// do too.
-    pub(super) fn is_match(&self, path: &str) -> bool {
+    pub fn is_match(&self, path: &str) -> bool {
         let mut names = path.split('/').enumerate();
         (self.0.is_empty() || names.clone().count() == self.0.len())
             && names.all(|(level, name)| self.may_match(level, name))
@@ -36,12 +91,13 @@ impl Pattern {
         })
     }
 
-    /// Returns the matching files below a directory, except those in the directory `without`.
+    /// Returns the matching files below a directory, except those in the directory `without`. They
+    /// are not sorted.
     ///
     /// # Errors
     ///
     /// Fails, with the path, if a file or directory that may match cannot be read.
-    pub(super) fn list_files(
+    pub fn list_files(
         &self,
         folder: &Path,
         without: Option<&str>,
@@ -114,8 +170,12 @@ fn is_missing(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
+fn join(folder: &str, name: &str) -> String {
+    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
+}
+
 /// Returns `true` if a name contains wildcards.
-pub(super) fn has_wildcard(name: &str) -> bool {
+fn has_wildcard(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 

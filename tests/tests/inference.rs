@@ -106,6 +106,27 @@ fn completed_jobs_report_their_output_and_never_rerun() {
 }
 
 #[test]
+fn completed_jobs_refuse_changed_input_and_missing_output() {
+    let fixture = JobFixture::new(&[250], json!({}));
+    check(&fixture.run(&[]), 0, "");
+    let refused = |expected: &str| {
+        check(&fixture.run(&[]), 2, expected);
+        let description = fixture.describe();
+        assert!(description.contains("Completed"), "{description}");
+    };
+    let file = fixture.folder.path().join("in/0.jsonl");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, format!("{text}{{}}\n")).unwrap();
+    refused("its input in/*.jsonl has changed: expected 0.jsonl with");
+    std::fs::write(&file, text).unwrap();
+    check(&fixture.run(&[]), 0, "has completed already");
+    std::fs::remove_dir_all(fixture.out()).unwrap();
+    refused("its output is missing");
+    check(&fixture.run(&["--fresh"]), 0, "new job");
+    fixture.check_each_once(250, "fresh");
+}
+
+#[test]
 fn a_killed_job_resumes_with_uncommitted_shards() {
     let fixture = JobFixture::new(&[3_000], json!({"data": {"sleepMs": 80}}));
     let mut runner = fixture.start();

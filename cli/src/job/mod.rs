@@ -9,13 +9,14 @@
 //! The processes write results and commits to the output directory. The record holds little more
 //! than the number of processes started. A killed runner resumes from both.
 
+mod completed;
 mod local;
 pub(crate) mod record;
 mod runner;
 mod steer;
 mod view;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Subcommand;
@@ -23,7 +24,8 @@ use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::InferenceJob;
 use stoker_storage::Storage;
 
-use self::record::OpenedRecord;
+use self::completed::CompletedJob;
+use self::record::{OpenedRecord, Record};
 use self::runner::{Runner, RunnerConfig};
 use self::view::View;
 use crate::cluster::connect::Cluster;
@@ -286,12 +288,15 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     storage.probe().await?;
     let slots = args.slots.unwrap_or(spec.resources.slots);
     let opened = record::open(&run_root, &loaded, &folder, args.fresh)?;
-    view.print_message(&start_message(&opened, &run_root));
-    let OpenedRecord { mut record, _lock, trainers, .. } = opened;
-    let url = record.output_url(&run_root, spec, &folder);
+    let url = opened.record.output_url(&run_root, spec, &folder);
     let endpoint =
         spec.output.url.as_ref().map_or(&spec.storage.endpoint, |_| &spec.output.endpoint);
     let out = Storage::open(&url, endpoint.as_deref()).map_err(input)?;
+    if opened.record.phase() == Phase::Completed {
+        check_completed(&opened.record, &loaded, &folder, &out).await?;
+    }
+    view.print_message(&start_message(&opened, &run_root));
+    let OpenedRecord { mut record, _lock, trainers, .. } = opened;
     record.begin(slots)?;
     let mut signals = Signals::listen()?;
     let devices = gpus::detect(&spec.env).await;
@@ -310,6 +315,25 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     Runner::new(config).run(&mut signals, &mut view).await
 }
 
+/// Fails if a completed job cannot report its output again.
+async fn check_completed(
+    record: &Record,
+    loaded: &LoadedJob,
+    folder: &Path,
+    output: &Storage,
+) -> Result<(), Failure> {
+    let id = record.id();
+    let job = CompletedJob {
+        id: &id,
+        uid: record.uid(),
+        created: record.created(),
+        folder,
+        input: &loaded.valid.spec.input,
+        output,
+    };
+    job.check().await
+}
+
 fn folder(args: &Args) -> Result<PathBuf, Failure> {
     let folder = args.folder.clone().unwrap_or_else(|| PathBuf::from("."));
     match folder.canonicalize() {
@@ -324,7 +348,7 @@ fn folder(args: &Args) -> Result<PathBuf, Failure> {
     }
 }
 
-fn check_program(program: &str, folder: &std::path::Path) -> Result<(), Failure> {
+fn check_program(program: &str, folder: &Path) -> Result<(), Failure> {
     let path = match program.contains('/') {
         true => folder.join(program).display().to_string(),
         false => program.to_owned(),

@@ -356,7 +356,8 @@ fn termination_message(path: &Path) -> Option<String> {
     termination.message
 }
 
-async fn read_json<T: serde::de::DeserializeOwned>(
+/// Reads a JSON object; `None` if it does not exist.
+pub(super) async fn read_json<T: serde::de::DeserializeOwned>(
     storage: &Storage,
     path: &str,
 ) -> Result<Option<T>, Failure> {

@@ -1,0 +1,241 @@
+//! Checks of a completed job that runs again: its output is complete, and its input is unchanged.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use stoker_api::contract::HashAlgorithm;
+use stoker_api::inference::{InferenceInput, OutputManifest};
+use stoker_api::names::MANIFEST;
+use stoker_api::time::Timestamp;
+use stoker_storage::Storage;
+use stoker_storage::hash::FileHasher;
+use stoker_storage::input::{ListedFile, Pattern, first_difference};
+
+use super::runner::read_json;
+use crate::failure::Failure;
+use crate::run_root::run_id;
+
+/// Number of bytes of an input file that are read at once.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// A completed job.
+#[derive(Debug)]
+pub(super) struct CompletedJob<'a> {
+    /// Run ID.
+    pub(super) id: &'a str,
+    /// UID of the job, which the manifest of its output contains.
+    pub(super) uid: &'a str,
+    /// Time when the job was created, if it is known.
+    pub(super) created: Option<Timestamp>,
+    /// Working directory of the program.
+    pub(super) folder: &'a Path,
+    pub(super) input: &'a InferenceInput,
+    /// Output directory.
+    pub(super) output: &'a Storage,
+}
+
+impl CompletedJob<'_> {
+    /// Fails if the output is missing, incomplete or from another job, or if the input has changed.
+    pub(super) async fn check(&self) -> Result<(), Failure> {
+        let url = self.output.url().trim_end_matches('/');
+        let manifest: Option<OutputManifest> = read_json(self.output, MANIFEST).await?;
+        let Some(manifest) = manifest else {
+            return Err(self.refuse(&format!("its output is missing: {url}/{MANIFEST} not found")));
+        };
+        if manifest.job_id != self.uid {
+            let other = run_id(&manifest.job, &manifest.job_id);
+            return Err(self.refuse(&format!("job {other} has replaced its output in {url}")));
+        }
+        let listed: BTreeMap<String, u64> = self.output.list_sized("").await?.into_iter().collect();
+        let parts = manifest.parts.iter().map(|part| (&part.name, part.bytes));
+        let errors = manifest.errors.iter().map(|errors| (&errors.name, errors.bytes));
+        for (name, bytes) in parts.chain(errors) {
+            match listed.get(name) {
+                Some(listed) if *listed == bytes => {}
+                Some(listed) => {
+                    let what = format!("{url}/{name} has {listed} bytes instead of {bytes}");
+                    return Err(self.refuse(&format!("its output has changed: {what}")));
+                }
+                None => {
+                    let what = format!("its output is incomplete: {url}/{name} not found");
+                    return Err(self.refuse(&what));
+                }
+            }
+        }
+        self.check_input(&manifest)
+    }
+
+    fn refuse(&self, what: &str) -> Failure {
+        let id = self.id;
+        Failure::Input(format!("job {id} has completed, but {what}; use --fresh to run it again"))
+    }
+
+    /// Compares local input files with the manifest. An input in a bucket is not checked: only the
+    /// program needs access to it.
+    fn check_input(&self, manifest: &OutputManifest) -> Result<(), Failure> {
+        let url = self.input.url.as_str();
+        let path = match url.strip_prefix("file://") {
+            None if url.contains("://") => return Ok(()),
+            path => path.unwrap_or(url),
+        };
+        let changed = |what: &str| self.refuse(&format!("its input {url} has changed: {what}"));
+        let unreadable =
+            |error: String| self.refuse(&format!("its input {url} cannot be read: {error}"));
+        let (folder, listed) = self.list_input(path).map_err(unreadable)?;
+        let before: Vec<_> =
+            manifest.input.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
+        if let Some(difference) = first_difference(&before, &listed) {
+            return Err(changed(&difference));
+        }
+        for file in &manifest.input {
+            let is_unchanged = self.is_unchanged(&folder.join(&file.name), &file.sha256);
+            let failed = |error: io::Error| unreadable(format!("{}: {error}", file.name));
+            if !is_unchanged.map_err(failed)? {
+                return Err(changed(&format!("{} has other contents", file.name)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the directory of a local input, and its files in the order of a manifest.
+    fn list_input(&self, path: &str) -> Result<(PathBuf, Vec<ListedFile>), String> {
+        let (below, mut pattern) = Pattern::split(path);
+        let mut folder = self.folder.join(below);
+        if !folder.is_dir() {
+            // The input is a file, or is missing.
+            let name = folder.file_name().and_then(OsStr::to_str).unwrap_or_default();
+            pattern.0.insert(0, name.to_owned());
+            folder.pop();
+        }
+        let below_input = |output: &Path| -> Option<String> {
+            let (output, folder) = (output.canonicalize().ok()?, folder.canonicalize().ok()?);
+            Some(output.strip_prefix(folder).ok()?.to_str()?.to_owned())
+        };
+        let without = self.output.folder().and_then(below_input);
+        let mut listed = pattern.list_files(&folder, without.as_deref())?;
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok((folder, listed))
+    }
+
+    /// Returns whether a file has the recorded contents. Does not read a file whose last change is
+    /// older than the job.
+    fn is_unchanged(&self, path: &Path, sha256: &str) -> io::Result<bool> {
+        // Unlike the time of modification, this time also changes when an older file is moved here.
+        let changed_at = fs::metadata(path)?.ctime().max(fs::symlink_metadata(path)?.ctime());
+        if self.created.is_some_and(|created| Timestamp(changed_at) < created) {
+            return Ok(true);
+        }
+        let (mut file, mut hasher) = (File::open(path)?, FileHasher::new(HashAlgorithm::Sha256));
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            match file.read(&mut buffer)? {
+                0 => return Ok(hasher.finish().hex() == sha256),
+                num => hasher.update(&buffer[..num]),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use stoker_storage::hash::sha256_hex;
+
+    use super::*;
+
+    const ROWS: &str = "x\n1\n";
+    const UID: &str = "0b3f9c1e77aa";
+
+    /// Completes a job whose output is below its input directory, applies `change` to the working
+    /// directory, and checks the error, if any.
+    async fn check(change: impl FnOnce(&Path), expected: Result<(), &str>) {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path();
+        let out = folder.join("in/out");
+        fs::create_dir_all(&out).unwrap();
+        fs::write(folder.join("in/a.csv"), ROWS).unwrap();
+        fs::write(out.join("part-0.jsonl"), "{}\n").unwrap();
+        let manifest = json!({
+            "format": 1, "job": "ja", "jobId": UID, "outputFormat": "jsonLines", "rows": 1,
+            "inputRows": 1, "rejected": 0,
+            "parts": [{"name": "part-0.jsonl", "bytes": 3, "sha256": "", "rows": 1, "file": 0,
+                "firstRow": 0, "inputRows": 1}],
+            "input": [{"name": "a.csv", "bytes": ROWS.len(), "rows": 1,
+                "sha256": sha256_hex(ROWS.as_bytes())}],
+        });
+        fs::write(out.join(MANIFEST), manifest.to_string()).unwrap();
+        change(folder);
+        let input = InferenceInput { url: "in".to_owned(), endpoint: None, format: None };
+        let output = Storage::open(&out.display().to_string(), None).unwrap();
+        let created = Some(Timestamp(0));
+        let id = "ja-0b3f9c1e";
+        let job = CompletedJob { id, uid: UID, created, folder, input: &input, output: &output };
+        match (job.check().await, expected) {
+            (Ok(()), Ok(())) => {}
+            (Err(Failure::Input(error)), Err(expected)) => {
+                assert!(error.contains(expected), "{error}");
+                assert!(error.ends_with("; use --fresh to run it again"), "{error}");
+            }
+            (checked, expected) => panic!("{checked:?} is not {expected:?}"),
+        }
+    }
+
+    fn write(path: &'static str, text: &'static str) -> impl FnOnce(&Path) {
+        move |folder: &Path| fs::write(folder.join(path), text).unwrap()
+    }
+
+    #[tokio::test]
+    async fn changed_input_is_refused() {
+        check(|_| {}, Ok(())).await;
+        check(write("in/.hidden.csv", "x\n"), Ok(())).await;
+        let longer = "expected a.csv with 4 bytes, found a.csv with 6 bytes";
+        check(write("in/a.csv", "x\n1\n2\n"), Err(longer)).await;
+        check(write("in/a.csv", "x\n2\n"), Err("changed: a.csv has other contents")).await;
+        check(write("in/b.csv", "x\n"), Err("expected nothing, found b.csv with 2 bytes")).await;
+        let delete = |folder: &Path| fs::remove_file(folder.join("in/a.csv")).unwrap();
+        check(delete, Err("expected a.csv with 4 bytes, found nothing")).await;
+    }
+
+    #[tokio::test]
+    async fn missing_or_foreign_output_is_refused() {
+        let delete = |name: &'static str| {
+            move |folder: &Path| fs::remove_file(folder.join("in/out").join(name)).unwrap()
+        };
+        check(delete(MANIFEST), Err("its output is missing: ")).await;
+        check(delete("part-0.jsonl"), Err("/in/out/part-0.jsonl not found")).await;
+        let longer = write("in/out/part-0.jsonl", "{}{}\n");
+        check(longer, Err("part-0.jsonl has 5 bytes instead of 3")).await;
+        let replace = |folder: &Path| {
+            let path = folder.join("in/out").join(MANIFEST);
+            let text = fs::read_to_string(&path).unwrap();
+            let text = text.replace(UID, "77aa0b3f9c1e").replace("\"ja\"", "\"jb\"");
+            fs::write(path, text).unwrap();
+        };
+        check(replace, Err("but job jb-77aa0b3f has replaced its output in ")).await;
+    }
+
+    #[test]
+    fn files_older_than_the_job_are_not_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let output = Storage::open("memory://", None).unwrap();
+        let input = InferenceInput { url: String::new(), endpoint: None, format: None };
+        let is_unchanged = |created| {
+            let job = CompletedJob {
+                id: "",
+                uid: "",
+                created,
+                folder: Path::new(""),
+                input: &input,
+                output: &output,
+            };
+            job.is_unchanged(file.path(), "other").unwrap()
+        };
+        assert!(is_unchanged(Some(Timestamp(i64::MAX))));
+        assert!(!is_unchanged(Some(Timestamp(0))));
+        assert!(!is_unchanged(None));
+    }
+}

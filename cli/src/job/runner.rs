@@ -32,7 +32,7 @@ use crate::run::gpus;
 use crate::run::process::{self, TrainerOutcome, TrainerProcess};
 use crate::run::record as files;
 use crate::run::signals::Signals;
-use crate::run_root::RunRoot;
+use crate::run_root::{RunRoot, run_id};
 
 /// Interval of time limit checks.
 const TICK: Duration = Duration::from_millis(200);
@@ -304,22 +304,34 @@ impl<'a> Runner<'a> {
         view.progress(status.rows, status.rows_total, self.running.len());
     }
 
+    /// Reads the manifest of a completed job. The job fails if it has none.
+    async fn manifest(&mut self) -> Result<Option<OutputManifest>, Failure> {
+        if self.phase() != Phase::Completed {
+            return Ok(None);
+        }
+        let found: Option<OutputManifest> = read_json(&self.job.output, MANIFEST).await?;
+        let message = match found {
+            Some(manifest) if manifest.job_id == self.job.record.uid() => {
+                return Ok(Some(manifest));
+            }
+            Some(other) => format!(
+                "{} contains the output of job {} although all processes exited with code 0; the \
+                 program must implement `Inference`, and no other job may write there",
+                self.job.output.url(),
+                run_id(&other.job, &other.job_id)
+            ),
+            None => "no output found although all processes exited with code 0; the program must \
+                     implement `Inference`"
+                .to_owned(),
+        };
+        let status = self.job.record.status();
+        (status.phase, status.message) = (Phase::Failed, Some(message));
+        Ok(None)
+    }
+
     /// Prints the outcome and returns the exit code.
     async fn print_outcome(mut self, view: &mut View) -> Result<u8, Failure> {
-        let mut manifest: Option<OutputManifest> = None;
-        if self.phase() == Phase::Completed {
-            manifest = read_json(&self.job.output, MANIFEST).await?;
-            if manifest.is_none() {
-                let status = self.job.record.status();
-                status.phase = Phase::Failed;
-                let text = "no output found although all processes exited with code 0; the \
-                            program must implement `Inference`";
-                status.message = Some(text.to_owned());
-            }
-        }
-        let uid = self.job.record.uid().to_owned();
-        // Another job may have replaced the output in the meantime.
-        let manifest = manifest.filter(|manifest| manifest.job_id == uid);
+        let manifest = self.manifest().await?;
         if let Some(manifest) = &manifest {
             let status = self.job.record.status();
             status.rows = manifest.input_rows;

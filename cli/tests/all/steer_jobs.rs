@@ -155,6 +155,24 @@ fn job_without_runner_is_cancelled_at_once() {
 }
 
 #[test]
+fn job_without_output_in_a_used_directory_fails() {
+    let fixture = JobFixture::new("");
+    let mut job: Value =
+        serde_json::from_slice(&std::fs::read(fixture.path("job.yaml")).unwrap()).unwrap();
+    job["spec"]["entrypoint"]["command"] = json!(["true"]);
+    job["spec"]["output"] = json!({"url": "out"});
+    std::fs::write(fixture.path("job.yaml"), job.to_string()).unwrap();
+    let manifest = json!({
+        "format": 1, "job": "other", "jobId": "77aa0b3f9c1e", "outputFormat": "jsonLines",
+        "rows": 0, "inputRows": 0, "rejected": 0, "parts": [], "input": [],
+    });
+    std::fs::create_dir(fixture.path("out")).unwrap();
+    std::fs::write(fixture.path("out/manifest.json"), manifest.to_string()).unwrap();
+    check(&fixture.run(), 1, "contains the output of job other-77aa0b3f although all processes");
+    assert_eq!(fixture.job()["status"]["phase"], "Failed");
+}
+
+#[test]
 fn job_with_a_runner_is_not_deleted() {
     let fixture = JobFixture::new("exit 79");
     let child = fixture.start();

@@ -154,6 +154,24 @@ fn a_killed_job_resumes_with_uncommitted_shards() {
 }
 
 #[test]
+fn descriptions_show_the_progress_of_running_jobs() {
+    let fixture = JobFixture::new(&[3_000], json!({"data": {"sleepMs": 80}}));
+    let mut runner = fixture.start();
+    fixture.wait_for_commits(1);
+    loop {
+        let description = fixture.describe();
+        if description.contains(" of 3000 rows") && !description.contains(" 0 of 3000 rows") {
+            break;
+        }
+        assert!(runner.try_wait().unwrap().is_none(), "the job has ended: {description}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    runner.kill().unwrap();
+    runner.wait().unwrap();
+    wait_until_no_trainers(&fixture.root(), "after the kill");
+}
+
+#[test]
 fn a_stopped_job_resumes() {
     let fixture = JobFixture::new(&[2_000], json!({"data": {"sleepMs": 40}}));
     let runner =

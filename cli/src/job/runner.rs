@@ -1,5 +1,6 @@
 //! Main loop of a job: starts processes and records their exits until the job ends.
 
+mod commits;
 mod stops;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,9 +10,7 @@ use std::time::Duration;
 use serde_json::json;
 use stoker_api::contract::{ReportEndpoint, Termination, TrialConfig};
 use stoker_api::experiment::{DesiredState, Phase};
-use stoker_api::inference::{
-    InferenceJobSpec, OutputManifest, Role, ShardPlan, commits_path, plan_path, shard_of_commit,
-};
+use stoker_api::inference::{InferenceJobSpec, OutputManifest, Role, ShardPlan};
 use stoker_api::names::{ENV_TERMINATION_FILE, MANIFEST};
 use stoker_api::trial::AttemptEnd;
 use stoker_engine::devices::GpuPool;
@@ -36,10 +35,6 @@ use crate::run_root::{RunRoot, run_id};
 
 /// Interval of time limit checks.
 const TICK: Duration = Duration::from_millis(200);
-/// Interval of counting commits in a local directory.
-const LOCAL_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Interval of counting commits in a bucket, where list requests cost money.
-const BUCKET_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Inputs of a [`Runner`].
 #[derive(Debug)]
@@ -137,7 +132,7 @@ impl<'a> Runner<'a> {
                 biased;
                 () = signals.next() => self.interrupt(view),
                 Some(outcome) = self.outcomes.recv() => self.record_outcome(outcome, view).await?,
-                _ = ticks.tick() => self.count_commits(false, view).await,
+                _ = ticks.tick() => self.update_progress(view).await?,
             }
         }
         view.finish();
@@ -247,7 +242,7 @@ impl<'a> Runner<'a> {
                 "slot {slot}: cannot store the last lines of the log: {error}"
             ));
         }
-        self.count_commits(true, view).await;
+        self.count_commits(view).await;
         let has_committed = self.committed_by(slot) > worker.committed;
         let message = termination_message(&worker.termination_file).or(message);
         view.ended(slot, attempt, end, message.as_deref());
@@ -270,38 +265,6 @@ impl<'a> Runner<'a> {
         }
         view.print_message(&format!("slot {slot}: the next attempt starts in {wait:?}"));
         self.backoff.insert(slot, Instant::now() + wait);
-    }
-
-    /// Returns the number of shards that a slot has committed.
-    fn committed_by(&mut self, slot: u32) -> usize {
-        let slots = self.job.record.status().workers.len().max(1) as u32;
-        self.committed.iter().filter(|shard| **shard % slots == slot).count()
-    }
-
-    /// Counts committed shards. Storage errors are ignored: the next call tries again.
-    async fn count_commits(&mut self, at_once: bool, view: &mut View) {
-        let is_bucket = self.job.output.url().contains("://");
-        let pause = if is_bucket { BUCKET_POLL_INTERVAL } else { LOCAL_POLL_INTERVAL };
-        let is_due = self.commits_counted_at.is_none_or(|counted_at| counted_at.elapsed() > pause);
-        if !is_due && !at_once {
-            return;
-        }
-        self.commits_counted_at = Some(Instant::now());
-        let output = self.job.output.clone().with_few_retries();
-        let uid = self.job.record.uid().to_owned();
-        if self.plan.is_none() {
-            self.plan = read_json(&output, &plan_path(&uid)).await.ok().flatten();
-        }
-        let Some(plan) = &self.plan else { return };
-        if let Ok(paths) = output.list(&commits_path(&uid)).await {
-            self.committed = paths.iter().filter_map(|path| shard_of_commit(path)).collect();
-        }
-        let shards = (0..).zip(&plan.shards).filter(|(index, _)| self.committed.contains(index));
-        let status = self.job.record.status();
-        status.rows = shards.map(|(_, shard)| u64::from(shard.rows)).sum();
-        status.rows_total = plan.rows();
-        status.progress_percent = inference::percent(status);
-        view.progress(status.rows, status.rows_total, self.running.len());
     }
 
     /// Reads the manifest of a completed job. The job fails if it has none.

@@ -18,7 +18,8 @@ pub mod pods;
 use std::time::Duration;
 
 use stoker_api::experiment::{DesiredState, Phase};
-use stoker_api::inference::{InferenceStatus, Role, WorkerStatus};
+use stoker_api::inference::{InferenceStatus, Role, WorkerEnd, WorkerStatus};
+use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 
 use crate::trial::{BackOffLimits, times};
@@ -26,6 +27,10 @@ use crate::trial::{BackOffLimits, times};
 /// Consecutive failures of a slot, of any class, at which an infrastructure failure fails the job.
 /// A committed shard resets the count.
 pub const CONSECUTIVE_FAILURES_MAX: u32 = 10;
+/// Latest ends that are kept.
+const ENDS_MAX: usize = 16;
+/// Maximum length of an end's message, in characters. A status must stay small.
+const MESSAGE_CHARS_MAX: usize = 1000;
 
 /// A process to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,10 +52,14 @@ pub struct ProcessEnd {
     pub attempt: u32,
     /// Class of the exit.
     pub end: AttemptEnd,
+    /// Why the process ended, in one word.
+    pub reason: String,
     /// Human-readable reason.
     pub message: Option<String>,
     /// Whether a shard was committed while the process ran.
     pub has_committed: bool,
+    /// Time when the runner or the operator saw the exit.
+    pub at: Timestamp,
 }
 
 /// Starts or resumes the job from its planning stage: the planner reads the input again, and every
@@ -118,12 +127,47 @@ pub fn begin(status: &mut InferenceStatus, start: ProcessStart) {
     }
 }
 
-/// Records how a process ended. Does nothing if the process is not recorded as running.
-pub fn record_process_end(status: &mut InferenceStatus, end: ProcessEnd, max_restarts: u32) {
-    let Some(worker) = status.workers.get_mut(end.slot as usize) else { return };
-    if worker.attempt != Some(end.attempt) {
+/// Updates the fields that follow from the workers. A process of a live attempt counts as running
+/// if `is_started` accepts its slot.
+pub fn update_totals(status: &mut InferenceStatus, is_started: impl Fn(&WorkerStatus) -> bool) {
+    if status.phase.is_terminal() {
+        status.workers.iter_mut().for_each(|worker| worker.attempt = None);
+    }
+    status.restarts = status.workers.iter().map(|worker| worker.restarts).sum();
+    let running = status.workers.iter().filter(|worker| worker.attempt.is_some());
+    status.running = running.filter(|worker| is_started(worker)).count() as u32;
+    status.progress_percent = percent(status);
+}
+
+/// Adds an end other than `Completed` to the latest ends.
+fn keep_end(status: &mut InferenceStatus, end: &ProcessEnd) {
+    if end.end == AttemptEnd::Completed {
         return;
     }
+    let message = end.message.as_deref().unwrap_or_default();
+    let kept = WorkerEnd {
+        attempt: end.attempt,
+        role: status.stage,
+        slot: end.slot,
+        end: end.end,
+        reason: end.reason.clone(),
+        message: message.chars().take(MESSAGE_CHARS_MAX).collect(),
+        at: end.at,
+    };
+    status.ends.push(kept);
+    let extra = status.ends.len().saturating_sub(ENDS_MAX);
+    status.ends.drain(..extra);
+}
+
+/// Records how a process ended. Keeps reason and message of an end other than `Completed`. Does
+/// nothing if the process is not recorded as running.
+pub fn record_process_end(status: &mut InferenceStatus, end: ProcessEnd, max_restarts: u32) {
+    let is_live = |worker: &WorkerStatus| worker.attempt == Some(end.attempt);
+    if !status.workers.get(end.slot as usize).is_some_and(is_live) {
+        return;
+    }
+    keep_end(status, &end);
+    let Some(worker) = status.workers.get_mut(end.slot as usize) else { return };
     worker.attempt = None;
     if status.phase != Phase::Running {
         return;
@@ -267,6 +311,18 @@ fn enter_stage(status: &mut InferenceStatus, stage: Role) {
 mod tests {
     use super::*;
 
+    fn process_end(start: ProcessStart, end: AttemptEnd) -> ProcessEnd {
+        ProcessEnd {
+            slot: start.slot,
+            attempt: start.attempt,
+            end,
+            reason: "Why".into(),
+            message: Some("why".into()),
+            has_committed: false,
+            at: Timestamp(0),
+        }
+    }
+
     /// Runs a job of two slots. The n-th process ends as the n-th item of `script`, and later
     /// processes complete. Returns the started processes and the status.
     fn check(script: &[AttemptEnd], max_restarts: u32) -> (Vec<(Role, u32)>, InferenceStatus) {
@@ -277,14 +333,7 @@ mod tests {
             begin(&mut status, start);
             started.push((start.role, start.slot));
             let end = script.next().copied().unwrap_or(AttemptEnd::Completed);
-            let ProcessStart { slot, attempt, .. } = start;
-            let end = ProcessEnd {
-                slot,
-                attempt,
-                end,
-                message: Some("why".into()),
-                has_committed: false,
-            };
+            let end = process_end(start, end);
             record_process_end(&mut status, end.clone(), max_restarts);
             let before = status.clone();
             record_process_end(&mut status, end, max_restarts);
@@ -348,6 +397,35 @@ mod tests {
     }
 
     #[test]
+    fn latest_failures_are_kept() {
+        use AttemptEnd::{Completed, UserError};
+        let (_, status) = check(&[Completed, UserError, UserError], 2);
+        let ends: Vec<_> =
+            status.ends.iter().map(|end| (end.attempt, end.role, end.reason.as_str())).collect();
+        assert_eq!(ends, [(1, Role::Work, "Why"), (2, Role::Work, "Why")]);
+        let (_, status) = check(&[UserError; 20], 20);
+        let attempts: Vec<u32> = status.ends.iter().map(|end| end.attempt).collect();
+        assert_eq!(attempts, (4..20).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn totals_follow_from_the_workers() {
+        let mut status = InferenceStatus::default();
+        resume(&mut status, 2);
+        status.stage = Role::Work;
+        next(&status).into_iter().for_each(|start| begin(&mut status, start));
+        status.workers[1].restarts = 3;
+        let mut check = |phase: Phase, is_started: bool, running: u32| {
+            status.phase = phase;
+            update_totals(&mut status, |_| is_started);
+            assert_eq!((status.running, status.restarts), (running, 3), "{phase:?}");
+        };
+        check(Phase::Running, true, 2);
+        check(Phase::Running, false, 0);
+        check(Phase::Failed, true, 0);
+    }
+
+    #[test]
     fn only_the_running_attempt_is_live() {
         let mut status = InferenceStatus::default();
         resume(&mut status, 1);
@@ -389,13 +467,8 @@ mod tests {
             }
             assert!(!record_progress(&mut status, 99, 1, 1), "no process has this number");
             assert_eq!((status.rows, status.rows_total, status.rejected), expected, "{role:?}");
-            for ProcessStart { slot, attempt, .. } in starts {
-                let (end, message) = (AttemptEnd::Completed, None);
-                record_process_end(
-                    &mut status,
-                    ProcessEnd { slot, attempt, end, message, has_committed: false },
-                    0,
-                );
+            for start in starts {
+                record_process_end(&mut status, process_end(start, AttemptEnd::Completed), 0);
             }
         };
         run(Role::Plan, &[(0, 0, 10)], (0, 10, 0));

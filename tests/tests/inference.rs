@@ -160,7 +160,9 @@ fn descriptions_show_the_progress_of_running_jobs() {
     fixture.wait_for_commits(1);
     loop {
         let description = fixture.describe();
-        if description.contains(" of 3000 rows") && !description.contains(" 0 of 3000 rows") {
+        let is_counted =
+            description.contains(" of 3000 rows") && !description.contains(" 0 of 3000 rows");
+        if is_counted && description.contains(", 2 running") {
             break;
         }
         assert!(runner.try_wait().unwrap().is_none(), "the job has ended: {description}");
@@ -169,6 +171,8 @@ fn descriptions_show_the_progress_of_running_jobs() {
     runner.kill().unwrap();
     runner.wait().unwrap();
     wait_until_no_trainers(&fixture.root(), "after the kill");
+    let description = fixture.describe();
+    assert!(description.contains(", 0 running"), "{description}");
 }
 
 #[test]
@@ -224,6 +228,10 @@ fn program_failures_are_retried_and_reported() {
     let fixture = JobFixture::new(&[250], json!({"data": {"crash": 150}}));
     let output = fixture.run(&[]);
     check(&output, 1, "worker 1 failed 2 times: boom: the model does not like it");
+    let description = fixture.describe();
+    for part in [", 2 restarts", "Latest failures", "UserError", "ProgramFailed", "boom: "] {
+        assert!(description.contains(part), "{part} is not in {description}");
+    }
     // Another run keeps committed shards and resets the failure count.
     check(&fixture.run(&[]), 1, "retrying its uncommitted shards");
     let fixture = JobFixture::new(&[250], json!({"data": {"lacks": 1}}));

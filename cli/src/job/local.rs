@@ -84,7 +84,12 @@ fn local_job(run_root: &RunRoot, mut job: InferenceJob) -> LocalJob {
     // The lock is that of the latest run.
     let is_running = is_current && is_locked(&local.join(format!("{key}.lock")));
     let output = recorded_output_url(run_root, &job);
-    job.status.get_or_insert_default().output.get_or_insert(output);
+    let status = job.status.get_or_insert_default();
+    status.output.get_or_insert(output);
+    if !is_running {
+        // A killed runner leaves its last count.
+        status.running = 0;
+    }
     LocalJob { job, is_running, is_current }
 }
 

@@ -80,7 +80,7 @@ pub(super) fn open(
     let attempts = record_folder.path().join("attempts");
     std::fs::create_dir_all(&attempts)
         .map_err(|error| Failure::file("create", &attempts, error))?;
-    let record =
+    let mut record =
         Record { folder: record_folder, job: new_job(run_root, loaded, folder, &uid, fresh) };
     record.save()?;
     files::write(&pointer, format!("{uid}\n").as_bytes())?;
@@ -108,8 +108,9 @@ fn new_job(
 }
 
 impl Record {
-    /// Writes the record to disk.
-    pub(super) fn save(&self) -> Result<(), Failure> {
+    /// Writes the record to disk, with the totals over its slots.
+    pub(super) fn save(&mut self) -> Result<(), Failure> {
+        inference::update_totals(self.status(), |_| true);
         files::write_json(&self.folder.path().join("job.json"), &self.job)
     }
 
@@ -130,7 +131,7 @@ impl Record {
         let Some(state) = state else { return Ok(false) };
         let mut job = self.job.clone();
         job.spec.state = state;
-        let record = Self { folder: self.folder.clone(), job };
+        let mut record = Self { folder: self.folder.clone(), job };
         record.save()?;
         *self = record;
         Ok(true)

@@ -24,6 +24,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use self::stops::Requests;
 use super::record::Record;
 use super::view::View;
+use crate::cluster::text;
 use crate::failure::Failure;
 use crate::file::LoadedJob;
 use crate::run::RESUME_REMEDY;
@@ -247,7 +248,8 @@ impl<'a> Runner<'a> {
         let message = termination_message(&worker.termination_file).or(message);
         view.ended(slot, attempt, end, message.as_deref());
         let max_restarts = self.spec().max_restarts;
-        let record = ProcessEnd { slot, attempt, end, message, has_committed };
+        let (reason, at) = (end_reason(end).to_owned(), text::now());
+        let record = ProcessEnd { slot, attempt, end, reason, message, has_committed, at };
         inference::record_process_end(self.job.record.status(), record, max_restarts);
         self.job.record.save()?;
         self.wait_before_restart(slot, end, view);
@@ -301,8 +303,6 @@ impl<'a> Runner<'a> {
             status.rows_total = manifest.input_rows;
             status.rejected = manifest.rejected;
         }
-        let status = self.job.record.status();
-        status.progress_percent = inference::percent(status);
         self.job.record.save()?;
         let (id, phase) = (self.job.record.id(), self.phase());
         let output = self.job.output.url().trim_end_matches('/').to_owned();
@@ -329,6 +329,19 @@ impl<'a> Runner<'a> {
 fn termination_message(path: &Path) -> Option<String> {
     let termination: Termination = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
     termination.message
+}
+
+/// Returns why a process ended, in the words of a cluster.
+fn end_reason(end: AttemptEnd) -> &'static str {
+    match end {
+        AttemptEnd::Completed => "Completed",
+        AttemptEnd::Preempted => "Preempted",
+        AttemptEnd::InvalidHyperparameters => "InvalidHyperparameters",
+        AttemptEnd::UserError => "ProgramFailed",
+        AttemptEnd::Infrastructure => "InfrastructureError",
+        AttemptEnd::RunnerLost => "Killed",
+        AttemptEnd::NotStarted => "NotStarted",
+    }
 }
 
 /// Reads a JSON object; `None` if it does not exist.

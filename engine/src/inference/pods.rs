@@ -16,7 +16,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 
 use super::conditions::{self, PendingReasons};
-use super::{ProcessStart, apply_desired_state, begin, next};
+use super::{ProcessStart, apply_desired_state, begin, next, update_totals};
 use crate::experiment::{ADMISSION_REFUSED, POD_INVALID};
 use crate::gang::{NodeState, ObservedPod, PodDeletion, Timeouts, creation, pod_outcome};
 use process_end::record_end;
@@ -102,22 +102,11 @@ pub fn refuse(
         _ => (end, reason),
     };
     record_end(status, start.slot, start.attempt, end, reason, message, max_restarts, now);
-    update_totals(status);
-}
-
-/// Updates the fields that follow from the workers.
-fn update_totals(status: &mut InferenceStatus) {
-    if status.phase.is_terminal() {
-        status.workers.iter_mut().for_each(|worker| worker.attempt = None);
-    }
-    status.restarts = status.workers.iter().map(|worker| worker.restarts).sum();
-    let running = status.workers.iter().filter(|worker| worker.has_pod && worker.attempt.is_some());
-    status.running = running.count() as u32;
-    status.progress_percent = super::percent(status);
+    update_totals(status, |worker| worker.has_pod);
 }
 
 fn finish(view: &JobView<'_>, status: &mut InferenceStatus) {
-    update_totals(status);
+    update_totals(status, |worker| worker.has_pod);
     if status.started_at.is_none() && status.attempts > 0 {
         status.started_at = Some(view.now);
     }

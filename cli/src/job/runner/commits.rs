@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use stoker_api::inference::{commits_path, plan_path, shard_of_commit};
-use stoker_engine::inference;
 use tokio::time::Instant;
 
 use super::{Runner, View, read_json};
@@ -50,7 +49,6 @@ impl Runner<'_> {
         let before = (status.rows, status.rows_total);
         status.rows = shards.map(|(_, shard)| u64::from(shard.rows)).sum();
         status.rows_total = plan.rows();
-        status.progress_percent = inference::percent(status);
         view.progress(status.rows, status.rows_total, self.running.len());
         before != (status.rows, status.rows_total)
     }

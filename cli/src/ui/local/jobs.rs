@@ -5,12 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use serde_json::Value;
-use stoker_api::contract::Termination;
-use stoker_api::exit::ExitClass;
-use stoker_api::inference::{InferenceJob, Role, WorkerEnd};
+use stoker_api::inference::InferenceJob;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::AttemptEnd;
 use stoker_storage::Storage;
 use stoker_ui::{Job, Store, Unreadable};
 
@@ -20,11 +16,6 @@ use crate::job::record;
 use crate::run::record::{is_locked, read_json};
 use crate::run::setup::current_uid;
 use crate::run_root::RunRoot;
-
-/// Maximum number of failures in the status of a job, as on a cluster.
-const ENDS_MAX: usize = 16;
-/// Maximum number of the latest processes whose end is read.
-const ATTEMPTS_MAX: usize = 64;
 
 /// A record as it was last read.
 #[derive(Debug, Default)]
@@ -76,9 +67,7 @@ impl Known {
         let stamp = changed(&file);
         let mut is_changed = false;
         if stamp != self.stamp || self.job.is_none() {
-            let mut job: InferenceJob = read_json(&file)?;
-            job.status.get_or_insert_default().ends = ends(&path.join("attempts"));
-            self.job = Some(job);
+            self.job = Some(read_json(&file)?);
             self.stamp = stamp;
             is_changed = true;
         }
@@ -124,45 +113,6 @@ fn open(job: &InferenceJob, url: &str) -> Result<Storage, String> {
     storage.map_err(|error| error.to_string())
 }
 
-/// Returns the latest processes that did not complete, oldest first. The record of a local job does
-/// not contain them.
-fn ends(folder: &Path) -> Vec<WorkerEnd> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut attempts: Vec<(u32, u32, PathBuf)> = entries
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let (slot, attempt) = name.split_once('-')?;
-            Some((attempt.parse().ok()?, slot.parse().ok()?, entry.path()))
-        })
-        .collect();
-    attempts.sort();
-    let latest = attempts.iter().rev().take(ATTEMPTS_MAX);
-    let ends = latest.filter_map(|(attempt, slot, path)| end(*attempt, *slot, path));
-    let mut ends: Vec<WorkerEnd> = ends.take(ENDS_MAX).collect();
-    ends.reverse();
-    ends
-}
-
-fn end(attempt: u32, slot: u32, folder: &Path) -> Option<WorkerEnd> {
-    let file = folder.join("termination.json");
-    let termination: Termination = read_json(&file).ok()?;
-    let end = ExitClass::of_code(termination.code.into()).attempt_end();
-    if end == AttemptEnd::Completed {
-        return None;
-    }
-    let config: Option<Value> = read_json(&folder.join("trial.json")).ok();
-    let role = config.map(|config| config["inference"]["role"].clone()).unwrap_or_default();
-    Some(WorkerEnd {
-        attempt,
-        role: serde_json::from_value::<Role>(role).unwrap_or_default(),
-        slot,
-        end,
-        reason: format!("exit code {}", termination.code),
-        message: termination.message.unwrap_or_default(),
-        at: changed(&file).map(|(time, _)| timestamp(time)).unwrap_or_default(),
-    })
-}
-
 fn timestamp(time: SystemTime) -> Timestamp {
     let since = time.duration_since(SystemTime::UNIX_EPOCH);
     Timestamp(since.map_or(0, |since| since.as_secs() as i64))
@@ -193,24 +143,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = RunRoot::resolve(folder.path().to_str(), None).unwrap();
         let path = root.record_dir("species", "0123456789");
-        let attempt = path.join("attempts/1-2");
-        std::fs::create_dir_all(&attempt).unwrap();
+        std::fs::create_dir_all(&path).unwrap();
         write_json(&path.join("job.json"), &job(20)).unwrap();
         let mut known = Known::default();
         let read = known.refresh(&root, &path).unwrap().unwrap();
         assert_eq!(read.job.status.unwrap().rows, 20);
         assert!(read.output.unwrap_err().contains("does not exist yet"));
         assert!(known.refresh(&root, &path).unwrap().is_none());
-        let task = json!({"inference": {"role": "work"}});
-        write_json(&attempt.join("trial.json"), &task).unwrap();
-        let end = json!({"code": 79, "message": "stopped"});
-        write_json(&attempt.join("termination.json"), &end).unwrap();
         write_json(&path.join("job.json"), &job(40)).unwrap();
         let read = known.refresh(&root, &path).unwrap().unwrap();
-        let status = read.job.status.unwrap();
-        let ends: Vec<_> =
-            status.ends.iter().map(|end| (end.attempt, end.slot, end.role)).collect();
-        assert_eq!((status.rows, ends), (40, vec![(2, 1, Role::Work)]));
+        assert_eq!(read.job.status.unwrap().rows, 40);
         write(&path.join("job.json"), b"{").unwrap();
         assert!(known.refresh(&root, &path).is_err());
     }

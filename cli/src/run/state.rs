@@ -107,8 +107,8 @@ pub(crate) struct State {
 
 impl State {
     /// Returns the state of a record. Ends the attempts that were alive when their runner died:
-    /// their processes died with it. Requests that cannot be read change nothing; the runner reports
-    /// them.
+    /// their processes died with it. Requests that cannot be read change nothing; the runner
+    /// reports them.
     pub(crate) fn new(
         experiment: Experiment,
         trials: BTreeMap<u32, TrialRecord>,

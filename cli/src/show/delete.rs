@@ -64,8 +64,8 @@ async fn delete_files(storage: &Storage, path: &str) -> Result<(), Failure> {
 ///
 /// # Errors
 ///
-/// A runner is alive, the lock cannot be taken for another reason, or the name is of an earlier run,
-/// which must be named by its ID.
+/// A runner is alive, the lock cannot be taken for another reason, or the name is of an earlier
+/// run, which must be named by its ID.
 pub(crate) fn mark_deleted(
     files: &RunFiles,
     (word, name, id): (&str, &str, &str),

@@ -165,8 +165,8 @@ fn constant(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<V
 }
 
 const INTEGER_RULE: &str = "a number without a fraction is an integer, even with a decimal point \
-                            or an exponent, and must be between -2^63 and 2^63 - 1: larger integers \
-                            lose digits in JSON; write it as a string";
+                            or an exponent, and must be between -2^63 and 2^63 - 1: larger \
+                            integers lose digits in JSON; write it as a string";
 
 /// Fields of an `int`, `double` or `log`.
 struct Fields<'a> {

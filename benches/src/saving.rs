@@ -42,7 +42,7 @@ impl Layers {
     fn random(layers: usize, device: &Device) -> Self {
         let layers = Self::lazy(layers, device);
         // burn initializes weights lazily, so use them once.
-        let _ = layers.weights();
+        layers.weights().for_each(drop);
         layers
     }
 
@@ -63,8 +63,10 @@ impl Layers {
         Self { large: (0..layers).map(layer).collect(), small }
     }
 
-    fn weights(&self) -> Vec<TensorData> {
-        self.large.iter().map(|layer| layer.weight.val().into_data()).collect()
+    /// Returns the weights of the large layers. Each is a copy, so large models need them one by
+    /// one.
+    fn weights(&self) -> impl Iterator<Item = TensorData> {
+        self.large.iter().map(|layer| layer.weight.val().into_data())
     }
 }
 
@@ -80,7 +82,6 @@ pub(crate) fn run(folder: &Path, layers: usize) -> Result<()> {
     // Each process has the same weights, so that one can restore what another one saved.
     device.seed(1);
     let (trained, fresh) = (Layers::random(layers, &device), Layers::zeros(layers, &device));
-    let expected = trained.weights();
     while let Some(command) = protocol::next_command()? {
         let times = match command.as_str() {
             "save" => {
@@ -90,8 +91,8 @@ pub(crate) fn run(folder: &Path, layers: usize) -> Result<()> {
                 rustix::fs::sync();
                 save(&trained, &folder)?
             }
-            "restore" => restore(&fresh, &folder, &expected)?,
-            "load" => load(&fresh, &folder, &expected)?,
+            "restore" => restore(&fresh, &folder, &trained)?,
+            "load" => load(&fresh, &folder, &trained)?,
             other => return Err(format!("unknown command {other:?}").into()),
         };
         protocol::respond(&times)?;
@@ -114,38 +115,39 @@ fn save(model: &Layers, folder: &Path) -> Result<OperationTimes> {
 
 /// Measures the time from the start of another run in the directory until it requests a batch. By
 /// then, it has found, verified and restored the checkpoint.
-fn restore(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<OperationTimes> {
+fn restore(fresh: &Layers, folder: &Path, expected: &Layers) -> Result<OperationTimes> {
     let recorder = EventRecorder::default();
     let data = Data::new(Batches { recorder: recorder.clone(), manifest: None });
-    let restored = Mutex::new(vec![]);
+    let is_same = Mutex::new(false);
     let start = Instant::now();
     let ended = context(folder, None)?.fit(
         fresh.clone(),
         sgd(),
         |model: &Layers, batch| {
-            *restored.lock().unwrap_or_else(PoisonError::into_inner) = model.weights();
+            *is_same.lock().unwrap_or_else(PoisonError::into_inner) =
+                model.weights().eq(expected.weights());
             step(model, batch)
         },
         Fit::new(data).batch_size(1),
     );
     let first = recorder.lock().first;
     let first = first.ok_or_else(|| format!("nothing was restored: {:?}", ended.map(|_| ())))?;
-    check(&restored.into_inner().unwrap_or_default(), expected)?;
+    check(is_same.into_inner().unwrap_or_default())?;
     Ok(OperationTimes { seconds: (first - start).as_secs_f64(), blocked: None })
 }
 
 /// Loads the checkpoint into a model for inference.
-fn load(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<OperationTimes> {
+fn load(fresh: &Layers, folder: &Path, expected: &Layers) -> Result<OperationTimes> {
     let context = Standalone { quiet: true, ..Standalone::default() }.context()?;
     let (start, fresh) = (Instant::now(), fresh.clone());
     let model = context.load_checkpoint_model(fresh, checkpoint_folder(folder))?;
     let seconds = start.elapsed().as_secs_f64();
-    check(&model.weights(), expected)?;
+    check(model.weights().eq(expected.weights()))?;
     Ok(OperationTimes { seconds, blocked: None })
 }
 
-fn check(restored: &[TensorData], expected: &[TensorData]) -> Result<()> {
-    match restored == expected {
+fn check(is_same: bool) -> Result<()> {
+    match is_same {
         true => Ok(()),
         false => Err("the restored weights differ from the saved ones".into()),
     }

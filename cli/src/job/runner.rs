@@ -133,7 +133,7 @@ impl<'a> Runner<'a> {
                 biased;
                 () = signals.next() => self.interrupt(view),
                 Some(outcome) = self.outcomes.recv() => self.record_outcome(outcome, view).await?,
-                _ = ticks.tick() => self.update_progress(view).await?,
+                _ = ticks.tick() => self.update_progress(view).await,
             }
         }
         view.finish();

@@ -44,13 +44,23 @@ pub fn is_open(record: &TrialRecord) -> bool {
 /// before, the reopening has no effect. For example, a result that arrived while a limit stopped
 /// the trial is taken in after the limit was raised, and completes the trial.
 fn is_stopped_again(record: &TrialRecord) -> bool {
-    let steps = record.spec.grants.iter().flat_map(|grant| grant.steps.iter().flatten());
-    let latest = steps.rev().find_map(|step| match step {
-        StepRecord::Reopen(_) => Some(false),
-        StepRecord::Stop(stop) => (stop.trial == record.spec.index).then_some(true),
-        _ => None,
-    });
-    latest == Some(true)
+    let index = record.spec.index;
+    let (mut is_paused, mut is_stopped) = (false, false);
+    for grant in &record.spec.grants {
+        for step in grant.steps.iter().flatten() {
+            match step {
+                StepRecord::Reopen(_) => (is_paused, is_stopped) = (false, false),
+                StepRecord::Continue(step) if step.trial == index => is_paused = false,
+                StepRecord::Pause(step) if step.trial == index => is_paused = true,
+                StepRecord::Stop(step) if step.trial == index => is_stopped = true,
+                StepRecord::StopPaused(step) if step.units == grant.units => {
+                    is_stopped |= is_paused && !step.except.contains(&index);
+                }
+                _ => {}
+            }
+        }
+    }
+    is_stopped
 }
 
 /// Returns how often the trial was reopened.

@@ -6,7 +6,6 @@ use stoker_api::inference::{commits_path, plan_path, shard_of_commit};
 use tokio::time::Instant;
 
 use super::{Runner, View, read_json};
-use crate::failure::Failure;
 
 /// Interval of counting commits in a local directory, and of saving the progress.
 const LOCAL_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -20,15 +19,16 @@ impl Runner<'_> {
         self.committed.iter().filter(|shard| **shard % slots == slot).count()
     }
 
-    /// Counts committed shards if that is due. Saves the record if there are new ones.
-    pub(super) async fn update_progress(&mut self, view: &mut View) -> Result<(), Failure> {
+    /// Counts committed shards if that is due. Saves the record if there are new ones; an error,
+    /// for example of a full disk, does not end the job.
+    pub(super) async fn update_progress(&mut self, view: &mut View) {
         let is_bucket = self.job.output.url().contains("://");
         let pause = if is_bucket { BUCKET_POLL_INTERVAL } else { LOCAL_POLL_INTERVAL };
         let is_due = self.commits_counted_at.is_none_or(|counted_at| counted_at.elapsed() > pause);
         if is_due && self.count_commits(view).await {
-            self.job.record.save()?;
+            // The next progress, start or end of a process is saved again.
+            let _ = self.job.record.save();
         }
-        Ok(())
     }
 
     /// Counts committed shards. Storage errors are ignored: the next call tries again. Returns

@@ -1,10 +1,11 @@
 //! Trials of small searches that continue after their end.
 
-use stoker_api::decisions::StepRecord;
+use stoker_api::decisions::{ReopenStep, StepRecord, StopPausedStep, TrialStep};
 use stoker_api::experiment::{
     AsyncHalvingSearch, HyperbandSearch, Length, MedianStopping, Phase, SearchLimits,
     SyncHalvingSearch, Unit,
 };
+use stoker_api::trial::Grant;
 use stoker_api::validate::Method;
 
 use super::super::tests::case::{Case, random, reopened};
@@ -12,7 +13,7 @@ use super::*;
 use crate::experiment::Summary;
 use crate::fixture::config;
 use crate::search::SearchConfig;
-use crate::trial::{NextStep, TargetState, is_reopening_due, next};
+use crate::trial::{NextStep, TargetState, close, is_open, is_reopening_due, next};
 use ReopenedTrials::{Failed, Stopped};
 
 fn asha(stop_once: bool) -> Method {
@@ -285,6 +286,28 @@ fn trial_that_completes_before_it_continues_has_ended() {
     let summary = Summary::new(&case.config, case.trials.values());
     let status = summary.status(&case.ledger, false, |trial| case.trials.get(&trial));
     assert_eq!((status.phase, status.trials_closed), (Phase::Completed, 2));
+}
+
+/// The turn of a trial's own result may stop it together with others of its rung.
+#[test]
+fn trials_that_a_rung_stops_have_ended() {
+    let mut record = Case::new(random(1)).trials[&0].clone();
+    close(&mut record, CloseCause::Completed, None);
+    let mut check = |steps: &[StepRecord], expected: bool| {
+        let grant = |steps| Grant { order: 1, fact: None, units: 9, steps: Some(steps) };
+        let reopen = StepRecord::Reopen(ReopenStep { trials: vec![0] });
+        record.spec.grants = vec![grant(vec![reopen]), grant(steps.to_vec())];
+        assert_eq!(is_open(&record), expected, "{steps:?}");
+    };
+    let pause = || StepRecord::Pause(TrialStep { trial: 0 });
+    let stop = |units: u64, except: &[u32]| {
+        StepRecord::StopPaused(StopPausedStep { group: 0, units, except: except.to_vec() })
+    };
+    check(&[], true);
+    check(&[pause(), stop(9, &[])], false);
+    check(&[pause(), stop(9, &[0])], true);
+    check(&[pause(), stop(3, &[])], true);
+    check(&[stop(9, &[])], true);
 }
 
 #[test]

@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use stoker_api::contract::HashAlgorithm;
 use stoker_api::inference::{InferenceInput, OutputManifest};
 use stoker_api::names::MANIFEST;
-use stoker_api::time::Timestamp;
 use stoker_storage::Storage;
 use stoker_storage::hash::FileHasher;
 use stoker_storage::input::{ListedFile, Pattern, first_difference};
@@ -29,8 +27,6 @@ pub(super) struct CompletedJob<'a> {
     pub(super) id: &'a str,
     /// UID of the job, which the manifest of its output contains.
     pub(super) uid: &'a str,
-    /// Time when the job was created, if it is known.
-    pub(super) created: Option<Timestamp>,
     /// Working directory of the program.
     pub(super) folder: &'a Path,
     pub(super) input: &'a InferenceInput,
@@ -92,7 +88,7 @@ impl CompletedJob<'_> {
             return Err(changed(&difference));
         }
         for file in &manifest.input {
-            let is_unchanged = self.is_unchanged(&folder.join(&file.name), &file.sha256);
+            let is_unchanged = is_unchanged(&folder.join(&file.name), &file.sha256);
             let failed = |error: io::Error| unreadable(format!("{}: {error}", file.name));
             if !is_unchanged.map_err(failed)? {
                 return Err(changed(&format!("{} has other contents", file.name)));
@@ -120,28 +116,24 @@ impl CompletedJob<'_> {
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         Ok((folder, listed))
     }
+}
 
-    /// Returns whether a file has the recorded contents. Does not read a file whose last change is
-    /// older than the job.
-    fn is_unchanged(&self, path: &Path, sha256: &str) -> io::Result<bool> {
-        // Unlike the time of modification, this time also changes when an older file is moved here.
-        let changed_at = fs::metadata(path)?.ctime().max(fs::symlink_metadata(path)?.ctime());
-        if self.created.is_some_and(|created| Timestamp(changed_at) < created) {
-            return Ok(true);
-        }
-        let (mut file, mut hasher) = (File::open(path)?, FileHasher::new(HashAlgorithm::Sha256));
-        let mut buffer = vec![0; BUFFER_BYTES];
-        loop {
-            match file.read(&mut buffer)? {
-                0 => return Ok(hasher.finish().hex() == sha256),
-                num => hasher.update(&buffer[..num]),
-            }
+/// Returns whether a file has the recorded contents.
+fn is_unchanged(path: &Path, sha256: &str) -> io::Result<bool> {
+    let (mut file, mut hasher) = (File::open(path)?, FileHasher::new(HashAlgorithm::Sha256));
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hasher.finish().hex() == sha256),
+            num => hasher.update(&buffer[..num]),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use serde_json::json;
     use stoker_storage::hash::sha256_hex;
 
@@ -171,9 +163,8 @@ mod tests {
         change(folder);
         let input = InferenceInput { url: "in".to_owned(), endpoint: None, format: None };
         let output = Storage::open(&out.display().to_string(), None).unwrap();
-        let created = Some(Timestamp(0));
         let id = "ja-0b3f9c1e";
-        let job = CompletedJob { id, uid: UID, created, folder, input: &input, output: &output };
+        let job = CompletedJob { id, uid: UID, folder, input: &input, output: &output };
         match (job.check().await, expected) {
             (Ok(()), Ok(())) => {}
             (Err(Failure::Input(error)), Err(expected)) => {
@@ -216,26 +207,5 @@ mod tests {
             fs::write(path, text).unwrap();
         };
         check(replace, Err("but job jb-77aa0b3f has replaced its output in ")).await;
-    }
-
-    #[test]
-    fn files_older_than_the_job_are_not_read() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let output = Storage::open("memory://", None).unwrap();
-        let input = InferenceInput { url: String::new(), endpoint: None, format: None };
-        let is_unchanged = |created| {
-            let job = CompletedJob {
-                id: "",
-                uid: "",
-                created,
-                folder: Path::new(""),
-                input: &input,
-                output: &output,
-            };
-            job.is_unchanged(file.path(), "other").unwrap()
-        };
-        assert!(is_unchanged(Some(Timestamp(i64::MAX))));
-        assert!(!is_unchanged(Some(Timestamp(0))));
-        assert!(!is_unchanged(None));
     }
 }

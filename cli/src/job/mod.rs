@@ -326,7 +326,6 @@ async fn check_completed(
     let job = CompletedJob {
         id: &id,
         uid: record.uid(),
-        created: record.created(),
         folder,
         input: &loaded.valid.spec.input,
         output,

@@ -11,10 +11,8 @@ use std::path::{Path, PathBuf};
 use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::{InferenceJob, InferenceJobSpec, InferenceStatus};
 use stoker_api::names::experiment_path;
-use stoker_api::time::Timestamp;
 use stoker_engine::inference;
 
-use crate::cluster::text;
 use crate::failure::Failure;
 use crate::file::LoadedJob;
 use crate::run::record::{self as files, Lock, RecordDir};
@@ -169,11 +167,6 @@ impl Record {
 
     pub(super) fn id(&self) -> String {
         run_root::run_id(self.job.metadata.name.as_deref().unwrap_or_default(), self.uid())
-    }
-
-    /// Returns the time when the job was created.
-    pub(super) fn created(&self) -> Option<Timestamp> {
-        text::created(&self.job.metadata)
     }
 
     /// Returns the job's directory, relative to the root.

@@ -13,9 +13,8 @@ use stoker_storage::Storage;
 use stoker_storage::hash::FileHasher;
 use stoker_storage::input::{ListedFile, Pattern, first_difference};
 
-use super::runner::read_json;
+use super::manifest::{ManifestError, read_manifest};
 use crate::failure::Failure;
-use crate::run_root::run_id;
 
 /// Number of bytes of an input file that are read at once.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -40,14 +39,23 @@ impl CompletedJob<'_> {
     /// Fails if the output is missing, incomplete or from another job, or if the input has changed.
     pub(super) async fn check(&self) -> Result<(), Failure> {
         let url = self.output.url().trim_end_matches('/');
-        let manifest: Option<OutputManifest> = read_json(self.output, MANIFEST).await?;
-        let Some(manifest) = manifest else {
-            return Err(self.refuse(&format!("its output is missing: {url}/{MANIFEST} not found")));
+        let manifest = match read_manifest(self.output, self.uid).await {
+            Ok(manifest) => manifest,
+            Err(ManifestError::Missing) => {
+                let what = format!("its output is missing: {url}/{MANIFEST} not found");
+                return Err(self.refuse(&what));
+            }
+            Err(ManifestError::OtherJob(other)) => {
+                return Err(self.refuse(&format!("job {other} has replaced its output in {url}")));
+            }
+            Err(ManifestError::Damaged(error)) => {
+                let what = format!("{url}/{MANIFEST} is damaged: {error}");
+                // A new run refuses a directory with a damaged manifest, even with --fresh.
+                let remedy = "restore the file, or delete it and use --fresh to run the job again";
+                return Err(self.refuse_with(&what, remedy));
+            }
+            Err(ManifestError::Storage(error)) => return Err(error.into()),
         };
-        if manifest.job_id != self.uid {
-            let other = run_id(&manifest.job, &manifest.job_id);
-            return Err(self.refuse(&format!("job {other} has replaced its output in {url}")));
-        }
         self.check_parts(&manifest).await?;
         self.check_input(&manifest)
     }
@@ -79,8 +87,11 @@ impl CompletedJob<'_> {
     }
 
     fn refuse(&self, what: &str) -> Failure {
-        let id = self.id;
-        Failure::Input(format!("job {id} has completed, but {what}; use --fresh to run it again"))
+        self.refuse_with(what, "use --fresh to run it again")
+    }
+
+    fn refuse_with(&self, what: &str, remedy: &str) -> Failure {
+        Failure::Input(format!("job {} has completed, but {what}; {remedy}", self.id))
     }
 
     /// Compares local input files with the manifest. An input in a bucket is not checked: only the
@@ -156,8 +167,8 @@ mod tests {
     const UID: &str = "0b3f9c1e77aa";
 
     /// Completes a job whose output is below its input directory, applies `change` to the working
-    /// directory, and checks the error, if any.
-    async fn check(change: impl FnOnce(&Path), expected: Result<(), &str>) {
+    /// directory, and checks the job.
+    async fn rerun(change: impl FnOnce(&Path)) -> Result<(), Failure> {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path();
         let out = folder.join("in/out");
@@ -178,7 +189,11 @@ mod tests {
         let output = Storage::open(&out.display().to_string(), None).unwrap();
         let id = "ja-0b3f9c1e";
         let job = CompletedJob { id, uid: UID, folder, input: &input, output: &output };
-        match (job.check().await, expected) {
+        job.check().await
+    }
+
+    async fn check(change: impl FnOnce(&Path), expected: Result<(), &str>) {
+        match (rerun(change).await, expected) {
             (Ok(()), Ok(())) => {}
             (Err(Failure::Input(error)), Err(expected)) => {
                 assert!(error.contains(expected), "{error}");
@@ -229,5 +244,15 @@ mod tests {
             fs::write(path, text).unwrap();
         };
         check(replace, Err("but job jb-77aa0b3f has replaced its output in ")).await;
+    }
+
+    #[tokio::test]
+    async fn damaged_manifest_is_named_with_its_remedy() {
+        let damage = write("in/out/manifest.json", "{\"format\": 1");
+        let error = rerun(damage).await.unwrap_err();
+        assert_eq!(error.code(), 2);
+        let error = error.to_string();
+        assert!(error.contains("/in/out/manifest.json is damaged: EOF while parsing"), "{error}");
+        assert!(error.ends_with("or delete it and use --fresh to run the job again"), "{error}");
     }
 }

@@ -11,6 +11,7 @@
 
 mod completed;
 mod local;
+mod manifest;
 pub(crate) mod record;
 mod runner;
 mod steer;

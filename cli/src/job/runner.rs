@@ -22,6 +22,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use self::stops::Requests;
+use super::manifest::{ManifestError, read_manifest};
 use super::record::Record;
 use super::view::View;
 use crate::cluster::text;
@@ -32,7 +33,7 @@ use crate::run::gpus;
 use crate::run::process::{self, TrainerOutcome, TrainerProcess};
 use crate::run::record as files;
 use crate::run::signals::Signals;
-use crate::run_root::{RunRoot, run_id};
+use crate::run_root::RunRoot;
 
 /// Interval of time limit checks.
 const TICK: Duration = Duration::from_millis(200);
@@ -274,23 +275,28 @@ impl<'a> Runner<'a> {
         if self.phase() != Phase::Completed {
             return Ok(None);
         }
-        let found: Option<OutputManifest> = read_json(&self.job.output, MANIFEST).await?;
-        let message = match found {
-            Some(manifest) if manifest.job_id == self.job.record.uid() => {
-                return Ok(Some(manifest));
+        let found = read_manifest(&self.job.output, self.job.record.uid()).await;
+        let url = self.job.output.url().trim_end_matches('/');
+        let what = match found {
+            Ok(manifest) => return Ok(Some(manifest)),
+            Err(ManifestError::Missing) => {
+                let what = "no output found although all processes exited with code 0; the \
+                            program must implement `Inference`";
+                what.to_owned()
             }
-            Some(other) => format!(
-                "{} contains the output of job {} although all processes exited with code 0; the \
-                 program must implement `Inference`, and no other job may write there",
-                self.job.output.url(),
-                run_id(&other.job, &other.job_id)
+            Err(ManifestError::Damaged(error)) => format!(
+                "{url}/{MANIFEST} is not from a job ({error}) although all processes exited with \
+                 code 0; the program must implement `Inference`, and no other program may write \
+                 there"
             ),
-            None => "no output found although all processes exited with code 0; the program must \
-                     implement `Inference`"
-                .to_owned(),
+            Err(ManifestError::OtherJob(other)) => format!(
+                "{url} contains the output of job {other} although all processes exited with code \
+                 0; the program must implement `Inference`, and no other job may write there"
+            ),
+            Err(ManifestError::Storage(error)) => return Err(error.into()),
         };
         let status = self.job.record.status();
-        (status.phase, status.message) = (Phase::Failed, Some(message));
+        (status.phase, status.message) = (Phase::Failed, Some(what));
         Ok(None)
     }
 
@@ -345,7 +351,7 @@ fn end_reason(end: AttemptEnd) -> &'static str {
 }
 
 /// Reads a JSON object; `None` if it does not exist.
-pub(super) async fn read_json<T: serde::de::DeserializeOwned>(
+async fn read_json<T: serde::de::DeserializeOwned>(
     storage: &Storage,
     path: &str,
 ) -> Result<Option<T>, Failure> {

@@ -36,8 +36,9 @@ pub(super) struct CompletedJob<'a> {
 }
 
 impl CompletedJob<'_> {
-    /// Fails if the output is missing, incomplete or from another job, or if the input has changed.
-    pub(super) async fn check(&self) -> Result<(), Failure> {
+    /// Returns the manifest. Fails if the output is missing, incomplete or from another job, or if
+    /// the input has changed.
+    pub(super) async fn check(&self) -> Result<OutputManifest, Failure> {
         let url = self.output.url().trim_end_matches('/');
         let manifest = match read_manifest(self.output, self.uid).await {
             Ok(manifest) => manifest,
@@ -57,7 +58,8 @@ impl CompletedJob<'_> {
             Err(ManifestError::Storage(error)) => return Err(error.into()),
         };
         self.check_parts(&manifest).await?;
-        self.check_input(&manifest)
+        self.check_input(&manifest)?;
+        Ok(manifest)
     }
 
     /// Compares the sizes of the output files with the manifest. Asks for each file, because the
@@ -189,7 +191,7 @@ mod tests {
         let output = Storage::open(&out.display().to_string(), None).unwrap();
         let id = "ja-0b3f9c1e";
         let job = CompletedJob { id, uid: UID, folder, input: &input, output: &output };
-        job.check().await
+        job.check().await.map(|_| ())
     }
 
     async fn check(change: impl FnOnce(&Path), expected: Result<(), &str>) {

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use stoker_api::experiment::{DesiredState, Phase};
-use stoker_api::inference::InferenceJob;
+use stoker_api::inference::{InferenceJob, OutputManifest};
 use stoker_storage::Storage;
 
 use self::completed::CompletedJob;
@@ -293,9 +293,10 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     let endpoint =
         spec.output.url.as_ref().map_or(&spec.storage.endpoint, |_| &spec.output.endpoint);
     let out = Storage::open(&url, endpoint.as_deref()).map_err(input)?;
-    if opened.record.phase() == Phase::Completed {
-        check_completed(&opened.record, &loaded, &folder, &out).await?;
-    }
+    let manifest = match opened.record.phase() {
+        Phase::Completed => Some(check_completed(&opened.record, &loaded, &folder, &out).await?),
+        _ => None,
+    };
     view.print_message(&start_message(&opened, &run_root));
     let OpenedRecord { mut record, _lock, trainers, .. } = opened;
     record.begin(slots)?;
@@ -310,19 +311,20 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
         output: out,
         lock,
         record,
+        manifest,
         devices,
         slots,
     };
     Runner::new(config).run(&mut signals, &mut view).await
 }
 
-/// Fails if a completed job cannot report its output again.
+/// Returns the manifest of a completed job. Fails if the job cannot report its output again.
 async fn check_completed(
     record: &Record,
     loaded: &LoadedJob,
     folder: &Path,
     output: &Storage,
-) -> Result<(), Failure> {
+) -> Result<OutputManifest, Failure> {
     let id = record.id();
     let job = CompletedJob {
         id: &id,

@@ -52,6 +52,8 @@ pub(super) struct RunnerConfig<'a> {
     /// File that is locked while any process of the job is alive.
     pub(super) lock: PathBuf,
     pub(super) record: Record,
+    /// Manifest of the output, if the job has completed.
+    pub(super) manifest: Option<OutputManifest>,
     /// GPUs assigned to the slots.
     pub(super) devices: GpuPool,
     /// Number of concurrent workers.
@@ -138,7 +140,7 @@ impl<'a> Runner<'a> {
             }
         }
         view.finish();
-        self.print_outcome(view).await
+        self.print_outcome(view)
     }
 
     fn phase(&self) -> Phase {
@@ -252,6 +254,9 @@ impl<'a> Runner<'a> {
         let (reason, at) = (end_reason(end).to_owned(), text::now());
         let record = ProcessEnd { slot, attempt, end, reason, message, has_committed, at };
         inference::record_process_end(self.job.record.status(), record, max_restarts);
+        if self.phase() == Phase::Completed {
+            self.check_output().await?;
+        }
         self.job.record.save()?;
         self.wait_before_restart(slot, end, view);
         Ok(())
@@ -270,15 +275,19 @@ impl<'a> Runner<'a> {
         self.backoff.insert(slot, Instant::now() + wait);
     }
 
-    /// Reads the manifest of a completed job. The job fails if it has none.
-    async fn manifest(&mut self) -> Result<Option<OutputManifest>, Failure> {
-        if self.phase() != Phase::Completed {
-            return Ok(None);
-        }
+    /// Reads the manifest after all processes have completed. The job fails if it has none.
+    ///
+    /// Call this before the record is saved. If the runner is killed or the storage fails before
+    /// the save, the next run repeats the finishing stage.
+    async fn check_output(&mut self) -> Result<(), Failure> {
         let found = read_manifest(&self.job.output, self.job.record.uid()).await;
         let url = self.job.output.url().trim_end_matches('/');
         let what = match found {
-            Ok(manifest) => return Ok(Some(manifest)),
+            Ok(manifest) => {
+                self.job.manifest = Some(manifest);
+                self.copy_row_counts();
+                return Ok(());
+            }
             Err(ManifestError::Missing) => {
                 let what = "no output found although all processes exited with code 0; the \
                             program must implement `Inference`";
@@ -293,22 +302,29 @@ impl<'a> Runner<'a> {
                 "{url} contains the output of job {other} although all processes exited with code \
                  0; the program must implement `Inference`, and no other job may write there"
             ),
-            Err(ManifestError::Storage(error)) => return Err(error.into()),
+            Err(ManifestError::Storage(error)) => {
+                let what = format!("cannot check the output: {error}; {RESUME_REMEDY}");
+                return Err(Failure::System(what));
+            }
         };
         let status = self.job.record.status();
         (status.phase, status.message) = (Phase::Failed, Some(what));
-        Ok(None)
+        Ok(())
+    }
+
+    /// Copies the row counts of the manifest, if any, to the status.
+    fn copy_row_counts(&mut self) {
+        let Some(manifest) = &self.job.manifest else { return };
+        let status = self.job.record.status();
+        status.rows = manifest.input_rows;
+        status.rows_total = manifest.input_rows;
+        status.rejected = manifest.rejected;
     }
 
     /// Prints the outcome and returns the exit code.
-    async fn print_outcome(mut self, view: &mut View) -> Result<u8, Failure> {
-        let manifest = self.manifest().await?;
-        if let Some(manifest) = &manifest {
-            let status = self.job.record.status();
-            status.rows = manifest.input_rows;
-            status.rows_total = manifest.input_rows;
-            status.rejected = manifest.rejected;
-        }
+    fn print_outcome(mut self, view: &View) -> Result<u8, Failure> {
+        self.copy_row_counts();
+        let manifest = self.job.manifest.take();
         self.job.record.save()?;
         let (id, phase) = (self.job.record.id(), self.phase());
         let output = self.job.output.url().trim_end_matches('/').to_owned();

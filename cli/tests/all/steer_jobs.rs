@@ -32,6 +32,17 @@ impl JobFixture {
         Self { folder }
     }
 
+    /// Creates a job whose processes exit with code 0 and leave no output in `out`.
+    fn without_output() -> Self {
+        let fixture = Self::new("");
+        let mut job: Value =
+            serde_json::from_slice(&std::fs::read(fixture.path("job.yaml")).unwrap()).unwrap();
+        job["spec"]["entrypoint"]["command"] = json!(["true"]);
+        job["spec"]["output"] = json!({"url": "out"});
+        std::fs::write(fixture.path("job.yaml"), job.to_string()).unwrap();
+        fixture
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -156,12 +167,7 @@ fn job_without_runner_is_cancelled_at_once() {
 
 #[test]
 fn job_without_output_in_a_used_directory_fails() {
-    let fixture = JobFixture::new("");
-    let mut job: Value =
-        serde_json::from_slice(&std::fs::read(fixture.path("job.yaml")).unwrap()).unwrap();
-    job["spec"]["entrypoint"]["command"] = json!(["true"]);
-    job["spec"]["output"] = json!({"url": "out"});
-    std::fs::write(fixture.path("job.yaml"), job.to_string()).unwrap();
+    let fixture = JobFixture::without_output();
     let manifest = json!({
         "format": 1, "job": "other", "jobId": "77aa0b3f9c1e", "outputFormat": "jsonLines",
         "rows": 0, "inputRows": 0, "rejected": 0, "parts": [], "input": [],
@@ -169,6 +175,20 @@ fn job_without_output_in_a_used_directory_fails() {
     std::fs::create_dir(fixture.path("out")).unwrap();
     std::fs::write(fixture.path("out/manifest.json"), manifest.to_string()).unwrap();
     check(&fixture.run(), 1, "contains the output of job other-77aa0b3f although all processes");
+    assert_eq!(fixture.job()["status"]["phase"], "Failed");
+}
+
+#[test]
+fn job_completes_after_its_output_is_checked() {
+    let fixture = JobFixture::without_output();
+    std::fs::create_dir(fixture.path("out")).unwrap();
+    // A link to itself cannot be read, not even by root.
+    let manifest = fixture.path("out/manifest.json");
+    std::os::unix::fs::symlink("manifest.json", &manifest).unwrap();
+    check(&fixture.run(), 1, "; run the same command again, without --fresh, to resume");
+    assert_eq!(fixture.job()["status"]["phase"], "Running");
+    std::fs::remove_file(manifest).unwrap();
+    check(&fixture.run(), 1, "no output found although all processes exited with code 0");
     assert_eq!(fixture.job()["status"]["phase"], "Failed");
 }
 

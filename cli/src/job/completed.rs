@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use futures::{StreamExt as _, stream};
 use stoker_api::contract::HashAlgorithm;
-use stoker_api::inference::{InferenceInput, OutputManifest};
+use stoker_api::inference::{InferenceInput, InputFile, OutputManifest};
 use stoker_api::names::MANIFEST;
 use stoker_storage::Storage;
 use stoker_storage::hash::FileHasher;
@@ -36,8 +36,8 @@ pub(super) struct CompletedJob<'a> {
 }
 
 impl CompletedJob<'_> {
-    /// Returns the manifest. Fails if the output is missing, incomplete or from another job, or if
-    /// the input has changed.
+    /// Returns the manifest. Fails if the output is missing, incomplete or from another job, if the
+    /// input has changed, or if it cannot be compared.
     pub(super) async fn check(&self) -> Result<OutputManifest, Failure> {
         let url = self.output.url().trim_end_matches('/');
         let manifest = match read_manifest(self.output, self.uid).await {
@@ -104,23 +104,66 @@ impl CompletedJob<'_> {
             None if url.contains("://") => return Ok(()),
             path => path.unwrap_or(url),
         };
+        let (folder, listed) = self.list_input(path).map_err(|error| self.unreadable(&error))?;
+        if listed.is_empty() && !manifest.input.is_empty() {
+            return Err(self.missing_input(path));
+        }
+        let is_missing = |file: &&InputFile| {
+            listed.binary_search_by(|other| other.name.cmp(&file.name)).is_err()
+        };
+        let missing: Vec<&InputFile> = manifest.input.iter().filter(is_missing).collect();
+        if let Some(first) = missing.first() {
+            let (path, num) = (folder.join(&first.name), missing.len());
+            let what = format!(
+                "its input {url} has changed: {} not found (missing files: {num} of {})",
+                path.display(),
+                manifest.input.len()
+            );
+            let remedy = "restore the input, or use --fresh to run the job on the present input";
+            return Err(self.refuse_with(&what, remedy));
+        }
         let changed = |what: &str| self.refuse(&format!("its input {url} has changed: {what}"));
-        let unreadable =
-            |error: String| self.refuse(&format!("its input {url} cannot be read: {error}"));
-        let (folder, listed) = self.list_input(path).map_err(unreadable)?;
         let before: Vec<_> =
             manifest.input.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
         if let Some(difference) = first_difference(&before, &listed) {
             return Err(changed(&difference));
         }
         for file in &manifest.input {
-            let is_unchanged = is_unchanged(&folder.join(&file.name), &file.sha256);
-            let failed = |error: io::Error| unreadable(format!("{}: {error}", file.name));
+            let path = folder.join(&file.name);
+            let is_unchanged = is_unchanged(&path, &file.sha256);
+            let failed =
+                |error: io::Error| self.unreadable(&format!("{}: {error}", path.display()));
             if !is_unchanged.map_err(failed)? {
                 return Err(changed(&format!("{} has other contents", file.name)));
             }
         }
         Ok(())
+    }
+
+    /// Returns the error for an input without any file. A new run would fail, so `--fresh` is no
+    /// remedy.
+    fn missing_input(&self, path: &str) -> Failure {
+        let path = self.folder.join(Pattern::split(path).0);
+        let why = match path.exists() {
+            true => format!("no files found in {}", path.display()),
+            false => format!("{} not found", path.display()),
+        };
+        Failure::Input(self.incomparable(&why, "restore the input"))
+    }
+
+    /// Returns the error for an input that cannot be read. A new run would fail as well.
+    fn unreadable(&self, why: &str) -> Failure {
+        Failure::System(self.incomparable(why, "correct this"))
+    }
+
+    /// Returns the message for an input that cannot be compared with the complete output.
+    fn incomparable(&self, why: &str, remedy: &str) -> String {
+        let (id, input) = (self.id, &self.input.url);
+        let output = self.output.url().trim_end_matches('/');
+        format!(
+            "job {id} has completed, and its output in {output} is complete, but its input {input} \
+             cannot be compared: {why}; {remedy} and repeat the command, or use the output as it is"
+        )
     }
 
     /// Returns the directory of a local input, and its files in the order of a manifest.
@@ -168,26 +211,31 @@ mod tests {
     const ROWS: &str = "x\n1\n";
     const UID: &str = "0b3f9c1e77aa";
 
-    /// Completes a job whose output is below its input directory, applies `change` to the working
-    /// directory, and checks the job.
-    async fn rerun(change: impl FnOnce(&Path)) -> Result<(), Failure> {
+    /// Completes a job with two input files whose output is below its input directory, applies
+    /// `change` to the working directory, and checks the job.
+    async fn rerun(url: &str, change: impl FnOnce(&Path)) -> Result<(), Failure> {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path();
         let out = folder.join("in/out");
         fs::create_dir_all(&out).unwrap();
-        fs::write(folder.join("in/a.csv"), ROWS).unwrap();
+        let names = ["a.csv", "b.csv"];
+        for name in names {
+            fs::write(folder.join("in").join(name), ROWS).unwrap();
+        }
+        let sha256 = sha256_hex(ROWS.as_bytes());
+        let file =
+            |name: &str| json!({"name": name, "bytes": ROWS.len(), "rows": 1, "sha256": sha256});
         fs::write(out.join("part-0.jsonl"), "{}\n").unwrap();
         let manifest = json!({
             "format": 1, "job": "ja", "jobId": UID, "outputFormat": "jsonLines", "rows": 1,
-            "inputRows": 1, "rejected": 0,
+            "inputRows": 2, "rejected": 1,
             "parts": [{"name": "part-0.jsonl", "bytes": 3, "sha256": "", "rows": 1, "file": 0,
                 "firstRow": 0, "inputRows": 1}],
-            "input": [{"name": "a.csv", "bytes": ROWS.len(), "rows": 1,
-                "sha256": sha256_hex(ROWS.as_bytes())}],
+            "input": names.map(file),
         });
         fs::write(out.join(MANIFEST), manifest.to_string()).unwrap();
         change(folder);
-        let input = InferenceInput { url: "in".to_owned(), endpoint: None, format: None };
+        let input = InferenceInput { url: url.to_owned(), endpoint: None, format: None };
         let output = Storage::open(&out.display().to_string(), None).unwrap();
         let id = "ja-0b3f9c1e";
         let job = CompletedJob { id, uid: UID, folder, input: &input, output: &output };
@@ -195,7 +243,7 @@ mod tests {
     }
 
     async fn check(change: impl FnOnce(&Path), expected: Result<(), &str>) {
-        match (rerun(change).await, expected) {
+        match (rerun("in", change).await, expected) {
             (Ok(()), Ok(())) => {}
             (Err(Failure::Input(error)), Err(expected)) => {
                 assert!(error.contains(expected), "{error}");
@@ -216,9 +264,43 @@ mod tests {
         let longer = "expected a.csv with 4 bytes, found a.csv with 6 bytes";
         check(write("in/a.csv", "x\n1\n2\n"), Err(longer)).await;
         check(write("in/a.csv", "x\n2\n"), Err("changed: a.csv has other contents")).await;
-        check(write("in/b.csv", "x\n"), Err("expected nothing, found b.csv with 2 bytes")).await;
-        let delete = |folder: &Path| fs::remove_file(folder.join("in/a.csv")).unwrap();
-        check(delete, Err("expected a.csv with 4 bytes, found nothing")).await;
+        check(write("in/c.csv", "x\n"), Err("expected nothing, found c.csv with 2 bytes")).await;
+    }
+
+    #[tokio::test]
+    async fn missing_input_file_is_named_with_both_remedies() {
+        let delete = |folder: &Path| fs::remove_file(folder.join("in/b.csv")).unwrap();
+        let error = rerun("in", delete).await.unwrap_err();
+        assert_eq!(error.code(), 2);
+        let error = error.to_string();
+        assert!(error.contains("/in/b.csv not found (missing files: 1 of 2); rest"), "{error}");
+        assert!(error.ends_with("or use --fresh to run the job on the present input"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn input_that_cannot_be_compared_keeps_the_output() {
+        let check = |result: Result<(), Failure>, code: u8, expected: &str| {
+            let error = result.unwrap_err();
+            assert_eq!(error.code(), code, "{error}");
+            let error = error.to_string();
+            assert!(error.contains("/in/out is complete, but its input "), "{error}");
+            assert!(error.contains(expected), "{error}");
+            assert!(!error.contains("--fresh"), "{error}");
+        };
+        let delete = |folder: &Path| {
+            for name in ["in/a.csv", "in/b.csv"] {
+                fs::remove_file(folder.join(name)).unwrap();
+            }
+        };
+        check(rerun("in", delete).await, 2, "no files found in /");
+        check(rerun("in/*.csv", delete).await, 2, "no files found in /");
+        check(rerun("in/a.csv", delete).await, 2, "/in/a.csv not found; restore the input");
+        check(rerun("gone/*.csv", |_| {}).await, 2, "/gone not found; restore the input");
+        // A link to itself cannot be read, not even by root.
+        let add_loop = |folder: &Path| {
+            std::os::unix::fs::symlink("c.csv", folder.join("in/c.csv")).unwrap();
+        };
+        check(rerun("in", add_loop).await, 1, "/in/c.csv: ");
     }
 
     #[tokio::test]
@@ -251,7 +333,7 @@ mod tests {
     #[tokio::test]
     async fn damaged_manifest_is_named_with_its_remedy() {
         let damage = write("in/out/manifest.json", "{\"format\": 1");
-        let error = rerun(damage).await.unwrap_err();
+        let error = rerun("in", damage).await.unwrap_err();
         assert_eq!(error.code(), 2);
         let error = error.to_string();
         assert!(error.contains("/in/out/manifest.json is damaged: EOF while parsing"), "{error}");

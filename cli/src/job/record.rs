@@ -205,21 +205,27 @@ impl Record {
     }
 }
 
-/// Records the desired state of a job in the place of a runner. No process of the job is alive if
-/// the state ends it.
+/// Records the desired state of a job in the place of a runner, whose lock the caller holds. No
+/// process of the job is alive if the state ends it. Returns the phase of a job that has already
+/// ended, which stays as it is.
 pub(super) fn follow_without_runner(
     folder: &RecordDir,
-    mut job: InferenceJob,
     state: DesiredState,
-) -> Result<(), Failure> {
-    job.spec.state = state;
+) -> Result<Option<Phase>, Failure> {
+    // Read after the lock: a runner may have recorded the end since the command read the job.
+    let job: InferenceJob = files::read_json(&folder.path().join("job.json"))?;
     let mut record = Record { folder: folder.clone(), job };
+    let phase = record.phase();
+    if phase.is_terminal() {
+        return Ok(Some(phase));
+    }
+    record.job.spec.state = state;
     if is_final(state) {
         let status = record.status();
         status.workers.iter_mut().for_each(|worker| worker.attempt = None);
         inference::apply_desired_state(status, state, 0);
     }
-    record.save()
+    record.save().map(|()| None)
 }
 
 fn own_path(job: &InferenceJob) -> String {
@@ -262,5 +268,20 @@ mod tests {
         let job = InferenceJob::new("a", serde_json::from_value(spec).unwrap());
         let folder = RecordDir::new(root.path().to_owned());
         Record { folder, job }.begin(1).unwrap();
+    }
+
+    #[test]
+    fn job_that_has_ended_keeps_its_phase() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("job.json");
+        let spec = json!({"entrypoint": {"command": ["x"]}, "input": {"url": "s3://data/*.csv"}});
+        let mut job = InferenceJob::new("a", serde_json::from_value(spec).unwrap());
+        job.status.get_or_insert_default().phase = Phase::Completed;
+        files::write_json(&path, &job).unwrap();
+        let folder = RecordDir::new(root.path().to_owned());
+        let ended = follow_without_runner(&folder, DesiredState::Cancelled).unwrap();
+        assert_eq!(ended, Some(Phase::Completed));
+        let job: InferenceJob = files::read_json(&path).unwrap();
+        assert_eq!(job.status.unwrap().phase, Phase::Completed);
     }
 }

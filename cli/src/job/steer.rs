@@ -58,7 +58,12 @@ pub(super) fn set_state(
         if is_final(state) {
             files::wait_for_trainers(&files.trainers)?;
         }
-        record::follow_without_runner(&files.record, requested.object.clone(), state)?;
+        if let Some(phase) = record::follow_without_runner(&files.record, state)? {
+            return Err(Failure::Input(format!(
+                "cannot change the state of job `{name}`: it has ended ({phase:?}) meanwhile; use \
+                 `stoker job run FILE --fresh` to start over"
+            )));
+        }
     }
     requested.print(name, root, lock.is_none(), output);
     Ok(())

@@ -299,6 +299,7 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     };
     view.print_message(&start_message(&opened, &run_root));
     let OpenedRecord { mut record, _lock, trainers, .. } = opened;
+    let replace = record.may_replace(&out).await?;
     record.begin(slots)?;
     let mut signals = Signals::listen()?;
     let devices = gpus::detect(&spec.env).await;
@@ -311,6 +312,7 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
         output: out,
         lock,
         record,
+        replace,
         manifest,
         devices,
         slots,

@@ -12,7 +12,9 @@ use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::{InferenceJob, InferenceJobSpec, InferenceStatus};
 use stoker_api::names::experiment_path;
 use stoker_engine::inference;
+use stoker_storage::Storage;
 
+use super::manifest::{ManifestError, read_manifest};
 use crate::failure::Failure;
 use crate::file::LoadedJob;
 use crate::run::record::{self as files, Lock, RecordDir};
@@ -24,6 +26,8 @@ use crate::run_root::{self, RunRoot};
 const ANNOTATION_FOLDER: &str = "stoker.dev/folder";
 /// Annotation that allows a job to replace the output of another job.
 const ANNOTATION_REPLACE: &str = "stoker.dev/replace";
+/// Annotation with the run ID of the job whose output may be replaced; empty if there was none.
+const ANNOTATION_REPLACED_JOB: &str = "stoker.dev/replaced-job";
 
 /// Record that only this process may write.
 #[derive(Debug)]
@@ -174,9 +178,21 @@ impl Record {
         own_path(&self.job)
     }
 
-    /// Returns `true` if the job may replace another job's output.
-    pub(super) fn may_replace(&self) -> bool {
-        self.annotation(ANNOTATION_REPLACE) == Some("true")
+    /// Returns `true` if the job may replace the output in its directory: with `--fresh`, the one
+    /// found at the first start. The next save records which one this is.
+    pub(super) async fn may_replace(&mut self, output: &Storage) -> Result<bool, Failure> {
+        if self.annotation(ANNOTATION_REPLACE) != Some("true") {
+            return Ok(false);
+        }
+        let found = match read_manifest(output, self.uid()).await {
+            Err(ManifestError::OtherJob(id)) => id,
+            Err(ManifestError::Storage(error)) => return Err(error.into()),
+            Ok(_) | Err(ManifestError::Missing | ManifestError::Damaged(_)) => String::new(),
+        };
+        let annotations = self.job.metadata.annotations.get_or_insert_default();
+        let recorded = annotations.entry(ANNOTATION_REPLACED_JOB.to_owned());
+        let replaced = recorded.or_insert_with(|| found.clone());
+        Ok(!found.is_empty() && *replaced == found)
     }
 
     /// Returns the path or URL of the output directory.
@@ -268,6 +284,37 @@ mod tests {
         let job = InferenceJob::new("a", serde_json::from_value(spec).unwrap());
         let folder = RecordDir::new(root.path().to_owned());
         Record { folder, job }.begin(1).unwrap();
+    }
+
+    #[tokio::test]
+    async fn resumed_job_replaces_only_the_earlier_output() {
+        let root = tempfile::tempdir().unwrap();
+        let output = Storage::open(&root.path().display().to_string(), None).unwrap();
+        let leave_output = |uid: &str| {
+            let manifest = json!({
+                "format": 1, "job": "b", "jobId": uid, "outputFormat": "jsonLines", "rows": 0,
+                "inputRows": 0, "rejected": 0, "parts": [], "input": [],
+            });
+            std::fs::write(root.path().join("manifest.json"), manifest.to_string()).unwrap();
+        };
+        let spec = json!({"entrypoint": {"command": ["x"]}, "input": {"url": "s3://data/*.csv"}});
+        let new_record = |fresh: bool| {
+            let spec = serde_json::from_value(spec.clone()).unwrap();
+            let mut job = InferenceJob::new("a", spec);
+            let replace = (ANNOTATION_REPLACE.to_owned(), fresh.to_string());
+            job.metadata.annotations = Some([replace].into());
+            Record { folder: RecordDir::new(root.path().to_owned()), job }
+        };
+        let mut first = new_record(true);
+        assert!(!first.may_replace(&output).await.unwrap(), "there is no output");
+        leave_output("0b3f9c1e");
+        assert!(!first.may_replace(&output).await.unwrap(), "the output is later");
+        assert!(!new_record(false).may_replace(&output).await.unwrap(), "without --fresh");
+        let mut second = new_record(true);
+        assert!(second.may_replace(&output).await.unwrap());
+        assert!(second.may_replace(&output).await.unwrap(), "resumed");
+        leave_output("77aa0b3f");
+        assert!(!second.may_replace(&output).await.unwrap(), "another job has finished since");
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub(super) struct RunnerConfig<'a> {
     /// File that is locked while any process of the job is alive.
     pub(super) lock: PathBuf,
     pub(super) record: Record,
+    /// Whether the job may replace the output of another job.
+    pub(super) replace: bool,
     /// Manifest of the output, if the job has completed.
     pub(super) manifest: Option<OutputManifest>,
     /// GPUs assigned to the slots.
@@ -208,7 +210,7 @@ impl<'a> Runner<'a> {
 
     fn config(&mut self, start: ProcessStart) -> TrialConfig {
         let spec = self.spec();
-        let RunnerConfig { loaded, folder, run_root, record, .. } = &mut self.job;
+        let RunnerConfig { loaded, folder, run_root, record, replace, .. } = &mut self.job;
         let slots = record.status().workers.len() as u32;
         let job = JobContext {
             name: &loaded.name,
@@ -219,7 +221,7 @@ impl<'a> Runner<'a> {
             endpoint: spec.storage.endpoint.clone(),
             path: record.own_path(),
             output_url: record.output_url(run_root, spec, folder),
-            replace: record.may_replace(),
+            replace: *replace,
             report_endpoint: ReportEndpoint {
                 url: String::new(),
                 token_file: String::new(),

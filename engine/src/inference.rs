@@ -27,7 +27,7 @@ use crate::trial::{BackOffLimits, times};
 /// Consecutive failures of a slot, of any class, at which an infrastructure failure fails the job.
 /// A committed shard resets the count.
 pub const CONSECUTIVE_FAILURES_MAX: u32 = 10;
-/// Latest ends that are kept.
+/// Latest ends that are kept, and latest failures.
 const ENDS_MAX: usize = 16;
 /// Maximum length of an end's message, in characters. A status must stay small.
 const MESSAGE_CHARS_MAX: usize = 1000;
@@ -139,7 +139,7 @@ pub fn update_totals(status: &mut InferenceStatus, is_started: impl Fn(&WorkerSt
     status.progress_percent = percent(status);
 }
 
-/// Adds an end other than `Completed` to the latest ends.
+/// Adds an end other than `Completed` to the kept ends.
 fn keep_end(status: &mut InferenceStatus, end: &ProcessEnd) {
     if end.end == AttemptEnd::Completed {
         return;
@@ -155,8 +155,32 @@ fn keep_end(status: &mut InferenceStatus, end: &ProcessEnd) {
         at: end.at,
     };
     status.ends.push(kept);
-    let extra = status.ends.len().saturating_sub(ENDS_MAX);
-    status.ends.drain(..extra);
+    drop_old_ends(&mut status.ends);
+}
+
+/// Keeps the latest ends, because the last end of a slot decides whether other pods may start, and
+/// the latest failures, which many pauses would otherwise displace.
+fn drop_old_ends(ends: &mut Vec<WorkerEnd>) {
+    let mut num_later = ends.len();
+    let mut num_later_failures = ends.iter().filter(|end| is_failure(end.end)).count();
+    ends.retain(|end| {
+        let is_failure = is_failure(end.end);
+        num_later -= 1;
+        num_later_failures -= usize::from(is_failure);
+        num_later < ENDS_MAX || (is_failure && num_later_failures < ENDS_MAX)
+    });
+}
+
+fn is_failure(end: AttemptEnd) -> bool {
+    match end {
+        AttemptEnd::InvalidHyperparameters | AttemptEnd::UserError | AttemptEnd::Infrastructure => {
+            true
+        }
+        AttemptEnd::Completed
+        | AttemptEnd::Preempted
+        | AttemptEnd::RunnerLost
+        | AttemptEnd::NotStarted => false,
+    }
 }
 
 /// Records how a process ended. Keeps reason and message of an end other than `Completed`. Does
@@ -403,9 +427,27 @@ mod tests {
         let ends: Vec<_> =
             status.ends.iter().map(|end| (end.attempt, end.role, end.reason.as_str())).collect();
         assert_eq!(ends, [(1, Role::Work, "Why"), (2, Role::Work, "Why")]);
-        let (_, status) = check(&[UserError; 20], 20);
-        let attempts: Vec<u32> = status.ends.iter().map(|end| end.attempt).collect();
-        assert_eq!(attempts, (4..20).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn pauses_do_not_displace_failures() {
+        use AttemptEnd::{Infrastructure, NotStarted, Preempted, RunnerLost, UserError};
+        let kept = |script: &[(AttemptEnd, usize)]| -> Vec<u32> {
+            let script: Vec<AttemptEnd> =
+                script.iter().flat_map(|(end, times)| vec![*end; *times]).collect();
+            let (_, status) = check(&script, 40);
+            status.ends.iter().map(|end| end.attempt).collect()
+        };
+        let range = |attempts: std::ops::Range<u32>| attempts.collect::<Vec<_>>();
+        for other in [Preempted, RunnerLost, NotStarted] {
+            assert_eq!(kept(&[(other, 20)]), range(4..20), "{other:?}");
+            assert_eq!(kept(&[(UserError, 20), (other, 2)]), range(4..22), "{other:?}");
+            let failures_first = [(UserError, 20), (other, 20)];
+            assert_eq!(kept(&failures_first), [range(4..20), range(24..40)].concat(), "{other:?}");
+            let failure_between = [(other, 3), (Infrastructure, 1), (other, 20)];
+            assert_eq!(kept(&failure_between), [vec![3], range(8..24)].concat(), "{other:?}");
+        }
+        assert_eq!(kept(&[(Preempted, 20), (UserError, 20)]), range(24..40));
     }
 
     #[test]

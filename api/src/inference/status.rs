@@ -52,7 +52,8 @@ pub struct InferenceStatus {
     /// URL of the output directory. Set by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
-    /// The latest processes that did not complete, oldest first; at most 16. Set by the operator.
+    /// The latest 16 processes that did not complete and the latest 16 failures, oldest first. Set
+    /// by the operator.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ends: Vec<WorkerEnd>,
     /// Generation of the spec that this status describes.

@@ -51,7 +51,7 @@ pub(crate) fn page(site: &Site, job: &Job, output: &Output) -> JobPage {
         notice: notice(job),
         facts: facts(job),
         stages: stages(job),
-        workers: workers(&status.workers),
+        workers: workers(job),
         ends: status.ends.iter().rev().map(end).collect(),
         conditions: status.conditions.iter().map(condition).collect(),
         output: job.output_url.clone(),
@@ -95,8 +95,8 @@ fn facts(job: &Job) -> Vec<Fact> {
         note,
         ..Fact::default()
     };
-    let running = status.workers.iter().filter(|worker| worker.attempt.is_some()).count();
-    let running = (status.running as usize).max(running);
+    // A killed runner leaves its last count, but its processes end with it.
+    let running = if job.is_running { status.running } else { 0 };
     let resource = spec.resources.slot_resource.as_deref().unwrap_or("CPU processes");
     let failed = num_failed(job);
     let per_worker = format!("at most {} per worker", spec.max_restarts);
@@ -182,12 +182,14 @@ fn rows_of(rows: u64) -> String {
     text::num(usize::try_from(rows).unwrap_or(usize::MAX), "row")
 }
 
-fn workers(workers: &[WorkerStatus]) -> Vec<WorkerRow> {
+fn workers(job: &Job) -> Vec<WorkerRow> {
     let row = |(slot, worker): (usize, &WorkerStatus)| WorkerRow {
         slot,
         badge: match (worker.attempt, worker.is_done) {
             (_, true) => COMPLETED,
-            (Some(_), false) => RUNNING,
+            (Some(_), false) if job.is_running => RUNNING,
+            // The runner is gone, and its processes with it.
+            (Some(_), false) => QUEUED,
             (None, false) => PENDING,
         },
         attempt: worker.attempt.map_or_else(|| text::NONE.to_owned(), |number| number.to_string()),
@@ -197,7 +199,7 @@ fn workers(workers: &[WorkerStatus]) -> Vec<WorkerRow> {
         },
         restarts: text::count(worker.restarts.into()),
     };
-    workers.iter().enumerate().map(row).collect()
+    job.status().workers.iter().enumerate().map(row).collect()
 }
 
 fn end(end: &WorkerEnd) -> EndRow {
@@ -296,6 +298,24 @@ mod tests {
         check(failed, true, ["Completed", "Completed", "Failed"]);
         let completed = json!({"phase": "Completed", "stage": "finish"});
         check(completed, true, ["Completed", "Completed", "Completed"]);
+    }
+
+    #[test]
+    fn dead_runner_has_no_running_processes() {
+        let status = json!({
+            "phase": "Running", "stage": "work", "running": 1,
+            "workers": [{"attempt": 1}, {"isDone": true}, {}],
+        });
+        let check = |is_running: bool, slots: &str, expected: [&str; 3]| {
+            let job = fixture::job(status.clone(), is_running);
+            let words: Vec<&str> = workers(&job).iter().map(|row| row.badge.word).collect();
+            assert_eq!(words, expected);
+            let facts = facts(&job);
+            let fact = facts.iter().find(|fact| fact.label == "Slots").unwrap();
+            assert!(fact.value.starts_with(slots), "{}", fact.value);
+        };
+        check(true, "1 of ", ["Running", "Completed", "Pending"]);
+        check(false, "0 of ", ["Queued", "Completed", "Pending"]);
     }
 
     #[test]

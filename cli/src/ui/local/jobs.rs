@@ -86,7 +86,12 @@ impl Known {
         self.output = output.as_ref().ok().cloned();
         let created = std::fs::metadata(path.join("attempts")).and_then(|folder| folder.created());
         let created = created.ok().map(timestamp);
-        Ok(Some(Job::new(job.clone(), is_running, created, url, output)))
+        let mut job = job.clone();
+        if !is_running && let Some(status) = &mut job.status {
+            // As in `stoker job describe`: a killed runner leaves its last count.
+            status.running = 0;
+        }
+        Ok(Some(Job::new(job, is_running, created, url, output)))
     }
 }
 
@@ -133,7 +138,9 @@ mod tests {
                 "entrypoint": {"command": ["true"]}, "input": {"url": "rows.csv"},
                 "output": {"url": "out"},
             },
-            "status": {"phase": "Running", "stage": "work", "rows": rows, "rowsTotal": 80},
+            "status": {
+                "phase": "Running", "stage": "work", "rows": rows, "rowsTotal": 80, "running": 2,
+            },
         }))
         .unwrap()
     }
@@ -147,7 +154,8 @@ mod tests {
         write_json(&path.join("job.json"), &job(20)).unwrap();
         let mut known = Known::default();
         let read = known.refresh(&root, &path).unwrap().unwrap();
-        assert_eq!(read.job.status.unwrap().rows, 20);
+        let status = read.job.status.unwrap();
+        assert_eq!((status.rows, status.running), (20, 0));
         assert!(read.output.unwrap_err().contains("does not exist yet"));
         assert!(known.refresh(&root, &path).unwrap().is_none());
         write_json(&path.join("job.json"), &job(40)).unwrap();

@@ -88,10 +88,10 @@ impl RecordedRun {
         Ok(Some(run))
     }
 
-    /// Opens the local run with this name and UID, without reading the others.
+    /// Opens the local run with this name and UID. Reads no other runs and no trials.
     pub(crate) fn open_local(root: Option<&str>, name: &str, uid: &str) -> Result<Self, Failure> {
         let run_root = RunRoot::resolve(root, None)?;
-        read(&run_root, &run_root.record_dir(name, uid), true)?.ok_or_else(|| {
+        read(&run_root, &run_root.record_dir(name, uid), false)?.ok_or_else(|| {
             let id = run_root::run_id(name, uid);
             Failure::Input(format!("no local run {id} in {}; load the page again", run_root.root))
         })

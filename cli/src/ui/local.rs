@@ -38,6 +38,8 @@ struct Known {
     trials_changed: Option<Stamp>,
     experiment: Option<Experiment>,
     trials: BTreeMap<PathBuf, (Option<Stamp>, Arc<TrialRecord>)>,
+    /// Why a trial cannot be read, if its record is damaged.
+    damaged: Option<String>,
     is_running: bool,
     standing: Standing,
     storage: Option<Result<Arc<Storage>, String>>,
@@ -76,10 +78,15 @@ fn refresh(
         if !path.join("experiment.json").exists() {
             continue;
         }
-        match known.entry(path.clone()).or_default().refresh(root, &path) {
+        let record = known.entry(path.clone()).or_default();
+        match record.refresh(root, &path) {
             Ok(run) => {
                 if let Some(run) = run {
                     store.replace(run);
+                }
+                if let Some(why) = &record.damaged {
+                    let why = format!("{why}; restore the file, or delete the run");
+                    unreadable.insert((String::new(), id), why);
                 }
             }
             Err(error) => drop(unreadable.insert((String::new(), id), error.to_string())),
@@ -111,7 +118,8 @@ impl Known {
             .is_none_or(|elapsed| elapsed < SETTLED);
         if trials_changed != self.trials_changed || is_recent {
             is_changed |= self.read_trials(&folder)?;
-            self.trials_changed = trials_changed;
+            // A file may be restored in place, which does not change the directory.
+            self.trials_changed = trials_changed.filter(|_| self.damaged.is_none());
         }
         let Some(experiment) = &self.experiment else { return Ok(None) };
         let metadata = &experiment.metadata;
@@ -146,10 +154,12 @@ impl Known {
         current.is_some_and(|uid| uid == of(&metadata.uid))
     }
 
-    /// Reads trials whose files have changed. Returns whether any has.
+    /// Reads trials whose files have changed. Returns whether any has. A damaged record hides
+    /// neither the run nor its other trials.
     fn read_trials(&mut self, folder: &Path) -> Result<bool, Failure> {
         let mut there = BTreeSet::new();
         let mut is_changed = false;
+        self.damaged = None;
         let entries = match std::fs::read_dir(folder) {
             Ok(entries) => Some(entries),
             // A deletion was interrupted after it deleted the trials.
@@ -163,11 +173,15 @@ impl Known {
             }
             let stamp = changed(&path);
             if self.trials.get(&path).is_none_or(|(read, _)| *read != stamp) {
-                let trial: Trial = read_json(&path)?;
-                let status = trial.status.unwrap_or_default();
-                let record = Arc::new(TrialRecord { spec: trial.spec, status });
-                self.trials.insert(path.clone(), (stamp, record));
-                is_changed = true;
+                match read_json::<Trial>(&path) {
+                    Ok(trial) => {
+                        let status = trial.status.unwrap_or_default();
+                        let record = Arc::new(TrialRecord { spec: trial.spec, status });
+                        self.trials.insert(path.clone(), (stamp, record));
+                        is_changed = true;
+                    }
+                    Err(error) => self.damaged = Some(error.to_string()),
+                }
             }
             there.insert(path);
         }
@@ -229,9 +243,13 @@ mod tests {
         record.save_trial(&trial).unwrap();
         assert_eq!(refresh().unwrap().trials[&0].status.batches, 2);
         assert!(refresh().is_none());
+        // A damaged record does not hide the run.
         std::fs::write(record.path().join("trials/0.json"), "{").unwrap();
-        std::fs::write(record.path().join("trials/x.json"), "{").unwrap();
-        let error = known.refresh(&root, record.path()).unwrap_err().to_string();
-        assert!(error.contains("trials/"), "{error}");
+        let mut known = Known::default();
+        assert_eq!(known.refresh(&root, record.path()).unwrap().unwrap().trials.len(), 0);
+        assert!(known.damaged.as_ref().is_some_and(|why| why.contains("trials/0.json")));
+        record.save_trial(&trial).unwrap();
+        assert_eq!(known.refresh(&root, record.path()).unwrap().unwrap().trials.len(), 1);
+        assert_eq!(known.damaged, None);
     }
 }

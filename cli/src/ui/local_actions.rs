@@ -69,3 +69,33 @@ impl ActionBackend for LocalRuns {
         async { None }.boxed()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::run_root::RunRoot;
+
+    #[tokio::test]
+    async fn run_with_a_damaged_trial_is_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().to_str();
+        let record = RunRoot::resolve(root, None).unwrap().record_dir("a", "0123456789");
+        std::fs::create_dir_all(record.join("trials")).unwrap();
+        let experiment = json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+            "metadata": {"name": "a", "namespace": "default", "uid": "0123456789"},
+            "spec": {
+                "entrypoint": {"command": ["true"]},
+                "searcher": {"metric": "loss", "maxLength": {"batches": 4}, "single": {}},
+            },
+        });
+        std::fs::write(record.join("experiment.json"), experiment.to_string()).unwrap();
+        std::fs::write(record.join("trials/0.json"), "{").unwrap();
+        let runs = LocalRuns { root: root.map(str::to_owned) };
+        let [namespace, name, uid] = ["default", "a", "0123456789"].map(str::to_owned);
+        runs.act(&Target { namespace, name, uid }, Action::Delete).await.unwrap();
+        assert!(!record.exists());
+    }
+}

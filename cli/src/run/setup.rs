@@ -20,7 +20,7 @@ use super::display::View;
 use super::record::{self, Lock, RecordDir};
 use super::request::is_final;
 use super::{cores, process};
-use crate::cluster::text::now;
+use crate::cluster::text::{created, now};
 use crate::failure::Failure;
 use crate::file::{Loaded, Metadata};
 use crate::run_root::RunRoot;
@@ -93,10 +93,17 @@ pub(crate) fn open(
         }
     }
     let prior = prior_trials(run_root, loaded)?;
+    // With --fresh, the earlier record may be damaged.
+    let earlier = current_uid(&pointer).ok().flatten();
+    let earlier = earlier.map(|uid| RecordDir::new(run_root.record_dir(&loaded.name, &uid)));
+    let earlier = earlier.and_then(|folder| folder.experiment().ok().flatten());
     let uid = record::random_hex(16)?;
     let folder = RecordDir::new(run_root.record_dir(&loaded.name, &uid));
     folder.create()?;
-    let experiment = new_experiment(run_root, loaded, &uid);
+    let mut experiment = new_experiment(run_root, loaded, &uid);
+    if let Some(earlier) = &earlier {
+        set_later_creation(&mut experiment.metadata, &earlier.metadata);
+    }
     folder.save_experiment(&experiment)?;
     record::write(&pointer, format!("{uid}\n").as_bytes())?;
     let trials = BTreeMap::new();
@@ -209,6 +216,16 @@ pub(crate) fn set_metadata(
     metadata.labels = Some(file.labels.clone()).filter(|labels| !labels.is_empty());
     metadata.annotations = Some(file.annotations.clone().into_iter().chain(annotations).collect());
     metadata.creation_timestamp = jiff::Timestamp::from_second(now().0).ok().map(Time);
+}
+
+/// Makes the creation time at least a second later than the time of an earlier run. Of several runs
+/// with a name, the latest is selected by this time, which has no fractions of a second.
+fn set_later_creation(metadata: &mut ObjectMeta, earlier: &ObjectMeta) {
+    let Some(earlier) = created(earlier) else { return };
+    if created(metadata) <= Some(earlier) {
+        let later = jiff::Timestamp::from_second(earlier.plus(1).0);
+        metadata.creation_timestamp = later.ok().map(Time);
+    }
 }
 
 /// Fails if the spec of `what` differs from the recorded one.
@@ -375,6 +392,22 @@ mod tests {
         check(json!({"a": {"b": 1}}), json!({"a": {"b": 2}}), &["spec.a.b: was 1, now 2"]);
         check(json!({"a": 1}), json!({}), &["spec.a: was 1, now unset"]);
         check(json!({}), json!({"a": [1]}), &["spec.a: was unset, now [1]"]);
+    }
+
+    #[test]
+    fn later_runs_have_later_creation_times() {
+        let metadata = |second: Option<i64>| ObjectMeta {
+            creation_timestamp: second
+                .map(|second| Time(jiff::Timestamp::from_second(second).unwrap())),
+            ..ObjectMeta::default()
+        };
+        for (earlier, own, expected) in
+            [(Some(5), 5, 6), (Some(9), 5, 10), (Some(4), 5, 5), (None, 5, 5)]
+        {
+            let mut own = metadata(Some(own));
+            set_later_creation(&mut own, &metadata(earlier));
+            assert_eq!(own, metadata(Some(expected)), "{earlier:?}");
+        }
     }
 
     #[test]

@@ -208,18 +208,19 @@ impl Summary {
     }
 
     /// Returns the status of an experiment, without conditions. With `is_cancelled`, the user wants
-    /// it to end.
+    /// it to end. `name` is the experiment's name in commands, such as `mnist -n ml`.
     pub fn status<'a>(
         &self,
         ledger: &Ledger,
         is_cancelled: bool,
+        name: &str,
         trial: impl Fn(u32) -> Option<&'a TrialRecord>,
     ) -> ExperimentStatus {
         let best = self.best(&trial);
         let num_created = ledger.book().next_index() - ledger.num_uncreated();
         let phase = self.phase(ledger, is_cancelled);
         let message = match phase {
-            Phase::Failed if ledger.has_given_up() => Some(self.failures(trial)),
+            Phase::Failed if ledger.has_given_up() => Some(self.failures(name, trial)),
             _ => self.message(phase, ledger, best.is_some()),
         };
         ExperimentStatus {
@@ -277,7 +278,7 @@ impl Summary {
     }
 
     /// Returns why a search ended whose trials failed.
-    fn failures<'a>(&self, trial: impl Fn(u32) -> Option<&'a TrialRecord>) -> String {
+    fn failures<'a>(&self, name: &str, trial: impl Fn(u32) -> Option<&'a TrialRecord>) -> String {
         let failed = self.shares.iter().filter(|(_, of)| of.closed == Some(CloseCause::Failed));
         let first = failed.clone().next().and_then(|(index, _)| {
             let message = trial(*index)?.status.message.as_deref()?;
@@ -285,7 +286,8 @@ impl Summary {
         });
         format!(
             "the search ended because {} trials failed and none has a result{}; fix the cause, \
-             then continue them (`stoker experiment continue --failed`) or create a new experiment",
+             then continue them (`stoker experiment continue {name} --failed`) or create a new \
+             experiment",
             failed.count(),
             first.unwrap_or_default(),
         )

@@ -61,7 +61,7 @@ fn status(
 ) -> ExperimentStatus {
     let ledger = ledger(config, trials, created);
     let summary = Summary::new(config, trials);
-    summary.status(&ledger, is_cancelled, |index| {
+    summary.status(&ledger, is_cancelled, "mnist", |index| {
         trials.iter().find(|trial| trial.spec.index == index)
     })
 }
@@ -116,7 +116,7 @@ fn only_latest_ends_determine_the_phase() {
         let mut summary = Summary::new(&config, &records(&[&first]));
         trials.iter().for_each(|trial| summary.update(&config, trial));
         let ledger = ledger(&config, &trials, 4);
-        let status = summary.status(&ledger, is_cancelled, |_| None);
+        let status = summary.status(&ledger, is_cancelled, "mnist", |_| None);
         assert_eq!(status.phase, expected, "{before:?} {after:?}");
     };
     check(Completed, Failed, false, Phase::Failed);
@@ -312,7 +312,7 @@ fn pareto_front_follows_results_and_deletions() {
             Ok(record) => summary.update(&config, &record),
             Err(deleted) => summary.remove(deleted),
         }
-        let status = summary.status(&ledger, false, |_| None);
+        let status = summary.status(&ledger, false, "mnist", |_| None);
         let front: Vec<_> =
             status.pareto.iter().map(|trial| (trial.index, &trial.values[..])).collect();
         let expected: Vec<_> = expected.iter().map(|(index, values)| (*index, *values)).collect();
@@ -351,7 +351,7 @@ fn large_pareto_front_is_thinned_out() {
             at: None,
         }));
         summary.update(&config, &record);
-        let front = summary.status(&ledger, false, |_| None).pareto;
+        let front = summary.status(&ledger, false, "mnist", |_| None).pareto;
         front.into_iter().map(|trial| trial.index).collect::<Vec<_>>()
     };
     let fronts: Vec<_> = (0..127).map(&mut add).collect();

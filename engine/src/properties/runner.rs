@@ -190,7 +190,9 @@ impl Runner {
     pub(super) fn phase(&self) -> Phase {
         let records = self.records();
         let summary = Summary::new(&self.config, &records);
-        summary.status(&self.ledger(), self.state == DesiredState::Cancelled, |_| None).phase
+        summary
+            .status(&self.ledger(), self.state == DesiredState::Cancelled, "mnist", |_| None)
+            .phase
     }
 
     fn write(&mut self, record: &TrialRecord) {

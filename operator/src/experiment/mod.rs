@@ -115,7 +115,7 @@ async fn run(
     };
     let Decided { ledger, wake, creation, refusal } = decided;
     events::emit_decisions(context, &writer, &writer.decisions).await;
-    let mut planned = status_of(&writer.records(), &ledger, state);
+    let mut planned = status_of(key, &writer.records(), &ledger, state);
     let creation = creation.map(|error| (error, malformed_trial(planned.trials_created)));
     let (mut refusals, mut errors) = split_refusals(writer.errors, creation);
     refusals.extend(refusal);
@@ -158,11 +158,17 @@ async fn wait_for_trial(
 }
 
 /// Returns the status of an experiment, without conditions.
-fn status_of(records: &[&TrialRecord], ledger: &Ledger, state: DesiredState) -> ExperimentStatus {
+fn status_of(
+    key: &Key,
+    records: &[&TrialRecord],
+    ledger: &Ledger,
+    state: DesiredState,
+) -> ExperimentStatus {
     let is_over = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
     let summary = Summary::new(ledger.config(), records.iter().copied());
     let record_of = |index| records.iter().copied().find(|record| record.spec.index == index);
-    let mut status = summary.status(ledger, is_over, record_of);
+    let name = format!("{} -n {}", key.name, key.namespace);
+    let mut status = summary.status(ledger, is_over, &name, record_of);
     set_phase(&mut status, records, state);
     status
 }

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
 use stoker_engine::experiment::{set_phase, set_refusal};
 use stoker_engine::trial::TrialRecord;
+use stoker_ui::quoted;
 
 use super::State;
 use crate::cluster::text::now;
 use crate::failure::Failure;
 use crate::run::request::is_final;
+use crate::run::setup::ANNOTATION_ROOT;
 
 /// Minimum interval between two writes of a status that differs only in counts and results.
 ///
@@ -65,7 +67,8 @@ impl State {
         let is_cancelled = is_final(self.desired_state());
         let is_paused = self.is_paused() && !is_cancelled;
         let record_of = |index| self.trials.get(&index);
-        let status = self.summary.status(&self.ledger, is_cancelled, record_of);
+        let name = name_in_commands(&self.experiment);
+        let status = self.summary.status(&self.ledger, is_cancelled, &name, record_of);
         let before = self.experiment.status.get_or_insert_default();
         let mut status = ExperimentStatus { conditions: before.conditions.clone(), ..status };
         if is_paused {
@@ -130,7 +133,40 @@ impl State {
     }
 }
 
+/// Returns the name of a local run with the argument by which commands find it anywhere.
+fn name_in_commands(experiment: &Experiment) -> String {
+    let metadata = &experiment.metadata;
+    let name = metadata.name.clone().unwrap_or_default();
+    match metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_ROOT)) {
+        Some(root) => format!("{name} --root {}", quoted(root)),
+        None => name,
+    }
+}
+
 /// Returns whether an experiment may enter and leave this phase with each trial.
 fn is_fleeting(phase: Phase) -> bool {
     matches!(phase, Phase::Pending | Phase::Running)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn commands_on_local_runs_name_the_root() {
+        let mut experiment: Experiment = serde_json::from_value(json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment", "metadata": {"name": "a"},
+            "spec": {
+                "entrypoint": {"command": ["true"]},
+                "searcher": {"metric": "loss", "maxLength": {"batches": 4}, "single": {}},
+            },
+        }))
+        .unwrap();
+        assert_eq!(name_in_commands(&experiment), "a");
+        let root = (ANNOTATION_ROOT.to_owned(), "/data/my runs".to_owned());
+        experiment.metadata.annotations = Some([root].into());
+        assert_eq!(name_in_commands(&experiment), "a --root '/data/my runs'");
+    }
 }

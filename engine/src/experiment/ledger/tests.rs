@@ -306,10 +306,11 @@ fn failed_search_names_its_first_failure_and_continues() {
     }
     assert!(case.ledger.book().is_finished());
     let summary = Summary::new(&case.config, case.trials.values());
-    let status = summary.status(&case.ledger, false, |trial| case.trials.get(&trial));
+    let status =
+        summary.status(&case.ledger, false, "mnist -n ml", |trial| case.trials.get(&trial));
     let expected = "the search ended because 10 trials failed and none has a result: trial 0: exit \
-                    code 0; fix the cause, then continue them (`stoker experiment continue \
-                    --failed`) or create a new experiment";
+                    code 0; fix the cause, then continue them (`stoker experiment continue mnist \
+                    -n ml --failed`) or create a new experiment";
     assert_eq!((status.phase, status.message.as_deref()), (Phase::Failed, Some(expected)));
     case.request(ReopenedTrials::Failed);
     for trial in 0..10 {

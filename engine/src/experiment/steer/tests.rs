@@ -218,7 +218,7 @@ fn check_phase(trials: &str, expected: &str) {
     let records: Vec<_> = (0..).zip(trials.split_whitespace()).map(record).collect();
     let ledger = ledger(&records, 4);
     let summary = crate::experiment::Summary::new(ledger.config(), &records);
-    let mut status = summary.status(&ledger, false, |_| None);
+    let mut status = summary.status(&ledger, false, "mnist", |_| None);
     set_phase(&mut status, &records, DesiredState::Active);
     let status = conditions(&ExperimentStatus::default(), status, 1, Timestamp(5));
     let running = condition::find(&status.conditions, "Running").unwrap();

@@ -111,7 +111,7 @@ fn limit_stops_all_trials_and_finishes() {
     assert_eq!(stopped, [0, 1]);
     assert!(ledger.book().is_finished());
     // Nothing is left to train, although the stopped trials have not ended.
-    assert_eq!(summary.status(&ledger, false, |_| None).progress_percent, 100);
+    assert_eq!(summary.status(&ledger, false, "mnist", |_| None).progress_percent, 100);
     assert_eq!(ledger.reach_limit(&summary, Timestamp(500)), []);
     assert_eq!(ledger.seconds_to_limit(&summary, Timestamp(500)), None);
 }
@@ -128,7 +128,7 @@ fn trials_that_were_not_created_stay_so() {
     let summary = Summary::new(&config, []);
     ledger.reach_limit(&summary, Timestamp(1));
     assert_eq!((ledger.missing().len(), ledger.num_uncreated()), (0, 2));
-    let status = summary.status(&ledger, false, |_| None);
+    let status = summary.status(&ledger, false, "mnist", |_| None);
     assert_eq!(status.trials_created, 0);
     let message = "the search reached spec.searcher.limits.seconds, 1, with 1, and no trial has a \
                    result";

@@ -284,7 +284,7 @@ fn trial_that_completes_before_it_continues_has_ended() {
     case.result(1);
     assert!(case.ledger.book().is_finished());
     let summary = Summary::new(&case.config, case.trials.values());
-    let status = summary.status(&case.ledger, false, |trial| case.trials.get(&trial));
+    let status = summary.status(&case.ledger, false, "mnist", |trial| case.trials.get(&trial));
     assert_eq!((status.phase, status.trials_closed), (Phase::Completed, 2));
 }
 

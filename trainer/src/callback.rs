@@ -148,6 +148,10 @@ pub trait Callback: Send {
 
     /// Called before the first batch of epoch `epoch`, counted from 0.
     ///
+    /// With `recordsPerEpoch`, an epoch of callbacks is rounded down to whole batches. Lengths
+    /// round the total of their epochs instead, so a training may have more epochs than its length,
+    /// unless `recordsPerEpoch` is a multiple of the global batch size.
+    ///
     /// # Errors
     ///
     /// An error ends the attempt.
@@ -246,7 +250,7 @@ pub trait Callback: Send {
     }
 
     /// Called after epoch `epoch`, counted from 0, with its means and those of a validation at its
-    /// end.
+    /// end. Epochs are those of [`on_epoch_begin`](Self::on_epoch_begin).
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, Distribution, Tensor, activation};
 
-use super::product::{multiply, multiply_heads};
+use super::product::{Factor, multiply, multiply_heads};
 use super::rows::{softmax, softmax_gradient};
 use super::tape::{
     Gradient, Operand, Plain, booleans, fit_together, has_kernels, plain, record, tensor,
@@ -40,7 +40,7 @@ pub(crate) fn attention(
     }
     let scale = options.scale.unwrap_or_else(|| 1.0 / (d_head as f64).sqrt());
     let [query, key, value] = operands.each_ref().map(Operand::tensor::<4>);
-    let scores = multiply(query.clone(), key.clone().swap_dims(2, 3), scale);
+    let scores = multiply(query.clone(), Factor::transposed(key.clone()), scale);
     let probabilities = probabilities(scores, mask, options.is_causal);
     let factors = (dropout > 0.0).then(|| {
         probabilities.random_like(Distribution::Bernoulli(1.0 - dropout)) / (1.0 - dropout)
@@ -60,10 +60,9 @@ pub(crate) fn attention(
 
 /// Softmax over the visible keys of each query. Queries without visible keys have zeros.
 fn probabilities(scores: Tensor<4>, mask: Option<Tensor<4, Bool>>, is_causal: bool) -> Tensor<4> {
-    let shape @ [batch, heads, len_query, len_key] = scores.dims();
+    let shape @ [_, _, len_query, len_key] = scores.dims();
     if mask.is_none() && has_kernels(&scores) {
-        let rows = scores.reshape([batch * heads * len_query, len_key]);
-        return softmax(rows, is_causal.then_some(len_query)).reshape(shape);
+        return softmax(scores, is_causal.then_some(len_query));
     }
     let future = is_causal.then(|| {
         let offset = len_key as i64 - len_query as i64;
@@ -100,18 +99,17 @@ impl Gradient for AttentionGradient {
         let of = |plain: &Plain| tensor::<4>(plain.clone());
         let output = tensor::<4>(output);
         let (probabilities, factors) = (of(&self.probabilities), self.factors.as_ref().map(of));
-        let transposed = |x: Tensor<4>| x.swap_dims(2, 3);
         let dvalue = is_wanted[2].then(|| {
             let dropped = match &factors {
                 Some(factors) => probabilities.clone() * factors.clone(),
                 None => probabilities.clone(),
             };
-            plain(multiply_heads(transposed(dropped), output.clone(), 1.0))
+            plain(multiply_heads(Factor::transposed(dropped), output.clone(), 1.0))
         });
         if !is_wanted[0] && !is_wanted[1] {
             return vec![None, None, dvalue];
         }
-        let dprobabilities = multiply(output, transposed(of(&self.value)), 1.0);
+        let dprobabilities = multiply(output, Factor::transposed(of(&self.value)), 1.0);
         let dprobabilities = match factors {
             Some(factors) => dprobabilities * factors,
             None => dprobabilities,
@@ -119,17 +117,16 @@ impl Gradient for AttentionGradient {
         let dscores = softmax_gradient_of(probabilities, dprobabilities);
         let dquery =
             is_wanted[0].then(|| plain(multiply_heads(dscores.clone(), of(&self.key), self.scale)));
-        let dkey = is_wanted[1]
-            .then(|| plain(multiply_heads(transposed(dscores), of(&self.query), self.scale)));
+        let dkey = is_wanted[1].then(|| {
+            plain(multiply_heads(Factor::transposed(dscores), of(&self.query), self.scale))
+        });
         vec![dquery, dkey, dvalue]
     }
 }
 
 fn softmax_gradient_of(y: Tensor<4>, dy: Tensor<4>) -> Tensor<4> {
-    let shape @ [batch, heads, queries, keys] = y.dims();
     if has_kernels(&y) {
-        let rows = |x: Tensor<4>| x.reshape([batch * heads * queries, keys]);
-        return softmax_gradient(rows(y), rows(dy)).reshape(shape);
+        return softmax_gradient(y, dy);
     }
     let row_sums = (y.clone() * dy.clone()).sum_dim(3);
     y * (dy - row_sums)

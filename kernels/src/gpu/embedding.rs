@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::{Autodiff, Cube};
 use burn::tensor::{Int, Tensor};
 
-use super::product::multiply;
+use super::product::{Factor, multiply};
 use super::tape::{Gradient, Operand, Plain, plain, record, tensor};
 
 /// Largest matrix of zeros and ones with which the gradient is computed, in elements.
@@ -50,6 +50,6 @@ impl Gradient for EmbeddingGradient {
         let indices: Tensor<2, Int> = self.indices.clone().unsqueeze_dim(1);
         let shape = [num, self.num_rows];
         let ones = indices.expand(shape).equal(rows.expand(shape)).float().cast(output.dtype());
-        vec![Some(plain(multiply(ones.transpose(), output, 1.0)))]
+        vec![Some(plain(multiply(Factor::transposed(ones), output, 1.0)))]
     }
 }

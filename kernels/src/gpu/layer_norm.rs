@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
+use super::product::matrix;
 use super::rows;
 use super::tape::{Gradient, Operand, Plain, fit_together, has_kernels, plain, record, tensor};
 
@@ -30,18 +31,17 @@ pub(crate) fn layer_norm<const D: usize>(
     if !fit_together(&operands) {
         return None;
     }
-    let rows = shape.iter().product::<usize>() / columns;
-    let x_matrix: Tensor<2> = x.tensor::<D>().reshape([rows, columns]);
+    let x_tensor = x.tensor::<D>();
     let (of_gamma, of_beta) = (gamma.tensor::<1>(), beta.as_ref().map(Operand::tensor::<1>));
-    let [output, moments] = match has_kernels(&x_matrix) {
-        true => rows::layer_norm(x_matrix.clone(), of_gamma.clone(), of_beta, epsilon),
-        false => composed(x_matrix.clone(), of_gamma.clone(), of_beta, epsilon),
+    let (output, moments) = match has_kernels(&x_tensor) {
+        true => rows::layer_norm(x_tensor.clone(), of_gamma.clone(), of_beta, epsilon),
+        false => composed(x_tensor.clone(), of_gamma.clone(), of_beta, epsilon),
     };
     let gradient = || -> Arc<dyn Gradient> {
-        let (x, gamma, moments) = (plain(x_matrix), plain(of_gamma), plain(moments));
+        let (x, gamma, moments) = (plain(x_tensor), plain(of_gamma), plain(moments));
         Arc::new(LayerNormGradient::<D> { x, gamma, moments })
     };
-    let output = plain(output.reshape(shape));
+    let output = plain(output);
     Some(match beta {
         Some(beta) => record([x, gamma, beta], output, gradient),
         None => record([x, gamma], output, gradient),
@@ -49,12 +49,14 @@ pub(crate) fn layer_norm<const D: usize>(
 }
 
 /// Returns the output, and the mean and the reciprocal standard deviation of each row.
-fn composed(
-    x: Tensor<2>,
+fn composed<const D: usize>(
+    x: Tensor<D>,
     gamma: Tensor<1>,
     beta: Option<Tensor<1>>,
     epsilon: f64,
-) -> [Tensor<2>; 2] {
+) -> (Tensor<D>, Tensor<2>) {
+    let shape = x.dims();
+    let x = matrix(x);
     let mean = x.clone().mean_dim(1);
     let centered = x - mean.clone();
     let variance = (centered.clone() * centered.clone()).mean_dim(1);
@@ -64,11 +66,10 @@ fn composed(
         Some(beta) => output + beta.unsqueeze(),
         None => output,
     };
-    [output, Tensor::cat(vec![mean, reciprocal], 1)]
+    (output.reshape(shape), Tensor::cat(vec![mean, reciprocal], 1))
 }
 
 struct LayerNormGradient<const D: usize> {
-    /// The input as a matrix.
     x: Plain,
     gamma: Plain,
     /// Mean and reciprocal standard deviation of each row.
@@ -80,18 +81,15 @@ impl<const D: usize> Gradient for LayerNormGradient<D> {
     /// `dx = (g - mean(g) - n * mean(g * n)) / sqrt(variance + epsilon)`,
     /// `dgamma` = column sums of `dy * n`, `dbeta` = column sums of `dy`.
     fn backward(&self, output: Plain, is_wanted: &[bool]) -> Vec<Option<Plain>> {
-        let (x, moments): (Tensor<2>, Tensor<2>) =
+        let (x, moments): (Tensor<D>, Tensor<2>) =
             (tensor(self.x.clone()), tensor(self.moments.clone()));
         let gamma: Tensor<1> = tensor(self.gamma.clone());
         let output: Tensor<D> = tensor(output);
-        let shape = output.dims();
-        let output: Tensor<2> = output.reshape(x.dims());
         let is_beta_wanted = is_wanted.get(2).is_some_and(|is_wanted| *is_wanted);
         if has_kernels(&x) {
             let dx = is_wanted[0].then(|| {
                 let (x, moments) = (x.clone(), moments.clone());
-                let dx = rows::layer_norm_gradient(output.clone(), x, gamma, moments);
-                plain(dx.reshape(shape))
+                plain(rows::layer_norm_gradient(output.clone(), x, gamma, moments))
             });
             if !is_wanted[1] && !is_beta_wanted {
                 return vec![dx, None, None];
@@ -99,6 +97,8 @@ impl<const D: usize> Gradient for LayerNormGradient<D> {
             let [dbeta, dgamma] = rows::column_sums(output, x, moments);
             return vec![dx, Some(plain(dgamma)), Some(plain(dbeta))];
         }
+        let shape = output.dims();
+        let (x, output) = (matrix(x), matrix(output));
         let reciprocal = moments.clone().narrow(1, 1, 1);
         let normalized = (x - moments.narrow(1, 0, 1)) * reciprocal.clone();
         let dx = is_wanted[0].then(|| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::product::{multiply, multiply_add, multiply_and_sum};
+use super::product::{Factor, matrix, multiply_columns, multiply_columns_and_sum, multiply_rows};
 use super::tape::{Gradient, Operand, Plain, fit_together, plain, record, tensor};
 use crate::activation::Activation;
 
@@ -17,7 +17,7 @@ pub(crate) fn linear<const D: usize>(
     activation: Activation,
 ) -> Option<Tensor<D>> {
     let [d_input, d_output] = weight.dims();
-    let mut shape = x.dims();
+    let shape = x.dims();
     let has_other_bias = bias.is_some_and(|bias| bias.dims() != [d_output]);
     if D < 2 || shape[D - 1] != d_input || has_other_bias {
         return None;
@@ -35,30 +35,27 @@ pub(crate) fn linear<const D: usize>(
     if !fit_together(&operands) {
         return None;
     }
-    let x_matrix = x.tensor::<D>().reshape([rows, d_input]);
-    let weight_matrix = weight.tensor::<2>();
+    let (x_tensor, weight_matrix) = (x.tensor::<D>(), weight.tensor::<2>());
     let bias_vector = bias.as_ref().map(Operand::tensor::<1>);
-    let before = multiply_add(x_matrix.clone(), weight_matrix.clone(), bias_vector);
+    let before = multiply_rows(x_tensor.clone(), weight_matrix.clone(), bias_vector);
     let output = activation.apply_burn(before.clone());
-    shape[D - 1] = d_output;
     let kept = match activation {
         Activation::Identity => Kept::Nothing,
         Activation::Relu => Kept::Output(plain(output.clone())),
         Activation::Gelu => Kept::Before(plain(before)),
     };
     let gradient = || -> Arc<dyn Gradient> {
-        let shape = [rows, d_output];
-        let (x, weight) = (plain(x_matrix), plain(weight_matrix));
-        Arc::new(LinearGradient::<D> { x, weight, shape, kept })
+        let (x, weight) = (plain(x_tensor), plain(weight_matrix));
+        Arc::new(LinearGradient::<D> { x, weight, kept })
     };
-    let output = plain(output.reshape(shape));
+    let output = plain(output);
     Some(match bias {
         Some(bias) => record([x, weight, bias], output, gradient),
         None => record([x, weight], output, gradient),
     })
 }
 
-/// Values from which the derivative of the activation follows, as a matrix.
+/// Values from which the derivative of the activation follows.
 enum Kept {
     Nothing,
     /// Output of a ReLU.
@@ -70,8 +67,6 @@ enum Kept {
 struct LinearGradient<const D: usize> {
     x: Plain,
     weight: Plain,
-    /// Of the output as a matrix.
-    shape: [usize; 2],
     kept: Kept,
 }
 
@@ -79,34 +74,31 @@ impl<const D: usize> Gradient for LinearGradient<D> {
     /// `dx = dy * weight^T`, `dweight = x^T * dy`, `dbias` = column sums of `dy`.
     fn backward(&self, output: Plain, is_wanted: &[bool]) -> Vec<Option<Plain>> {
         let output: Tensor<D> = tensor(output);
-        let mut shape = output.dims();
-        let output: Tensor<2> = output.reshape(self.shape);
         let output = match &self.kept {
             Kept::Nothing => output,
             Kept::Output(relu) => {
-                let is_zero = tensor::<2>(relu.clone()).lower_equal_scalar(0.0);
+                let is_zero = tensor::<D>(relu.clone()).lower_equal_scalar(0.0);
                 output.mask_fill(is_zero, 0.0)
             }
             Kept::Before(x) => output * gelu_derivative(tensor(x.clone())),
         };
-        let (x, weight): (Tensor<2>, Tensor<2>) =
+        let (x, weight): (Tensor<D>, Tensor<2>) =
             (tensor(self.x.clone()), tensor(self.weight.clone()));
-        shape[D - 1] = x.dims()[1];
         let dx = is_wanted[0]
-            .then(|| plain(multiply(output.clone(), weight.transpose(), 1.0).reshape(shape)));
+            .then(|| plain(multiply_rows(output.clone(), Factor::transposed(weight), None)));
         let is_bias_wanted = is_wanted.get(2).is_some_and(|is_wanted| *is_wanted);
         if is_wanted[1] && is_bias_wanted {
-            let (dweight, dbias) = multiply_and_sum(x.transpose(), output);
+            let (dweight, dbias) = multiply_columns_and_sum(x, output);
             return vec![dx, Some(plain(dweight)), Some(plain(dbias))];
         }
-        let dweight = is_wanted[1].then(|| plain(multiply(x.transpose(), output.clone(), 1.0)));
-        let dbias = is_bias_wanted.then(|| plain(output.sum_dim(0).squeeze_dim::<1>(0)));
+        let dweight = is_wanted[1].then(|| plain(multiply_columns(x, output.clone())));
+        let dbias = is_bias_wanted.then(|| plain(matrix(output).sum_dim(0).squeeze_dim::<1>(0)));
         vec![dx, dweight, dbias]
     }
 }
 
 /// Derivative of `x * cdf(x)` with the distribution function of the normal distribution.
-fn gelu_derivative(x: Tensor<2>) -> Tensor<2> {
+fn gelu_derivative<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let cdf = ((x.clone() * FRAC_1_SQRT_2).erf() + 1.0) * 0.5;
     let density = (x.clone() * x.clone() * -0.5).exp() * (1.0 / (2.0 * PI).sqrt());
     cdf + x * density

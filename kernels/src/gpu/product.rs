@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::operation::queue;
-use super::tape::{has_kernels, is_on_nvidia, plain, tensor};
+use super::tape::{Plain, has_kernels, is_on_nvidia, plain, tensor};
 
 #[cfg(feature = "cuda")]
 mod prepared;
@@ -21,22 +21,69 @@ enum Order {
     RowsFirst,
 }
 
+/// Matrices of a product, or their transposes.
+///
+/// Transposing and flattening here instead of by burn's operators queues fewer operations, which
+/// takes as long as computing them.
+#[derive(Clone, Debug)]
+pub(super) struct Factor<const D: usize> {
+    tensor: Tensor<D>,
+    is_transposed: bool,
+}
+
+impl<const D: usize> From<Tensor<D>> for Factor<D> {
+    fn from(tensor: Tensor<D>) -> Self {
+        Self { tensor, is_transposed: false }
+    }
+}
+
+impl<const D: usize> Factor<D> {
+    /// Returns the transposes of the matrices.
+    pub(super) fn transposed(tensor: Tensor<D>) -> Self {
+        Self { tensor, is_transposed: true }
+    }
+
+    /// Returns the number of rows and columns.
+    fn size(&self) -> [usize; 2] {
+        let shape = self.tensor.dims();
+        match self.is_transposed {
+            false => [shape[D - 2], shape[D - 1]],
+            true => [shape[D - 1], shape[D - 2]],
+        }
+    }
+
+    /// Returns the matrices by burn's operators.
+    fn into_tensor(self) -> Tensor<D> {
+        if self.is_transposed { self.tensor.transpose() } else { self.tensor }
+    }
+}
+
+/// How the inputs of a product become matrices.
+#[derive(Clone, Debug)]
+// Reason: only products by cuBLAS read all fields.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+struct Form {
+    /// For each factor, whether all dimensions except the last one are rows.
+    is_flat: [bool; 2],
+    /// Applies after flattening.
+    is_transposed: [bool; 2],
+    scale: f32,
+    order: Order,
+    /// Shape of the output.
+    shape: Vec<usize>,
+}
+
 /// Returns `scale * a * b` for each matrix, with cuBLAS if possible.
 ///
 /// # Shapes
 ///
 /// `a` `[.., m, k]`, `b` `[.., k, n]`, result `[.., m, n]`. No size is 0.
-pub(super) fn multiply<const D: usize>(a: Tensor<D>, b: Tensor<D>, scale: f64) -> Tensor<D> {
-    multiply_to(a, b, None, scale, Order::Contiguous)
-}
-
-/// Returns `a * b + bias`. See [`multiply`].
-///
-/// # Shapes
-///
-/// `a` `[m, k]`, `b` `[k, n]`, `bias` `[n]`, result `[m, n]`. No size is 0.
-pub(super) fn multiply_add(a: Tensor<2>, b: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
-    multiply_to(a, b, bias, 1.0, Order::Contiguous)
+pub(super) fn multiply<const D: usize>(
+    a: impl Into<Factor<D>>,
+    b: impl Into<Factor<D>>,
+    scale: f64,
+) -> Tensor<D> {
+    multiply_to(a.into(), b.into(), scale, Order::Contiguous)
 }
 
 /// Returns `scale * a * b` for the matrices of each head. See [`multiply`]. With cuBLAS, rows are
@@ -46,49 +93,125 @@ pub(super) fn multiply_add(a: Tensor<2>, b: Tensor<2>, bias: Option<Tensor<1>>) 
 ///
 /// `a` `[batch, heads, m, k]`, `b` `[batch, heads, k, n]`, result `[batch, heads, m, n]`. No size
 /// is 0.
-pub(super) fn multiply_heads(a: Tensor<4>, b: Tensor<4>, scale: f64) -> Tensor<4> {
-    multiply_to(a, b, None, scale, Order::RowsFirst)
+pub(super) fn multiply_heads(
+    a: impl Into<Factor<4>>,
+    b: impl Into<Factor<4>>,
+    scale: f64,
+) -> Tensor<4> {
+    multiply_to(a.into(), b.into(), scale, Order::RowsFirst)
 }
 
-/// Returns `a * b`, and the sum of each column of `b`. See [`multiply`].
+/// Returns `x * weight + bias` for each row. See [`multiply`].
 ///
 /// # Shapes
 ///
-/// `a` `[m, k]`, `b` `[k, n]`, results `[m, n]` and `[n]`. No size is 0.
-pub(super) fn multiply_and_sum(a: Tensor<2>, b: Tensor<2>) -> (Tensor<2>, Tensor<1>) {
-    if !is_supported(&a) || !has_kernels(&b) {
-        return (multiply(a, b.clone(), 1.0), b.sum_dim(0).squeeze_dim::<1>(0));
-    }
-    let ([m, _], [_, n], dtype) = (a.dims(), b.dims(), a.dtype());
-    let outputs = [(vec![m, n], dtype), (vec![n], dtype)];
-    let inputs = vec![plain(a), plain(b)];
-    let [product, sums] = queue("product_and_sums", inputs, outputs, product_and_sums);
-    (tensor(product), tensor(sums))
-}
-
-fn multiply_to<const D: usize>(
-    a: Tensor<D>,
-    b: Tensor<D>,
+/// `x` `[.., k]`, `weight` `[k, n]`, `bias` `[n]`, result `[.., n]`. No size is 0.
+pub(super) fn multiply_rows<const D: usize>(
+    x: Tensor<D>,
+    weight: impl Into<Factor<2>>,
     bias: Option<Tensor<1>>,
-    scale: f64,
-    order: Order,
 ) -> Tensor<D> {
-    if !is_supported(&a) {
-        let product = a.matmul(b);
-        let product = if scale == 1.0 { product } else { product * scale };
-        return match bias {
+    let weight = weight.into();
+    let mut shape = x.dims();
+    let num_rows: usize = shape[..D - 1].iter().product();
+    let num_inputs = shape[D - 1];
+    [_, shape[D - 1]] = weight.size();
+    if !is_supported(&x) {
+        let product = x.reshape([num_rows, num_inputs]).matmul(weight.into_tensor());
+        let output = match bias {
             Some(bias) => product + bias.unsqueeze(),
             None => product,
         };
+        return output.reshape(shape);
     }
-    let mut shape = a.dims();
-    shape[D - 1] = b.dims()[D - 1];
-    let dtype = a.dtype();
-    let inputs = [plain(a), plain(b)].into_iter().chain(bias.map(plain)).collect();
-    let [output] = queue("product", inputs, [(shape.to_vec(), dtype)], move |inputs| {
-        [product(inputs, scale as f32, order)]
-    });
-    tensor(output)
+    let form = Form {
+        is_flat: [true, false],
+        is_transposed: [false, weight.is_transposed],
+        scale: 1.0,
+        order: Order::Contiguous,
+        shape: shape.to_vec(),
+    };
+    let inputs = [plain(x), plain(weight.tensor)].into_iter().chain(bias.map(plain)).collect();
+    tensor(queue_product(inputs, form))
+}
+
+/// Returns the product of the transpose of `x` with `y`, both as matrices of rows. See
+/// [`multiply`].
+///
+/// # Shapes
+///
+/// `x` `[.., m]`, `y` `[.., n]`, with equal other dimensions, result `[m, n]`. No size is 0.
+pub(super) fn multiply_columns<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<2> {
+    if !is_supported(&x) {
+        return matrix(x).transpose().matmul(matrix(y));
+    }
+    let form = of_columns(&x, &y);
+    tensor(queue_product(vec![plain(x), plain(y)], form))
+}
+
+/// Returns the product of [`multiply_columns`], and the sum of each column of `y`.
+///
+/// # Shapes
+///
+/// `x` `[.., m]`, `y` `[.., n]`, with equal other dimensions, results `[m, n]` and `[n]`. No size
+/// is 0.
+pub(super) fn multiply_columns_and_sum<const D: usize>(
+    x: Tensor<D>,
+    y: Tensor<D>,
+) -> (Tensor<2>, Tensor<1>) {
+    if !is_supported(&x) || !has_kernels(&y) {
+        let (x, y) = (matrix(x), matrix(y));
+        let product = multiply(Factor::transposed(x), y.clone(), 1.0);
+        return (product, y.sum_dim(0).squeeze_dim::<1>(0));
+    }
+    let form = of_columns(&x, &y);
+    let dtype = x.dtype();
+    let outputs = [(form.shape.clone(), dtype), (vec![form.shape[1]], dtype)];
+    let inputs = vec![plain(x), plain(y)];
+    let [product, sums] =
+        queue("product_and_sums", inputs, outputs, move |inputs| product_and_sums(inputs, &form));
+    (tensor(product), tensor(sums))
+}
+
+/// Returns the form of [`multiply_columns`].
+fn of_columns<const D: usize>(x: &Tensor<D>, y: &Tensor<D>) -> Form {
+    Form {
+        is_flat: [true, true],
+        is_transposed: [true, false],
+        scale: 1.0,
+        order: Order::Contiguous,
+        shape: vec![x.dims()[D - 1], y.dims()[D - 1]],
+    }
+}
+
+/// Returns all dimensions except the last one as rows, by burn's operators.
+pub(super) fn matrix<const D: usize>(x: Tensor<D>) -> Tensor<2> {
+    let shape = x.dims();
+    x.reshape([shape[..D - 1].iter().product(), shape[D - 1]])
+}
+
+fn multiply_to<const D: usize>(a: Factor<D>, b: Factor<D>, scale: f64, order: Order) -> Tensor<D> {
+    if !is_supported(&a.tensor) {
+        let product = a.into_tensor().matmul(b.into_tensor());
+        return if scale == 1.0 { product } else { product * scale };
+    }
+    let mut shape = a.tensor.dims().to_vec();
+    let ([rows, _], [_, columns]) = (a.size(), b.size());
+    shape[D - 2..].copy_from_slice(&[rows, columns]);
+    let form = Form {
+        is_flat: [false; 2],
+        is_transposed: [a.is_transposed, b.is_transposed],
+        scale: scale as f32,
+        order,
+        shape,
+    };
+    tensor(queue_product(vec![plain(a.tensor), plain(b.tensor)], form))
+}
+
+fn queue_product(inputs: Vec<Plain>, form: Form) -> Plain {
+    let output = (form.shape.clone(), inputs[0].dtype);
+    let [output] = queue("product", inputs, [output], move |inputs| [product(inputs, &form)]);
+    output
 }
 
 /// Returns whether cuBLAS is installed, and the tensor is on an NVIDIA GPU.
@@ -146,14 +269,18 @@ impl Layout {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn product(_: Vec<CubeTensor>, _: f32, _: Order) -> CubeTensor {
+fn product(_: Vec<CubeTensor>, _: &Form) -> CubeTensor {
     unreachable!("no other backend is supported")
 }
 
 #[cfg(not(feature = "cuda"))]
-fn product_and_sums(_: Vec<CubeTensor>) -> [CubeTensor; 2] {
+fn product_and_sums(_: Vec<CubeTensor>, _: &Form) -> [CubeTensor; 2] {
     unreachable!("no other backend is supported")
 }
+
+#[cfg(test)]
+#[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
+mod forms;
 
 #[cfg(test)]
 mod tests {

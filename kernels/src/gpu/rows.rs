@@ -28,13 +28,14 @@ const BLOCK_ROWS: u32 = 8;
 ///
 /// # Shapes
 ///
-/// `x` and result `[rows, columns]`. No size is 0.
-pub(super) fn softmax(x: Tensor<2>, causal: Option<usize>) -> Tensor<2> {
-    let [rows, columns] = x.dims();
-    let output = (vec![rows, columns], x.dtype());
+/// `x` and result `[.., columns]`. No size is 0.
+pub(super) fn softmax<const D: usize>(x: Tensor<D>, causal: Option<usize>) -> Tensor<D> {
+    let [rows, columns] = size(&x);
+    let shape = x.dims();
+    let output = (shape.to_vec(), x.dtype());
     let [output] = queue("softmax", vec![plain(x)], [output], move |inputs| {
         let [x] = contiguous(inputs);
-        let output = empty_like(&x, &[rows, columns], x.dtype);
+        let output = empty_like(&x, &shape, x.dtype);
         let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
         softmax_kernel::launch(
             &client,
@@ -57,14 +58,15 @@ pub(super) fn softmax(x: Tensor<2>, causal: Option<usize>) -> Tensor<2> {
 ///
 /// # Shapes
 ///
-/// `y`, `dy` and result `[rows, columns]`. No size is 0.
-pub(super) fn softmax_gradient(y: Tensor<2>, dy: Tensor<2>) -> Tensor<2> {
-    let [rows, columns] = y.dims();
-    let output = (vec![rows, columns], y.dtype());
+/// `y`, `dy` and result `[.., columns]`. No size is 0.
+pub(super) fn softmax_gradient<const D: usize>(y: Tensor<D>, dy: Tensor<D>) -> Tensor<D> {
+    let [rows, columns] = size(&y);
+    let shape = y.dims();
+    let output = (shape.to_vec(), y.dtype());
     let inputs = vec![plain(y), plain(dy)];
     let [output] = queue("softmax_gradient", inputs, [output], move |inputs| {
         let [y, dy] = contiguous(inputs);
-        let output = empty_like(&y, &[rows, columns], y.dtype);
+        let output = empty_like(&y, &shape, y.dtype);
         let (client, dtype) = (y.client.clone(), dtype_to_storage_type(y.dtype));
         softmax_gradient_kernel::launch(
             &client,
@@ -87,22 +89,23 @@ pub(super) fn softmax_gradient(y: Tensor<2>, dy: Tensor<2>) -> Tensor<2> {
 ///
 /// # Shapes
 ///
-/// `x` and the first result `[rows, columns]`, `gamma` and `beta` `[columns]`, the second result
+/// `x` and the first result `[.., columns]`, `gamma` and `beta` `[columns]`, the second result
 /// `[rows, 2]`. No size is 0.
-pub(super) fn layer_norm(
-    x: Tensor<2>,
+pub(super) fn layer_norm<const D: usize>(
+    x: Tensor<D>,
     gamma: Tensor<1>,
     beta: Option<Tensor<1>>,
     epsilon: f64,
-) -> [Tensor<2>; 2] {
-    let [rows, columns] = x.dims();
-    let outputs = [(vec![rows, columns], x.dtype()), (vec![rows, 2], DType::F32)];
+) -> (Tensor<D>, Tensor<2>) {
+    let [rows, columns] = size(&x);
+    let shape = x.dims();
+    let outputs = [(shape.to_vec(), x.dtype()), (vec![rows, 2], DType::F32)];
     let has_beta = beta.is_some();
     let beta = beta.unwrap_or_else(|| gamma.clone());
     let inputs = vec![plain(x), plain(gamma), plain(beta)];
-    queue("layer_norm", inputs, outputs, move |inputs| {
+    let [output, moments] = queue("layer_norm", inputs, outputs, move |inputs| {
         let [x, gamma, beta] = contiguous(inputs);
-        let output = empty_like(&x, &[rows, columns], x.dtype);
+        let output = empty_like(&x, &shape, x.dtype);
         let moments = empty_like(&x, &[rows, 2], DType::F32);
         let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
         layer_norm_kernel::launch(
@@ -121,27 +124,28 @@ pub(super) fn layer_norm(
             dtype,
         );
         [output, moments]
-    })
-    .map(tensor)
+    });
+    (tensor(output), tensor(moments))
 }
 
 /// Returns the gradient of the input of [`layer_norm`]. See its gradient for the formula.
 ///
 /// # Shapes
 ///
-/// `dy`, `x` and result `[rows, columns]`, `gamma` `[columns]`, `moments` `[rows, 2]`.
-pub(super) fn layer_norm_gradient(
-    dy: Tensor<2>,
-    x: Tensor<2>,
+/// `dy`, `x` and result `[.., columns]`, `gamma` `[columns]`, `moments` `[rows, 2]`.
+pub(super) fn layer_norm_gradient<const D: usize>(
+    dy: Tensor<D>,
+    x: Tensor<D>,
     gamma: Tensor<1>,
     moments: Tensor<2>,
-) -> Tensor<2> {
-    let [rows, columns] = x.dims();
-    let output = (vec![rows, columns], x.dtype());
+) -> Tensor<D> {
+    let [rows, columns] = size(&x);
+    let shape = x.dims();
+    let output = (shape.to_vec(), x.dtype());
     let inputs = vec![plain(dy), plain(x), plain(gamma), plain(moments)];
     let [output] = queue("layer_norm_gradient", inputs, [output], move |inputs| {
         let [dy, x, gamma, moments] = contiguous(inputs);
-        let output = empty_like(&x, &[rows, columns], x.dtype);
+        let output = empty_like(&x, &shape, x.dtype);
         let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
         layer_norm_gradient_kernel::launch(
             &client,
@@ -166,9 +170,13 @@ pub(super) fn layer_norm_gradient(
 ///
 /// # Shapes
 ///
-/// `y` and `x` `[rows, columns]`, `moments` `[rows, 2]`, results `[columns]`. No size is 0.
-pub(super) fn column_sums(y: Tensor<2>, x: Tensor<2>, moments: Tensor<2>) -> [Tensor<1>; 2] {
-    let output = (vec![y.dims()[1]], y.dtype());
+/// `y` and `x` `[.., columns]`, `moments` `[rows, 2]`, results `[columns]`. No size is 0.
+pub(super) fn column_sums<const D: usize>(
+    y: Tensor<D>,
+    x: Tensor<D>,
+    moments: Tensor<2>,
+) -> [Tensor<1>; 2] {
+    let output = (vec![y.dims()[D - 1]], y.dtype());
     let inputs = vec![plain(y), plain(x), plain(moments)];
     queue("column_sums", inputs, [output.clone(), output], move |inputs| {
         let [y, x, moments] = contiguous(inputs);
@@ -190,7 +198,8 @@ pub(super) fn sum_columns(y: CubeTensor) -> CubeTensor {
 
 /// Without an input with its moments, the second result is the first one.
 fn launch_sums(y: CubeTensor, normalized: Option<(CubeTensor, CubeTensor)>) -> [CubeTensor; 2] {
-    let (rows, columns) = (y.meta.shape()[0], y.meta.shape()[1]);
+    let columns = y.meta.shape().last().copied().unwrap_or(1);
+    let rows = y.meta.num_elements() / columns;
     let has_input = normalized.is_some();
     let (x, moments) = normalized.unwrap_or_else(|| (y.clone(), y.clone()));
     let sums = empty_like(&y, &[columns], y.dtype);
@@ -228,6 +237,12 @@ fn launch_sums(y: CubeTensor, normalized: Option<(CubeTensor, CubeTensor)>) -> [
         dtype,
     );
     [sums, products]
+}
+
+/// Returns the number of rows and of columns: all dimensions except the last one are rows.
+fn size<const D: usize>(x: &Tensor<D>) -> [usize; 2] {
+    let shape = x.dims();
+    [shape[..D - 1].iter().product(), shape[D - 1]]
 }
 
 /// Returns contiguous inputs.

@@ -24,7 +24,7 @@ const TOLERANCE: f32 = if cfg!(feature = "cubecl-cpu") { 1e-5 } else { 5e-3 };
 const RELU_TOLERANCE: f32 = if cfg!(feature = "cubecl-cpu") { TOLERANCE } else { 0.1 };
 
 /// Returns the device of the tests. Without one, the test is skipped.
-fn gpu() -> Option<Device> {
+pub(super) fn gpu() -> Option<Device> {
     #[cfg(feature = "cubecl-cpu")]
     return Some(Device::cpu());
     #[cfg(not(feature = "cubecl-cpu"))]

@@ -6,31 +6,31 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
-use burn_cubecl::ops::permute;
+use burn_cubecl::ops::{permute, reshape};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::super::cublas::{Epilogue, Product, WORKSPACE_BYTES, has_algorithm, multiply};
 use super::super::rows::sum_columns;
 use super::super::stream::{ask, on_stream};
-use super::{Layout, Order};
+use super::{Form, Layout, Order};
 
 /// Multiplies the first two inputs, and adds the third one to each row.
-pub(super) fn product(inputs: Vec<CubeTensor>, scale: f32, order: Order) -> CubeTensor {
+pub(super) fn product(inputs: Vec<CubeTensor>, form: &Form) -> CubeTensor {
     let mut inputs = inputs.into_iter();
     let (Some(a), Some(b)) = (inputs.next(), inputs.next()) else {
         unreachable!("a product has two inputs");
     };
     let bias = inputs.next().map(into_contiguous);
     let epilogue = if bias.is_some() { Epilogue::Bias } else { Epilogue::Nothing };
-    let prepared = Prepared::new(a, b, (scale, order, epilogue));
-    prepared.queue(None, bias)
+    let prepared = Prepared::new(a, b, form, epilogue);
+    with_shape(prepared.queue(None, bias), &form.shape)
 }
 
 /// Multiplies the inputs, and adds up the columns of the second one. If cuBLAS has no algorithm
 /// that does both, a kernel adds up the columns.
-pub(super) fn product_and_sums(inputs: Vec<CubeTensor>) -> [CubeTensor; 2] {
+pub(super) fn product_and_sums(inputs: Vec<CubeTensor>, form: &Form) -> [CubeTensor; 2] {
     let [a, b] = inputs.try_into().unwrap_or_else(|_| unreachable!("a product has two inputs"));
-    let prepared = Prepared::new(a, b, (1.0, Order::Contiguous, Epilogue::ColumnSums));
+    let prepared = Prepared::new(a, b, form, Epilogue::ColumnSums);
     if !prepared.has_algorithm() {
         let sums = sum_columns(prepared.b.clone());
         let prepared = prepared.with(Epilogue::Nothing);
@@ -49,8 +49,12 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(a: CubeTensor, b: CubeTensor, (scale, order, epilogue): (f32, Order, Epilogue)) -> Self {
-        let ((a, of_a), (b, of_b)) = (matrices(a), matrices(b));
+    fn new(a: CubeTensor, b: CubeTensor, form: &Form, epilogue: Epilogue) -> Self {
+        let arranged = |tensor, factor: usize| {
+            arranged(tensor, form.is_flat[factor], form.is_transposed[factor])
+        };
+        let ((a, of_a), (b, of_b)) = (matrices(arranged(a, 0)), matrices(arranged(b, 1)));
+        let (scale, order) = (form.scale, form.order);
         let mut shape = a.meta.shape().to_vec();
         let last = shape.len() - 1;
         shape[last] = of_b.columns;
@@ -103,6 +107,31 @@ impl Prepared {
         });
         output
     }
+}
+
+/// Flattens all dimensions except the last one to rows, and transposes, without copying a tensor in
+/// row-major order.
+fn arranged(tensor: CubeTensor, is_flat: bool, is_transposed: bool) -> CubeTensor {
+    let mut tensor = tensor;
+    if is_flat {
+        let columns = tensor.meta.shape().last().copied().unwrap_or(1);
+        let rows = tensor.meta.num_elements() / columns;
+        tensor = with_shape(tensor, &[rows, columns]);
+    }
+    if is_transposed {
+        let mut axes: Vec<usize> = (0..tensor.meta.num_dims()).collect();
+        let last = axes.len() - 1;
+        axes.swap(last - 1, last);
+        tensor = permute(tensor, &axes);
+    }
+    tensor
+}
+
+fn with_shape(tensor: CubeTensor, shape: &[usize]) -> CubeTensor {
+    if tensor.meta.shape().as_slice() == shape {
+        return tensor;
+    }
+    reshape(tensor, shape.to_vec().into())
 }
 
 /// Returns uninitialized matrices on the device of `like`, with its type.

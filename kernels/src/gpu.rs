@@ -14,6 +14,7 @@ mod embedding;
 mod layer_norm;
 mod linear;
 mod operation;
+pub(crate) mod optim;
 mod order;
 mod product;
 mod rows;

@@ -7,6 +7,8 @@ use burn::tensor::{Device, Tensor};
 
 use super::pass::{Array, Clip, are_supported, clip, decayed, update_three};
 use super::{AdamValues, AdamWValues};
+#[cfg(feature = "cubecl")]
+use crate::gpu::optim::Decay;
 
 /// Fused [`Adam`]. See [`OptimizerConfigExt`](super::OptimizerConfigExt).
 #[derive(Clone)]
@@ -61,6 +63,15 @@ impl Optimizer for FusedAdam {
         let AdamValues { beta_1, beta_2, epsilon, amsgrad, weight_decay, grad_clipping } =
             &self.values;
         let state = state.map(|state| state.momentum);
+        #[cfg(feature = "cubecl")]
+        if !*amsgrad && on_gpu::has_support(&tensor, &grad, state.as_ref()) {
+            let grad = clip(grad_clipping.as_ref(), grad);
+            let decay = weight_decay.as_ref().map(|config| Decay::OfGradient(config.penalty));
+            let constants =
+                on_gpu::Constants { betas: [*beta_1, *beta_2], epsilon: *epsilon, decay };
+            let (tensor, state) = constants.step(lr, tensor, grad, state);
+            return (tensor, Some(AdamState::new(state)));
+        }
         if *amsgrad || !has_support(&tensor, &grad, state.as_ref()) {
             let grad = clip(grad_clipping.as_ref(), grad);
             return self.burns.step(lr, tensor, grad, state.map(AdamState::new));
@@ -108,6 +119,19 @@ impl Optimizer for FusedAdamW {
         let is_cautious = self.values.cautious_weight_decay;
         let clipping: Option<&GradientClippingConfig> = self.values.grad_clipping.as_ref();
         let state = state.map(|state| state.momentum);
+        let decay = lr * f64::from(weight_decay);
+        #[cfg(feature = "cubecl")]
+        if !amsgrad && on_gpu::has_support(&tensor, &grad, state.as_ref()) {
+            let grad = clip(clipping, grad);
+            let decay = match is_cautious {
+                _ if decay == 0.0 => None,
+                true => Some(Decay::Cautious(decay as f32)),
+                false => Some(Decay::Factor((1.0 - decay) as f32)),
+            };
+            let constants = on_gpu::Constants { betas: [beta_1, beta_2], epsilon, decay };
+            let (tensor, state) = constants.step(lr, tensor, grad, state);
+            return (tensor, Some(AdamWState::new(state)));
+        }
         if amsgrad || !has_support(&tensor, &grad, state.as_ref()) {
             let grad = clip(clipping, grad);
             return self.burns.step(lr, tensor, grad, state.map(AdamWState::new));
@@ -118,7 +142,6 @@ impl Optimizer for FusedAdamW {
         // burn's operations, in burn's order.
         let time = moments.time as i32;
         let (first_divisor, second_divisor) = (1.0 - beta_1.powi(time), 1.0 - beta_2.powi(time));
-        let decay = lr * f64::from(weight_decay);
         let (keeps, decay_rate, kept, rate) =
             (decay == 0.0, decay as f32, (1.0 - decay) as f32, lr as f32);
         let (tensor, state) = moments.step(
@@ -159,6 +182,55 @@ fn has_support<const D: usize>(
         tensors.extend([&state.moment_1, &state.moment_2]);
     }
     are_supported(&tensors)
+}
+
+/// Steps on GPUs.
+#[cfg(feature = "cubecl")]
+mod on_gpu {
+    use burn::optim::{AdaptiveMomentumState, LearningRate};
+    use burn::tensor::Tensor;
+
+    use crate::gpu::optim::{AdamStep, Decay, adam, are_supported};
+
+    /// Values that are the same in each step.
+    pub(super) struct Constants {
+        pub(super) betas: [f32; 2],
+        pub(super) epsilon: f32,
+        pub(super) decay: Option<Decay>,
+    }
+
+    /// Returns whether the kernels support these tensors. burn's operators take the first step,
+    /// which has no state.
+    pub(super) fn has_support<const D: usize>(
+        tensor: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&AdaptiveMomentumState<D>>,
+    ) -> bool {
+        state.is_some_and(|state| {
+            are_supported(&[tensor, gradient, &state.moment_1, &state.moment_2])
+        })
+    }
+
+    impl Constants {
+        /// Takes a step with tensors that [have support](has_support).
+        pub(super) fn step<const D: usize>(
+            self,
+            rate: LearningRate,
+            tensor: Tensor<D>,
+            gradient: Tensor<D>,
+            state: Option<AdaptiveMomentumState<D>>,
+        ) -> (Tensor<D>, AdaptiveMomentumState<D>) {
+            let Self { betas, epsilon, decay } = self;
+            let AdaptiveMomentumState { time, moment_1, moment_2, max_moment_2 } =
+                state.expect("supported tensors include the state");
+            let divisor = |beta: f32| 1.0 - beta.powi(time as i32 + 1);
+            let step =
+                AdamStep { rate: rate as f32, betas, divisors: betas.map(divisor), epsilon, decay };
+            let [tensor, moment_1, moment_2] = adam(step, tensor, gradient, [moment_1, moment_2]);
+            let time = time + 1;
+            (tensor, AdaptiveMomentumState { time, moment_1, moment_2, max_moment_2 })
+        }
+    }
 }
 
 /// Moving averages of the gradient and of its square.

@@ -66,6 +66,25 @@ impl FusedSgd {
         (tensor - delta.mul_scalar(rate), Some(velocity))
     }
 
+    /// Same as [`step`](Optimizer::step), for weights, gradient and velocity that kernels support.
+    #[cfg(feature = "cubecl")]
+    fn step_on_gpu<const D: usize>(
+        &self,
+        rate: LearningRate,
+        Momentum { momentum, share, nesterov }: Momentum,
+        [tensor, gradient, velocity]: [Tensor<D>; 3],
+    ) -> [Tensor<D>; 2] {
+        let step = crate::gpu::optim::SgdStep {
+            rate: rate as f32,
+            penalty: self.penalty,
+            momentum,
+            share: share as f32,
+            is_nesterov: nesterov,
+        };
+        let gradient = clip(self.clipping.as_ref(), gradient);
+        crate::gpu::optim::sgd(step, tensor, gradient, velocity)
+    }
+
     /// Same as [`step`](Optimizer::step), for supported tensors.
     fn step_in_one_pass<const D: usize>(
         &self,
@@ -120,10 +139,19 @@ impl Optimizer for FusedSgd {
         let velocity = state.and_then(|state| state.velocity);
         let mut tensors = vec![&tensor, &grad];
         tensors.extend(&velocity);
-        let (tensor, velocity) = match are_supported(&tensors) {
-            true => self.step_in_one_pass(lr, tensor, grad, velocity),
-            false => self.step_by_operators(lr, tensor, grad, velocity),
-        };
+        if are_supported(&tensors) {
+            let (tensor, velocity) = self.step_in_one_pass(lr, tensor, grad, velocity);
+            return (tensor, Some(FusedSgdState { velocity }));
+        }
+        #[cfg(feature = "cubecl")]
+        if let (Some(momentum), 3, true) =
+            (self.momentum, tensors.len(), crate::gpu::optim::are_supported(&tensors))
+        {
+            let velocity = velocity.expect("the third tensor is the velocity");
+            let [tensor, velocity] = self.step_on_gpu(lr, momentum, [tensor, grad, velocity]);
+            return (tensor, Some(FusedSgdState { velocity: Some(velocity) }));
+        }
+        let (tensor, velocity) = self.step_by_operators(lr, tensor, grad, velocity);
         (tensor, Some(FusedSgdState { velocity }))
     }
 

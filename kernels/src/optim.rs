@@ -1,4 +1,4 @@
-//! Optimizers that update each parameter in one pass, bit-identical to burn's.
+//! Optimizers that update each parameter in one pass, on CPUs bit-identical to burn's.
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::decay::WeightDecayConfig;
@@ -24,14 +24,18 @@ pub use sgd::FusedSgd;
 /// assert!(optimizer.to_record().is_empty());
 /// ```
 ///
-/// Weights and states are bit-identical to those of burn's optimizer after any number of steps,
-/// except with clipping by norm of parameters with 4 Mi (4 * 1024 * 1024) elements or more: their
-/// bits do not depend on the threads, as they do with burn's optimizer.
+/// On CPUs, weights and states are bit-identical to those of burn's optimizer after any number of
+/// steps, except with clipping by norm of parameters with 4 Mi (4 * 1024 * 1024) elements or more:
+/// their bits do not depend on the threads, as they do with burn's optimizer.
 ///
 /// Records have the same layout, so either optimizer continues from the record of the other.
 ///
-/// Parameters on another backend than Flex or of another type than `f32`, and all parameters with
-/// AMSGrad, are updated by the operators of burn's optimizer.
+/// On GPUs, one kernel updates a parameter from the second step on, and results may differ from
+/// burn's by rounding.
+///
+/// Parameters on other backends or of another type than `f32`, and all parameters with AMSGrad, are
+/// updated by the operators of burn's optimizer. So are parameters on GPUs in the first step, and
+/// with SGD without momentum.
 pub trait OptimizerConfigExt {
     /// Optimizer for one parameter.
     type Fused: Optimizer;

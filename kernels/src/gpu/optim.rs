@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use self::kernels::{adam_kernel, sgd_kernel};
 use super::operation::queue;
 use super::tape::{plain, tensor};
-use crate::switch::is_enabled;
+use crate::switch::{Switch, switch};
 
 mod kernels;
 
@@ -27,7 +27,10 @@ pub(crate) fn are_supported<const D: usize>(tensors: &[&Tensor<D>]) -> bool {
             && tensor.dims() == tensors[0].dims()
             && (*tensor).clone().try_into_primitive::<Cube>().is_ok()
     };
-    is_enabled() && num > 0 && u32::try_from(num).is_ok() && tensors.iter().all(is_supported)
+    switch() != Switch::Off
+        && num > 0
+        && u32::try_from(num).is_ok()
+        && tensors.iter().all(is_supported)
 }
 
 /// Values of a step of SGD with momentum.
@@ -158,7 +161,10 @@ pub(crate) fn adam<const D: usize>(
 /// Returns the tensor in row-major order, in memory that no other tensor uses.
 fn unshared(tensor: CubeTensor) -> CubeTensor {
     let tensor = into_contiguous(tensor);
-    if tensor.can_mut() { tensor } else { tensor.copy() }
+    // burn pads the rows of a copy.
+    let tensor = if tensor.can_mut() { tensor } else { into_contiguous(tensor.copy()) };
+    assert!(tensor.is_contiguous(), "the kernels index weights and state without strides");
+    tensor
 }
 
 /// Returns a thread for each element, and the number of elements.

@@ -88,12 +88,12 @@ impl RecordedRun {
         Ok(Some(run))
     }
 
-    /// Opens the local run with this name and UID. Reads no other runs and no trials.
-    pub(crate) fn open_local(root: Option<&str>, name: &str, uid: &str) -> Result<Self, Failure> {
-        let run_root = RunRoot::resolve(root, None)?;
-        read(&run_root, &run_root.record_dir(name, uid), false)?.ok_or_else(|| {
+    /// Opens the local run with this name and UID, with its `trials` if they are needed.
+    pub(crate) fn open_local(root: &RunRoot, id: [&str; 2], trials: bool) -> Result<Self, Failure> {
+        let [name, uid] = id;
+        read(root, &root.record_dir(name, uid), trials)?.ok_or_else(|| {
             let id = run_root::run_id(name, uid);
-            Failure::Input(format!("no local run {id} in {}; load the page again", run_root.root))
+            Failure::Input(format!("no local run {id} in {}; load the page again", root.root))
         })
     }
 

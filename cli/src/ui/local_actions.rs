@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use crate::failure::Failure;
 use crate::reopen;
 use crate::run::record::random_hex;
+use crate::run_root::RunRoot;
 use crate::show::{RecordedRun, delete_run, set_state_of};
 
 /// Local runs below a root.
@@ -29,7 +30,10 @@ impl LocalRuns {
     async fn act(&self, target: &Target, action: Action) -> Result<String, Failure> {
         let root = self.root.as_deref();
         // Another run may have this run's ID as its name, so the record is opened by its directory.
-        let run = RecordedRun::open_local(root, &target.name, &target.uid)?;
+        let run_root = RunRoot::resolve(root, None)?;
+        // Records of trials may be damaged.
+        let with_trials = !matches!(action, Action::Delete);
+        let run = RecordedRun::open_local(&run_root, [&target.name, &target.uid], with_trials)?;
         if run.paths.uid != target.uid || run.paths.namespace != target.namespace {
             return Err(Failure::Input(format!(
                 "cannot change {}: its UID is not that on the page; load the page again",
@@ -75,10 +79,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::run_root::RunRoot;
 
     #[tokio::test]
-    async fn run_with_a_damaged_trial_is_deleted() {
+    async fn run_with_a_damaged_trial_can_only_be_deleted() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_str();
         let record = RunRoot::resolve(root, None).unwrap().record_dir("a", "0123456789");
@@ -95,7 +98,11 @@ mod tests {
         std::fs::write(record.join("trials/0.json"), "{").unwrap();
         let runs = LocalRuns { root: root.map(str::to_owned) };
         let [namespace, name, uid] = ["default", "a", "0123456789"].map(str::to_owned);
-        runs.act(&Target { namespace, name, uid }, Action::Delete).await.unwrap();
+        let target = Target { namespace, name, uid };
+        let error = runs.act(&target, Action::Cancel).await.unwrap_err().to_string();
+        assert!(error.contains("trials/0.json"), "{error}");
+        assert!(!record.join("request.json").exists());
+        runs.act(&target, Action::Delete).await.unwrap();
         assert!(!record.exists());
     }
 }

@@ -6,6 +6,7 @@
 //! LOCAL/local/NAME-UID8/record/attempts/SLOT-ATTEMPT/{trial.json, termination.json}
 //! ```
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use stoker_api::experiment::{DesiredState, Phase};
@@ -18,7 +19,7 @@ use super::manifest::{ManifestError, read_manifest};
 use crate::failure::Failure;
 use crate::file::LoadedJob;
 use crate::run::record::{self as files, Lock, RecordDir};
-use crate::run::request::{Request, is_final, may_follow};
+use crate::run::request::{LockedRequest, Request, is_final, may_follow};
 use crate::run::setup::{self, ANNOTATION_ROOT};
 use crate::run_root::{self, RunRoot};
 
@@ -105,6 +106,9 @@ fn new_job(
         (ANNOTATION_REPLACE.to_owned(), fresh.to_string()),
     ];
     setup::set_metadata(&mut job.metadata, &loaded.metadata, annotations);
+    // The file may be the description of an earlier job.
+    let recorded = job.metadata.annotations.as_mut();
+    recorded.and_then(|annotations| annotations.remove(ANNOTATION_REPLACED_JOB));
     job.status = Some(InferenceStatus::default());
     job
 }
@@ -145,6 +149,12 @@ impl Record {
         // The runner reports requests that cannot be read.
         let request = Request::read(self.path()).unwrap_or_default();
         self.follow(&request)?;
+        if self.phase() == Phase::Failed && self.state() == DesiredState::Paused {
+            // It failed before it was paused. Running it again retries it.
+            let mut locked = LockedRequest::open(self.path())?;
+            locked.set(Some(DesiredState::Active), BTreeSet::new())?;
+            self.job.spec.state = DesiredState::Active;
+        }
         match self.state() {
             DesiredState::Active => inference::resume(self.status(), slots),
             _ => self.status().workers.iter_mut().for_each(|worker| worker.attempt = None),
@@ -284,6 +294,22 @@ mod tests {
         let job = InferenceJob::new("a", serde_json::from_value(spec).unwrap());
         let folder = RecordDir::new(root.path().to_owned());
         Record { folder, job }.begin(1).unwrap();
+    }
+
+    #[test]
+    fn job_that_failed_before_its_pause_is_retried() {
+        let root = tempfile::tempdir().unwrap();
+        let spec = json!({"entrypoint": {"command": ["x"]}, "input": {"url": "s3://data/*.csv"}});
+        let mut job = InferenceJob::new("a", serde_json::from_value(spec).unwrap());
+        job.status.get_or_insert_default().phase = Phase::Failed;
+        let mut request = LockedRequest::open(root.path()).unwrap();
+        request.set(Some(DesiredState::Paused), BTreeSet::new()).unwrap();
+        drop(request);
+        let mut record = Record { folder: RecordDir::new(root.path().to_owned()), job };
+        record.begin(1).unwrap();
+        assert_eq!((record.phase(), record.state()), (Phase::Running, DesiredState::Active));
+        let request = Request::read(root.path()).unwrap();
+        assert_eq!(request.state, Some(DesiredState::Active));
     }
 
     #[tokio::test]

@@ -59,6 +59,7 @@ pub(super) fn set_state(
             files::wait_for_trainers(&files.trainers)?;
         }
         if let Some(phase) = record::follow_without_runner(&files.record, state)? {
+            requested.withdraw()?;
             return Err(Failure::Input(format!(
                 "cannot change the state of job `{name}`: it has ended ({phase:?}) meanwhile; use \
                  `stoker job run FILE --fresh` to start over"

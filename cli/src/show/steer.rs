@@ -94,7 +94,9 @@ pub(crate) struct RequestedState<K> {
     pub(crate) object: K,
     state: DesiredState,
     is_changed: bool,
-    _locked: LockedRequest,
+    /// The request before the change.
+    before: Option<DesiredState>,
+    locked: LockedRequest,
 }
 
 impl<K: ClusterResource> RequestedState<K> {
@@ -128,9 +130,16 @@ impl<K: ClusterResource> RequestedState<K> {
                  start over"
             )));
         }
-        let killed = locked.get().killed_trials.clone();
-        locked.set(Some(state), killed)?;
-        Ok(Self { object, state, is_changed: before != state, _locked: locked })
+        let request = locked.get().clone();
+        locked.set(Some(state), request.killed_trials)?;
+        let is_changed = before != state;
+        Ok(Self { object, state, is_changed, before: request.state, locked })
+    }
+
+    /// Restores the request. Another runner would follow it otherwise.
+    pub(crate) fn withdraw(mut self) -> Result<(), Failure> {
+        let killed = self.locked.get().killed_trials.clone();
+        self.locked.set(self.before, killed)
     }
 
     /// Prints the effect: that of the runner, or of this command without a runner.

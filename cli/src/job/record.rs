@@ -332,7 +332,7 @@ mod tests {
             Record { folder: RecordDir::new(root.path().to_owned()), job }
         };
         let mut first = new_record(true);
-        assert!(!first.may_replace(&output).await.unwrap(), "there is no output");
+        assert!(!first.may_replace(&output).await.unwrap(), "no output");
         leave_output("0b3f9c1e");
         assert!(!first.may_replace(&output).await.unwrap(), "the output is later");
         assert!(!new_record(false).may_replace(&output).await.unwrap(), "without --fresh");

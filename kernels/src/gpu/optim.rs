@@ -45,8 +45,8 @@ pub(crate) struct SgdStep {
     pub(crate) is_nesterov: bool,
 }
 
-/// Returns the weights and the velocity after a step. Inputs that no other tensor shares are
-/// changed in place.
+/// Returns the weights and the velocity after a step, by the formula of burn's SGD. Inputs that no
+/// other tensor shares are changed in place. All tensors have one shape.
 ///
 /// # Panics
 ///
@@ -107,8 +107,9 @@ pub(crate) struct AdamStep {
     pub(crate) decay: Option<Decay>,
 }
 
-/// Returns the weights and both moments after a step, but not after the first. Inputs that no other
-/// tensor shares are changed in place.
+/// Returns the weights and both moments after a step other than the first, by the formulas of
+/// burn's Adam and AdamW. Inputs that no other tensor shares are changed in place. All tensors have
+/// one shape.
 ///
 /// # Panics
 ///

@@ -32,4 +32,4 @@ pub use cublas::is_installed as has_cublas;
 pub(crate) use embedding::embedding;
 pub(crate) use layer_norm::layer_norm;
 pub(crate) use linear::linear;
-pub(crate) use order::swap_first;
+pub(crate) use order::{row_major, swap_first};

@@ -55,6 +55,7 @@ mod linear;
 mod machine;
 mod modules;
 mod optim;
+mod order;
 mod pool;
 mod softmax;
 mod switch;
@@ -86,6 +87,7 @@ pub use crate::modules::{
     LinearExt, MaxPool2dExt,
 };
 pub use crate::optim::{FusedAdam, FusedAdamW, FusedSgd, OptimizerConfigExt};
+pub use crate::order::row_major;
 pub use crate::pool::{avg_pool2d, max_pool2d};
 pub use crate::softmax::{log_softmax, softmax};
 pub use crate::switch::is_enabled;

@@ -9,6 +9,7 @@ use burn::tensor::{
     AllocationProperty, Bool, Bytes as BurnBytes, Element, Int, Tensor, TensorData,
 };
 use bytes::Bytes;
+use stoker_kernels::row_major;
 
 use crate::callback::Weights;
 use crate::checkpoint::{CheckpointContents, FileParts};
@@ -34,7 +35,16 @@ pub(crate) const MODEL: &str = "model.bpk";
 /// use, and IDs at random.
 pub(crate) fn initialize<M: Module>(model: M) -> M {
     let _ = trained_paths(&model);
-    model.map(&mut Renumber::default())
+    model.map(&mut Renumber::default()).map(&mut RowMajor)
+}
+
+/// Stores weights on GPUs in [row-major order](row_major).
+struct RowMajor;
+
+impl ModuleMapper for RowMajor {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(row_major)
+    }
 }
 
 /// Returns the paths of all trained parameters, in the order of the model's fields. Initializes
@@ -229,9 +239,10 @@ pub(crate) fn load_model<M: Module>(model: M, contents: &CheckpointContents) -> 
     let record = ModuleRecord::from_bytes(to_burn_bytes(bytes))?;
     // Apply BatchNorm's pending update first; otherwise it would be added to the loaded statistics.
     let _ = model.valid();
-    Ok(model.try_load_record(record).map_err(|error| {
+    let model = model.try_load_record(record).map_err(|error| {
         format!("cannot load the checkpoint's weights into this model: {error}")
-    })?)
+    })?;
+    Ok(model.map(&mut RowMajor))
 }
 
 /// Replaces the model's buffers with those of rank 0. Buffers are statistics updated by forward

@@ -1,4 +1,4 @@
-//! The order of samples and positions in memory.
+//! The order of elements in memory.
 
 use std::sync::Arc;
 
@@ -16,10 +16,65 @@ pub(crate) fn swap_first(x: &Tensor<3>) -> Option<Tensor<3>> {
     Some(record([operand], contiguous(swapped), gradient))
 }
 
+/// See [`row_major`](crate::row_major).
+pub(crate) fn row_major<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let Some(operand) = Operand::new(&x) else { return x };
+    let values = tensor(contiguous(operand.plain()));
+    match operand.is_tracked() {
+        false => values,
+        true => Tensor::from_inner(values).set_require_grad(x.is_require_grad()),
+    }
+}
+
 struct Swapped;
 
 impl Gradient for Swapped {
     fn backward(&self, output: Plain, _: &[bool]) -> Vec<Option<Plain>> {
         vec![Some(plain(tensor::<3>(output).swap_dims(0, 1)))]
+    }
+}
+
+#[cfg(test)]
+#[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use burn::tensor::DType;
+
+    use super::super::operation::queue;
+    use super::super::tests::gpu;
+    use super::*;
+    use crate::testing::random;
+
+    /// Returns how far apart two rows and two columns are in memory.
+    fn strides(x: &Tensor<2>) -> Vec<usize> {
+        let (sender, strides) = channel();
+        let x = Operand::new(x).expect("the tensor is on a GPU").plain();
+        let output = (x.shape.to_vec(), DType::F32);
+        let [output] = queue("strides", vec![x], [output], move |inputs| {
+            let [x] = inputs.try_into().unwrap_or_else(|_| unreachable!("there is one input"));
+            sender.send(x.meta.strides().to_vec()).unwrap();
+            [x]
+        });
+        // Waits for the queue.
+        let _ = tensor::<2>(output).into_data();
+        strides.recv().unwrap()
+    }
+
+    #[test]
+    fn row_major_tensors_have_no_gaps() {
+        let Some(gpu) = gpu() else { return };
+        for device in [gpu.clone(), gpu.autodiff()] {
+            let x: Tensor<2> = random([3, 5], 1).into_tensor(&device);
+            let x = x.transpose();
+            assert_eq!(strides(&x), [1, 5]);
+            let expected = x.to_data();
+            let is_tracked = device.is_autodiff();
+            let x = if is_tracked { x.detach().require_grad() } else { x };
+            let ours = row_major(x);
+            assert_eq!(strides(&ours), [3, 1]);
+            assert_eq!(ours.is_require_grad(), is_tracked);
+            assert_eq!(ours.to_data(), expected);
+        }
     }
 }

@@ -79,7 +79,17 @@ impl Operand {
 
     /// Returns the values without autodiff.
     pub(super) fn tensor<const D: usize>(&self) -> Tensor<D> {
-        tensor(self.value.clone())
+        tensor(self.plain())
+    }
+
+    /// Returns the primitive of the values without autodiff.
+    pub(super) fn plain(&self) -> Plain {
+        self.value.clone()
+    }
+
+    /// Returns whether the tensor is on the autodiff backend.
+    pub(super) fn is_tracked(&self) -> bool {
+        self.guard.is_some()
     }
 }
 

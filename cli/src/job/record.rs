@@ -25,8 +25,6 @@ use crate::run_root::{self, RunRoot};
 
 /// Annotation with the program's working directory.
 const ANNOTATION_FOLDER: &str = "stoker.dev/folder";
-/// Annotation that allows a job to replace the output of another job.
-const ANNOTATION_REPLACE: &str = "stoker.dev/replace";
 /// Annotation with the run ID of the job whose output may be replaced; empty if there was none.
 const ANNOTATION_REPLACED_JOB: &str = "stoker.dev/replaced-job";
 
@@ -50,12 +48,12 @@ pub(super) struct Record {
 }
 
 /// Opens the record of the job in `loaded`, or creates one. With `fresh`, always creates a new
-/// record and keeps the earlier one.
+/// record and keeps the earlier one. The value is the result of [`found_output`].
 pub(super) fn open(
     run_root: &RunRoot,
     loaded: &LoadedJob,
     folder: &Path,
-    fresh: bool,
+    fresh: Option<&str>,
 ) -> Result<OpenedRecord, Failure> {
     let local = run_root.records_dir();
     std::fs::create_dir_all(&local).map_err(|error| Failure::file("create", &local, error))?;
@@ -64,7 +62,9 @@ pub(super) fn open(
     let trainers = local.join(format!("{key}.trainers"));
     files::wait_for_trainers(&trainers)?;
     let pointer = local.join(format!("{key}.current"));
-    if !fresh && let Some(uid) = setup::current_uid(&pointer)? {
+    if fresh.is_none()
+        && let Some(uid) = setup::current_uid(&pointer)?
+    {
         let path = run_root.record_dir(&loaded.name, &uid);
         if path.join("job.json").exists() {
             let job: InferenceJob =
@@ -83,8 +83,8 @@ pub(super) fn open(
     let attempts = record_folder.path().join("attempts");
     std::fs::create_dir_all(&attempts)
         .map_err(|error| Failure::file("create", &attempts, error))?;
-    let mut record =
-        Record { folder: record_folder, job: new_job(run_root, loaded, folder, &uid, fresh) };
+    let job = new_job(run_root, loaded, folder, &uid, fresh.unwrap_or_default());
+    let mut record = Record { folder: record_folder, job };
     record.save()?;
     files::write(&pointer, format!("{uid}\n").as_bytes())?;
     Ok(OpenedRecord { record, is_resumed: false, _lock: lock, trainers })
@@ -95,7 +95,7 @@ fn new_job(
     loaded: &LoadedJob,
     folder: &Path,
     uid: &str,
-    fresh: bool,
+    replaced_job: &str,
 ) -> InferenceJob {
     let mut job = InferenceJob::new(&loaded.name, loaded.valid.spec.clone());
     job.metadata.namespace = Some(loaded.namespace.clone());
@@ -103,12 +103,10 @@ fn new_job(
     let annotations = [
         (ANNOTATION_ROOT.to_owned(), run_root.root.clone()),
         (ANNOTATION_FOLDER.to_owned(), folder.display().to_string()),
-        (ANNOTATION_REPLACE.to_owned(), fresh.to_string()),
+        // Even if empty: the file may be the description of an earlier job.
+        (ANNOTATION_REPLACED_JOB.to_owned(), replaced_job.to_owned()),
     ];
     setup::set_metadata(&mut job.metadata, &loaded.metadata, annotations);
-    // The file may be the description of an earlier job.
-    let recorded = job.metadata.annotations.as_mut();
-    recorded.and_then(|annotations| annotations.remove(ANNOTATION_REPLACED_JOB));
     job.status = Some(InferenceStatus::default());
     job
 }
@@ -189,20 +187,14 @@ impl Record {
     }
 
     /// Returns `true` if the job may replace the output in its directory: with `--fresh`, the one
-    /// found at the first start. The next save records which one this is.
-    pub(super) async fn may_replace(&mut self, output: &Storage) -> Result<bool, Failure> {
-        if self.annotation(ANNOTATION_REPLACE) != Some("true") {
+    /// found before the job was recorded.
+    pub(super) async fn may_replace(&self, output: &Storage) -> Result<bool, Failure> {
+        let recorded = self.annotation(ANNOTATION_REPLACED_JOB).unwrap_or_default();
+        if recorded.is_empty() {
             return Ok(false);
         }
-        let found = match read_manifest(output, self.uid()).await {
-            Err(ManifestError::OtherJob(id)) => id,
-            Err(ManifestError::Storage(error)) => return Err(error.into()),
-            Ok(_) | Err(ManifestError::Missing | ManifestError::Damaged(_)) => String::new(),
-        };
-        let annotations = self.job.metadata.annotations.get_or_insert_default();
-        let recorded = annotations.entry(ANNOTATION_REPLACED_JOB.to_owned());
-        let replaced = recorded.or_insert_with(|| found.clone());
-        Ok(!found.is_empty() && *replaced == found)
+        let found = other_job(output, self.uid()).await?;
+        Ok(found.is_some_and(|found| found == recorded))
     }
 
     /// Returns the path or URL of the output directory.
@@ -260,17 +252,45 @@ fn own_path(job: &InferenceJob) -> String {
     experiment_path(&of(&metadata.namespace), &of(&metadata.name), &of(&metadata.uid))
 }
 
+/// Returns the run ID of the job whose output a new run with `--fresh` may replace; empty if there
+/// is none. Call this before the run is recorded. Later, the output may be that of another job.
+pub(super) async fn found_output(
+    spec: &InferenceJobSpec,
+    folder: &Path,
+) -> Result<String, Failure> {
+    // Without a URL in the file, each run has a separate directory.
+    let Some(url) = named_output_url(spec, folder) else { return Ok(String::new()) };
+    let output = Storage::open(&url, spec.output.endpoint.as_deref())
+        .map_err(|error| Failure::Input(error.to_string()))?;
+    Ok(other_job(&output, "").await?.unwrap_or_default())
+}
+
+/// Returns the run ID of the job whose output is in a directory, unless it has this UID.
+async fn other_job(output: &Storage, uid: &str) -> Result<Option<String>, Failure> {
+    match read_manifest(output, uid).await {
+        Err(ManifestError::OtherJob(id)) => Ok(Some(id)),
+        Err(ManifestError::Storage(error)) => Err(error.into()),
+        Ok(_) | Err(ManifestError::Missing | ManifestError::Damaged(_)) => Ok(None),
+    }
+}
+
 fn output_url(
     run_root: &RunRoot,
     own_path: &str,
     spec: &InferenceJobSpec,
     folder: &Path,
 ) -> String {
-    match &spec.output.url {
-        Some(url) if url.contains("://") => url.clone(),
-        Some(path) => folder.join(path).display().to_string(),
-        None => format!("{}/{own_path}/output", run_root.root.trim_end_matches('/')),
-    }
+    named_output_url(spec, folder)
+        .unwrap_or_else(|| format!("{}/{own_path}/output", run_root.root.trim_end_matches('/')))
+}
+
+/// Returns the path or URL of the output directory in a job's file, if any.
+fn named_output_url(spec: &InferenceJobSpec, folder: &Path) -> Option<String> {
+    let url = spec.output.url.as_ref()?;
+    Some(match url.contains("://") {
+        true => url.clone(),
+        false => folder.join(url).display().to_string(),
+    })
 }
 
 /// Returns the path or URL of the output directory of a recorded job.
@@ -285,6 +305,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::file::load_job;
 
     #[test]
     fn job_with_a_damaged_request_starts() {
@@ -315,32 +336,40 @@ mod tests {
     #[tokio::test]
     async fn resumed_job_replaces_only_the_earlier_output() {
         let root = tempfile::tempdir().unwrap();
-        let output = Storage::open(&root.path().display().to_string(), None).unwrap();
+        let (folder, file) = (root.path(), root.path().join("job.yaml"));
+        let text = "apiVersion: stoker.dev/v1alpha1\nkind: InferenceJob\nmetadata: {name: a}\n\
+                    spec: {entrypoint: {command: [x]}, input: {url: in}, output: {url: out}}\n";
+        std::fs::write(&file, text).unwrap();
+        let loaded = load_job(&file, &[]).unwrap();
+        let run_root = RunRoot::resolve(folder.to_str(), None).unwrap();
+        let output = Storage::open(&folder.join("out").display().to_string(), None).unwrap();
+        let manifest = folder.join("out/manifest.json");
         let leave_output = |uid: &str| {
-            let manifest = json!({
+            let text = json!({
                 "format": 1, "job": "b", "jobId": uid, "outputFormat": "jsonLines", "rows": 0,
                 "inputRows": 0, "rejected": 0, "parts": [], "input": [],
             });
-            std::fs::write(root.path().join("manifest.json"), manifest.to_string()).unwrap();
+            std::fs::write(&manifest, text.to_string()).unwrap();
         };
-        let spec = json!({"entrypoint": {"command": ["x"]}, "input": {"url": "s3://data/*.csv"}});
-        let new_record = |fresh: bool| {
-            let spec = serde_json::from_value(spec.clone()).unwrap();
-            let mut job = InferenceJob::new("a", spec);
-            let replace = (ANNOTATION_REPLACE.to_owned(), fresh.to_string());
-            job.metadata.annotations = Some([replace].into());
-            Record { folder: RecordDir::new(root.path().to_owned()), job }
+        // The runner is killed as soon as it has recorded the job.
+        let start_over = async || {
+            let found = found_output(&loaded.valid.spec, folder).await.unwrap();
+            drop(open(&run_root, &loaded, folder, Some(&found)).unwrap());
         };
-        let mut first = new_record(true);
-        assert!(!first.may_replace(&output).await.unwrap(), "no output");
+        let may_replace = async || {
+            let opened = open(&run_root, &loaded, folder, None).unwrap();
+            opened.record.may_replace(&output).await.unwrap()
+        };
         leave_output("0b3f9c1e");
-        assert!(!first.may_replace(&output).await.unwrap(), "the output is later");
-        assert!(!new_record(false).may_replace(&output).await.unwrap(), "without --fresh");
-        let mut second = new_record(true);
-        assert!(second.may_replace(&output).await.unwrap());
-        assert!(second.may_replace(&output).await.unwrap(), "resumed");
+        assert!(!may_replace().await, "without --fresh");
+        start_over().await;
+        assert!(may_replace().await);
         leave_output("77aa0b3f");
-        assert!(!second.may_replace(&output).await.unwrap(), "another job has finished since");
+        assert!(!may_replace().await, "another job has finished since");
+        std::fs::remove_file(&manifest).unwrap();
+        start_over().await;
+        leave_output("77aa0b3f");
+        assert!(!may_replace().await, "the output is later");
     }
 
     #[test]

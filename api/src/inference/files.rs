@@ -62,6 +62,10 @@ pub struct InferenceTask {
     /// Whether the output of another job in the same directory may be replaced.
     #[serde(default)]
     pub replace: bool,
+    /// ID of the job whose output may be replaced, if `replace` is set. Earlier versions of the
+    /// runner do not set this field; then any output may be replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaced_job: Option<String>,
     /// Number of rows in a shard.
     pub shard_rows: u32,
     /// Maximum number of rows in a batch.
@@ -69,6 +73,14 @@ pub struct InferenceTask {
     /// Handling of rows that cannot be read or that the program rejects.
     #[serde(default)]
     pub on_error: OnError,
+}
+
+impl InferenceTask {
+    /// Returns whether the output of the job with this ID may be replaced.
+    pub fn may_replace(&self, job_id: &str) -> bool {
+        let is_replaced = |replaced: &str| replaced == job_id;
+        self.replace && self.replaced_job.as_deref().is_none_or(is_replaced)
+    }
 }
 
 /// Division of an input into shards. It depends only on the input and `shardRows`, and is written

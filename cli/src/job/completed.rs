@@ -46,8 +46,8 @@ impl CompletedJob<'_> {
                 let what = format!("its output is missing: {url}/{MANIFEST} not found");
                 return Err(self.refuse(&what));
             }
-            Err(ManifestError::OtherJob(other)) => {
-                return Err(self.refuse(&format!("job {other} has replaced its output in {url}")));
+            Err(ManifestError::OtherJob { id, .. }) => {
+                return Err(self.refuse(&format!("job {id} has replaced its output in {url}")));
             }
             Err(ManifestError::Damaged(error)) => {
                 let what = format!("{url}/{MANIFEST} is damaged: {error}");

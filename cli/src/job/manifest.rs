@@ -13,8 +13,13 @@ pub(super) enum ManifestError {
     Missing,
     /// The file is not the manifest of an output.
     Damaged(serde_json::Error),
-    /// The manifest is from another job, with this run ID.
-    OtherJob(String),
+    /// The manifest is from another job.
+    OtherJob {
+        /// Run ID of that job.
+        id: String,
+        /// Unique ID of that job.
+        uid: String,
+    },
     /// The storage failed.
     Storage(StorageError),
 }
@@ -32,6 +37,9 @@ pub(super) async fn read_manifest(
     let manifest: OutputManifest = serde_json::from_slice(&text).map_err(ManifestError::Damaged)?;
     match manifest.job_id == uid {
         true => Ok(manifest),
-        false => Err(ManifestError::OtherJob(run_id(&manifest.job, &manifest.job_id))),
+        false => {
+            let id = run_id(&manifest.job, &manifest.job_id);
+            Err(ManifestError::OtherJob { id, uid: manifest.job_id })
+        }
     }
 }

@@ -303,7 +303,7 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     };
     view.print_message(&start_message(&opened, &run_root));
     let OpenedRecord { mut record, _lock, trainers, .. } = opened;
-    let replace = record.may_replace(&out).await?;
+    let replaced_job = record.replaced_job(&out).await?;
     record.begin(slots)?;
     let mut signals = Signals::listen()?;
     let devices = gpus::detect(&spec.env).await;
@@ -316,7 +316,7 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
         output: out,
         lock,
         record,
-        replace,
+        replaced_job,
         manifest,
         devices,
         slots,

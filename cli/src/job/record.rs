@@ -186,15 +186,15 @@ impl Record {
         own_path(&self.job)
     }
 
-    /// Returns `true` if the job may replace the output in its directory: with `--fresh`, the one
-    /// found before the job was recorded.
-    pub(super) async fn may_replace(&self, output: &Storage) -> Result<bool, Failure> {
+    /// Returns the unique ID of the job whose output this job may replace: with `--fresh`, the one
+    /// found before this job was recorded, unless another job has replaced it since.
+    pub(super) async fn replaced_job(&self, output: &Storage) -> Result<Option<String>, Failure> {
         let recorded = self.annotation(ANNOTATION_REPLACED_JOB).unwrap_or_default();
         if recorded.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
         let found = other_job(output, self.uid()).await?;
-        Ok(found.is_some_and(|found| found == recorded))
+        Ok(found.filter(|found| found.id == recorded).map(|found| found.uid))
     }
 
     /// Returns the path or URL of the output directory.
@@ -262,13 +262,21 @@ pub(super) async fn found_output(
     let Some(url) = named_output_url(spec, folder) else { return Ok(String::new()) };
     let output = Storage::open(&url, spec.output.endpoint.as_deref())
         .map_err(|error| Failure::Input(error.to_string()))?;
-    Ok(other_job(&output, "").await?.unwrap_or_default())
+    Ok(other_job(&output, "").await?.map(|found| found.id).unwrap_or_default())
 }
 
-/// Returns the run ID of the job whose output is in a directory, unless it has this UID.
-async fn other_job(output: &Storage, uid: &str) -> Result<Option<String>, Failure> {
+/// A job whose output was found.
+#[derive(Debug)]
+struct FoundJob {
+    /// Run ID.
+    id: String,
+    uid: String,
+}
+
+/// Returns the job whose output is in a directory, unless it has this UID.
+async fn other_job(output: &Storage, uid: &str) -> Result<Option<FoundJob>, Failure> {
     match read_manifest(output, uid).await {
-        Err(ManifestError::OtherJob(id)) => Ok(Some(id)),
+        Err(ManifestError::OtherJob { id, uid }) => Ok(Some(FoundJob { id, uid })),
         Err(ManifestError::Storage(error)) => Err(error.into()),
         Ok(_) | Err(ManifestError::Missing | ManifestError::Damaged(_)) => Ok(None),
     }
@@ -356,20 +364,20 @@ mod tests {
             let found = found_output(&loaded.valid.spec, folder).await.unwrap();
             drop(open(&run_root, &loaded, folder, Some(&found)).unwrap());
         };
-        let may_replace = async || {
+        let replaced_job = async || {
             let opened = open(&run_root, &loaded, folder, None).unwrap();
-            opened.record.may_replace(&output).await.unwrap()
+            opened.record.replaced_job(&output).await.unwrap()
         };
-        leave_output("0b3f9c1e");
-        assert!(!may_replace().await, "without --fresh");
+        leave_output("0b3f9c1e77");
+        assert_eq!(replaced_job().await, None, "without --fresh");
         start_over().await;
-        assert!(may_replace().await);
-        leave_output("77aa0b3f");
-        assert!(!may_replace().await, "another job has finished since");
+        assert_eq!(replaced_job().await.as_deref(), Some("0b3f9c1e77"));
+        leave_output("77aa0b3f9c");
+        assert_eq!(replaced_job().await, None, "another job has finished since");
         std::fs::remove_file(&manifest).unwrap();
         start_over().await;
-        leave_output("77aa0b3f");
-        assert!(!may_replace().await, "the output is later");
+        leave_output("77aa0b3f9c");
+        assert_eq!(replaced_job().await, None, "the output is later");
     }
 
     #[test]

@@ -52,8 +52,8 @@ pub(super) struct RunnerConfig<'a> {
     /// File that is locked while any process of the job is alive.
     pub(super) lock: PathBuf,
     pub(super) record: Record,
-    /// Whether the job may replace the output of another job.
-    pub(super) replace: bool,
+    /// ID of the job whose output this job may replace, if any.
+    pub(super) replaced_job: Option<String>,
     /// Manifest of the output, if the job has completed.
     pub(super) manifest: Option<OutputManifest>,
     /// GPUs assigned to the slots.
@@ -210,7 +210,7 @@ impl<'a> Runner<'a> {
 
     fn config(&mut self, start: ProcessStart) -> TrialConfig {
         let spec = self.spec();
-        let RunnerConfig { loaded, folder, run_root, record, replace, .. } = &mut self.job;
+        let RunnerConfig { loaded, folder, run_root, record, replaced_job, .. } = &mut self.job;
         let slots = record.status().workers.len() as u32;
         let job = JobContext {
             name: &loaded.name,
@@ -221,7 +221,7 @@ impl<'a> Runner<'a> {
             endpoint: spec.storage.endpoint.clone(),
             path: record.own_path(),
             output_url: record.output_url(run_root, spec, folder),
-            replace: *replace,
+            replaced_job: replaced_job.as_deref(),
             report_endpoint: ReportEndpoint {
                 url: String::new(),
                 token_file: String::new(),
@@ -300,8 +300,8 @@ impl<'a> Runner<'a> {
                  code 0; the program must implement `Inference`, and no other program may write \
                  there"
             ),
-            Err(ManifestError::OtherJob(other)) => format!(
-                "{url} contains the output of job {other} although all processes exited with code \
+            Err(ManifestError::OtherJob { id, .. }) => format!(
+                "{url} contains the output of job {id} although all processes exited with code \
                  0; the program must implement `Inference`, and no other job may write there"
             ),
             Err(ManifestError::Storage(error)) => {

@@ -29,8 +29,8 @@ pub struct JobContext<'a> {
     pub path: String,
     /// URL of the output directory.
     pub output_url: String,
-    /// Whether the output of another job may be replaced.
-    pub replace: bool,
+    /// ID of the job whose output may be replaced, if any.
+    pub replaced_job: Option<&'a str>,
     /// Report endpoint of the processes; its address is empty without a report server.
     pub report_endpoint: ReportEndpoint,
     /// Files of the job's program.
@@ -53,7 +53,8 @@ pub fn trial_config(job: &JobContext<'_>, start: ProcessStart) -> TrialConfig {
         output,
         checkpoint: spec.checkpoint.clone(),
         has_hyperparameters: spec.hyperparameters.is_some(),
-        replace: job.replace,
+        replace: job.replaced_job.is_some(),
+        replaced_job: job.replaced_job.map(str::to_owned),
         shard_rows: spec.shard_rows,
         batch_rows: spec.batch_rows,
         on_error: spec.on_error,

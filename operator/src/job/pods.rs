@@ -48,7 +48,7 @@ pub fn job_context<'a>(
         root,
         endpoint,
         path,
-        replace: false,
+        replaced_job: None,
         report_endpoint: ReportEndpoint {
             url: format!(
                 "{}/v1/jobs/{namespace}/{name}/reports",

@@ -28,10 +28,11 @@ pub(super) fn finish(context: &Context) -> Result<()> {
     let manifest = match &before {
         Some(manifest) if manifest.job_id == plan.job_id => manifest.clone(),
         _ => {
-            // Another job may have written its manifest after this job began.
-            refuse_other_jobs(&task, &output)?;
             let commits = committed(&output, &plan)?;
             let errors = write_errors(&output, &plan, &commits)?;
+            // Another job may have written its manifest after this job began. Check this as late as
+            // possible: many commits take minutes to read.
+            refuse_other_jobs(&task, &output)?;
             let format = task.output.format;
             let job = context.config.experiment.clone();
             let manifest = manifest(job, plan, &commits, errors, format);

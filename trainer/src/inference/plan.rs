@@ -221,9 +221,10 @@ fn refuse_changes(
     Err(InvalidInput(why).into())
 }
 
-/// Refuses a directory with the manifest of another job, unless it may be replaced.
+/// Refuses a directory with the manifest of another job, unless the task may replace that output.
 pub(super) fn refuse_other_jobs(task: &InferenceTask, output: &OutputFolder) -> Result<()> {
-    let Some(other) = output.manifest()?.filter(|_| !task.replace) else { return Ok(()) };
+    let other = output.manifest()?.filter(|other| !task.may_replace(&other.job_id));
+    let Some(other) = other else { return Ok(()) };
     let why = format!(
         "{} holds the output of job {} ({MANIFEST}, ID {}); use another directory, or replace it \
          with --fresh",

@@ -70,24 +70,21 @@ pub(super) fn context(arguments: impl IntoIterator<Item = String>) -> Result<Opt
 pub(super) fn select_run(context: &mut Context) -> Result<()> {
     let mut task = task(context)?;
     let output = OutputFolder::open(context)?;
-    let found = output.manifest()?.map(|manifest| manifest.job_id);
     let run = match task.replace {
         true => {
             let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
             let id = format!("{} {}", context.config.experiment_id, now.as_nanos());
             let job_id = sha256_hex(id.as_bytes())[..ID_CHARS].to_owned();
-            let run = FreshRun { job_id, replaces: found };
+            let replaces = output.manifest()?.map(|manifest| manifest.job_id);
+            let run = FreshRun { job_id, replaces };
             output.write_fresh_run(&run)?;
             Some(run)
         }
-        false => {
-            let run = output.fresh_run()?;
-            // It may replace what it could replace when it started, but not a later output.
-            let is_unchanged = |run: &FreshRun| run.replaces.is_some() && run.replaces == found;
-            task.replace = run.as_ref().is_some_and(is_unchanged);
-            run
-        }
+        false => output.fresh_run()?,
     };
+    // It may replace what it could replace when it started, but not a later output.
+    task.replaced_job = run.as_ref().and_then(|run| run.replaces.clone());
+    task.replace = task.replaced_job.is_some();
     if let Some(run) = run {
         context.config.experiment_id = run.job_id;
     }
@@ -109,6 +106,7 @@ fn parse(
         checkpoint: None,
         has_hyperparameters: true,
         replace: false,
+        replaced_job: None,
         shard_rows: 1000,
         batch_rows: 64,
         on_error: OnError::Fail,

@@ -66,6 +66,7 @@ impl TestJob {
             checkpoint: None,
             has_hyperparameters: true,
             replace: false,
+            replaced_job: None,
             shard_rows: 3,
             batch_rows: 2,
             on_error: OnError::Fail,

@@ -91,6 +91,26 @@ fn finished_output_of_another_checkpoint_is_refused() {
     check_error(again(), ExitCode::InvalidHyperparameters, "its checkpoint has changed");
 }
 
+/// Both may replace the output that they found first, but not the output of each other.
+#[test]
+fn second_of_two_concurrent_jobs_is_refused() {
+    let job = TestJob::new(&[("a.jsonl", &row("x", 1))]);
+    job.run().unwrap();
+    let prepare = |id: &str| {
+        let mut context = job.context(0, 1, 1);
+        context.config.experiment_id = id.into();
+        context.config.inference = Some(InferenceTask { replace: true, ..job.task.clone() });
+        crate::inference::prepare(context, true).unwrap()
+    };
+    let jobs = ["first", "second"].map(prepare);
+    jobs.iter().for_each(|context| work::work::<Echo>(context).unwrap());
+    let [first, second] = &jobs;
+    finish::finish(first).unwrap();
+    let refused = finish::finish(second);
+    check_error(refused, ExitCode::InvalidHyperparameters, "holds the output of job");
+    assert_eq!(job.manifest().job_id, first.config.experiment_id);
+}
+
 /// Each `--fresh` is a new run, and the same command without it resumes the latest.
 #[test]
 fn fresh_run_is_resumed_without_the_option() {

@@ -53,21 +53,26 @@ pub(super) fn set_state(
     let (_, job, files) = open(root, name)?;
     let requested =
         RequestedState::write(&files, name, state, || Ok(read(&files)?.unwrap_or(job.job)))?;
-    let lock = files.lock_if_free()?;
-    if lock.is_some() {
-        if is_final(state) {
-            files::wait_for_trainers(&files.trainers)?;
-        }
-        if let Some(phase) = record::follow_without_runner(&files.record, state)? {
-            requested.withdraw()?;
-            return Err(Failure::Input(format!(
-                "cannot change the state of job `{name}`: it has ended ({phase:?}) meanwhile; use \
-                 `stoker job run FILE --fresh` to start over"
-            )));
-        }
-    }
-    requested.print(name, root, lock.is_none(), output);
+    let (requested, has_runner) = follow(requested, &files, name, state)?;
+    requested.print(name, root, has_runner, output);
     Ok(())
+}
+
+/// Records the requested state, unless there is a runner. Returns whether there is one.
+fn follow(
+    requested: RequestedState<InferenceJob>,
+    files: &RunFiles,
+    name: &str,
+    state: DesiredState,
+) -> Result<(RequestedState<InferenceJob>, bool), Failure> {
+    let Some(_lock) = files.lock_if_free()? else { return Ok((requested, true)) };
+    if is_final(state) {
+        files::wait_for_trainers(&files.trainers)?;
+    }
+    match record::follow_without_runner(&files.record, state)? {
+        Some(phase) => Err(requested.withdraw(name, phase)),
+        None => Ok((requested, false)),
+    }
 }
 
 /// Waits until a job has ended, then prints the outcome. Returns the exit code.
@@ -153,5 +158,32 @@ pub(super) async fn follow_logs(
             return Ok(());
         }
         lines.wait().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stoker_api::experiment::Phase;
+
+    use super::*;
+    use crate::run::request::Request;
+
+    #[test]
+    fn request_that_meets_the_end_is_withdrawn() {
+        let root = tempfile::tempdir().unwrap();
+        let run_root = RunRoot::resolve(root.path().to_str(), None).unwrap();
+        let files = RunFiles::new(&run_root, "default.a.job", "a", "0123456789");
+        std::fs::create_dir_all(files.record.path()).unwrap();
+        std::fs::write(&files.current, "0123456789\n").unwrap();
+        let spec = json!({"entrypoint": {"command": ["x"]}, "input": {"url": "s3://data/*.csv"}});
+        let mut job = InferenceJob::new("a", serde_json::from_value(spec).unwrap());
+        let state = DesiredState::Paused;
+        let requested = RequestedState::write(&files, "a", state, || Ok(job.clone())).unwrap();
+        // The runner records the end and exits.
+        job.status.get_or_insert_default().phase = Phase::Failed;
+        files::write_json(&files.record.path().join("job.json"), &job).unwrap();
+        let error = follow(requested, &files, "a", state).unwrap_err().to_string();
+        assert!(error.contains("it has ended (Failed) meanwhile; use `stoker job run"), "{error}");
+        assert_eq!(Request::read(files.record.path()).unwrap().state, None);
     }
 }

@@ -1,9 +1,10 @@
 //! Changes of the desired state of local runs and jobs, and of single trials.
 
+use std::marker::PhantomData;
 use std::path::PathBuf;
 
 use serde_json::json;
-use stoker_api::experiment::{DesiredState, Experiment};
+use stoker_api::experiment::{DesiredState, Experiment, Phase};
 use stoker_api::trial::DesiredTrialState;
 use stoker_api::validate::{ValidExperiment, validate_started};
 
@@ -90,8 +91,7 @@ impl RunFiles {
 /// A desired state that was written. No other command changes the requests until this is dropped.
 #[derive(Debug)]
 pub(crate) struct RequestedState<K> {
-    /// The recorded object, before the change.
-    pub(crate) object: K,
+    kind: PhantomData<K>,
     state: DesiredState,
     is_changed: bool,
     /// The request before the change.
@@ -108,9 +108,7 @@ impl<K: ClusterResource> RequestedState<K> {
         read: impl FnOnce() -> Result<K, Failure>,
     ) -> Result<Self, Failure> {
         let (word, run) = (K::KIND_NAME, K::RUN_COMMAND);
-        let cannot = |why: String| {
-            Failure::Input(format!("cannot change the state of {word} `{name}`: {why}"))
-        };
+        let cannot = |why: String| cannot_change::<K>(name, &why);
         if !files.is_current()? {
             return Err(cannot("a later run with --fresh has replaced it".to_owned()));
         }
@@ -133,13 +131,19 @@ impl<K: ClusterResource> RequestedState<K> {
         let request = locked.get().clone();
         locked.set(Some(state), request.killed_trials)?;
         let is_changed = before != state;
-        Ok(Self { object, state, is_changed, before: request.state, locked })
+        Ok(Self { kind: PhantomData, state, is_changed, before: request.state, locked })
     }
 
-    /// Restores the request. Another runner would follow it otherwise.
-    pub(crate) fn withdraw(mut self) -> Result<(), Failure> {
+    /// Restores the request of a run or job that has ended in this phase since its record was read.
+    /// Another runner would follow the request otherwise. Returns the error for the user.
+    pub(crate) fn withdraw(mut self, name: &str, phase: Phase) -> Failure {
         let killed = self.locked.get().killed_trials.clone();
-        self.locked.set(self.before, killed)
+        if let Err(error) = self.locked.set(self.before, killed) {
+            return error;
+        }
+        let run = K::RUN_COMMAND;
+        let why = format!("it has ended ({phase:?}) meanwhile; use `{run} --fresh` to start over");
+        cannot_change::<K>(name, &why)
     }
 
     /// Prints the effect: that of the runner, or of this command without a runner.
@@ -171,6 +175,10 @@ impl<K: ClusterResource> RequestedState<K> {
             (_, DesiredState::Killed) => " is being killed".to_owned(),
         }
     }
+}
+
+fn cannot_change<K: ClusterResource>(name: &str, why: &str) -> Failure {
+    Failure::Input(format!("cannot change the state of {} `{name}`: {why}", K::KIND_NAME))
 }
 
 /// Returns the effect of a state without a runner.
@@ -230,35 +238,44 @@ async fn request_state(
     state: DesiredState,
 ) -> Result<(RequestedState<Experiment>, bool, Option<String>), Failure> {
     let files = RunFiles::of(root, run, "change the state of")?;
-    let read = || Ok(files.record.experiment()?.unwrap_or_else(|| run.experiment.clone()));
-    let requested = RequestedState::write(&files, name, state, read)?;
-    let lock = files.lock_if_free()?;
-    let warning = match &lock {
-        Some(_) => apply(run, &files, requested.object.clone(), state).await?,
-        None => None,
-    };
-    Ok((requested, lock.is_none(), warning))
+    let requested = RequestedState::write(&files, name, state, || recorded(run, &files))?;
+    follow(requested, run, &files, name).await
 }
 
-/// Records the desired state in the place of a runner. Returns a warning if files remain.
-async fn apply(
+/// Reads the record of a run again.
+fn recorded(run: &RecordedRun, files: &RunFiles) -> Result<Experiment, Failure> {
+    Ok(files.record.experiment()?.unwrap_or_else(|| run.experiment.clone()))
+}
+
+/// Records the requested state, unless there is a runner. Returns whether there is one, and a
+/// warning if files remain.
+async fn follow(
+    requested: RequestedState<Experiment>,
     run: &RecordedRun,
     files: &RunFiles,
-    mut experiment: Experiment,
-    state: DesiredState,
-) -> Result<Option<String>, Failure> {
-    if !is_final(state) {
-        experiment.spec.state = state;
-        return files.record.save_experiment(&experiment).map(|()| None);
+    name: &str,
+) -> Result<(RequestedState<Experiment>, bool, Option<String>), Failure> {
+    let Some(_lock) = files.lock_if_free()? else { return Ok((requested, true, None)) };
+    // Read after the lock: a runner may have recorded the end since the command read the record.
+    let mut experiment = recorded(run, files)?;
+    let phase = experiment.phase();
+    if phase.is_terminal() {
+        return Err(requested.withdraw(name, phase));
+    }
+    if !is_final(requested.state) {
+        experiment.spec.state = requested.state;
+        files.record.save_experiment(&experiment)?;
+        return Ok((requested, false, None));
     }
     record::wait_for_trainers(&files.trainers)?;
     let valid = valid(run)?;
     let ended = end_without_runner(&files.record, &valid, run.storage(), &run.paths).await?;
-    Ok(ended.map(|error| {
+    let warning = ended.map(|error| {
         format!(
             "{error}; the experiment has ended, and the next `stoker run FILE` cleans up its files"
         )
-    }))
+    });
+    Ok((requested, false, warning))
 }
 
 fn valid(run: &RecordedRun) -> Result<ValidExperiment, Failure> {
@@ -300,4 +317,47 @@ pub(crate) async fn kill_trial(
         Output::Text => print::out(format!("trial {trial} {next}")),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::request::Request;
+
+    #[tokio::test]
+    async fn request_that_meets_the_end_is_withdrawn() {
+        let root = tempfile::tempdir().unwrap();
+        let run_root = RunRoot::resolve(root.path().to_str(), None).unwrap();
+        let record = RecordDir::new(run_root.record_dir("a", "0123456789"));
+        record.create().unwrap();
+        std::fs::write(run_root.records_dir().join("default.a.current"), "0123456789\n").unwrap();
+        let running: Experiment = serde_json::from_value(json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+            "metadata": {"name": "a", "namespace": "default", "uid": "0123456789"},
+            "spec": {
+                "entrypoint": {"command": ["true"]},
+                "searcher": {"metric": "loss", "maxLength": {"batches": 4}, "single": {}},
+            },
+        }))
+        .unwrap();
+        let mut ended = running.clone();
+        ended.status.get_or_insert_default().phase = Phase::Completed;
+        for state in [DesiredState::Paused, DesiredState::Cancelled, DesiredState::Killed] {
+            record.save_experiment(&running).unwrap();
+            let run = RecordedRun::open_local(&run_root, ["a", "0123456789"], true).unwrap();
+            let files = RunFiles::of(root.path().to_str(), &run, "stop").unwrap();
+            let read = || recorded(&run, &files);
+            let requested = RequestedState::write(&files, "a", state, read).unwrap();
+            // The runner records the end and exits.
+            record.save_experiment(&ended).unwrap();
+            let error = follow(requested, &run, &files, "a").await.unwrap_err().to_string();
+            assert!(error.contains("it has ended (Completed) meanwhile; use"), "{error}");
+            assert_eq!(Request::read(record.path()).unwrap().state, None);
+            let recorded = record.experiment().unwrap().unwrap();
+            assert_eq!(
+                (recorded.spec.state, recorded.phase()),
+                (ended.spec.state, Phase::Completed)
+            );
+        }
+    }
 }

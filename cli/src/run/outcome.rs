@@ -22,6 +22,7 @@ use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::json;
 use crate::print;
+use crate::run_root;
 
 /// Paths of a run's files in the storage.
 #[derive(Clone, Debug)]
@@ -40,7 +41,8 @@ impl RunPaths {
 
     /// Returns the command that ends a pause.
     pub(crate) fn activate_command(&self) -> String {
-        format!("stoker experiment activate {} --root {}", self.name, quoted(&self.root))
+        let id = run_root::run_id(&self.name, &self.uid);
+        format!("stoker experiment activate {id} --root {}", quoted(&self.root))
     }
 
     /// Returns the full path or URL of the experiment's files.
@@ -269,6 +271,15 @@ mod tests {
         check(Phase::Running, "experiment a was interrupted");
         check(Phase::Paused, "experiment a is paused");
         check(Phase::Completed, "experiment a completed");
+    }
+
+    #[test]
+    fn command_that_ends_a_pause_names_the_run() {
+        let [root, namespace, name, uid] =
+            ["/data/my runs", "ml", "a", "0123456789"].map(str::to_owned);
+        let paths = RunPaths { root, namespace, name, uid };
+        let expected = "stoker experiment activate a-01234567 --root '/data/my runs'";
+        assert_eq!(paths.activate_command(), expected);
     }
 
     #[test]

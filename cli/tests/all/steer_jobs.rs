@@ -131,7 +131,7 @@ fn job_without_runner_stays_paused_until_activated() {
     let mut lines = std::io::BufRead::lines(lines);
     assert!(lines.any(|line| line.unwrap().starts_with("paused; `stoker job activate species")));
     signal(&waiting, rustix::process::Signal::TERM);
-    let remedy = "to resume; the job stays paused until `stoker job activate species --root ";
+    let remedy = "to resume; the job stays paused until `stoker job activate species-";
     assert!(lines.any(|line| line.unwrap().contains(remedy)));
     assert_eq!(waiting.wait().unwrap().code(), Some(3));
     assert_eq!(fixture.num_starts(), 1, "a paused job has started a process");

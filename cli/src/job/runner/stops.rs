@@ -94,7 +94,7 @@ impl Runner<'_> {
     /// Returns the command that ends a pause.
     fn activate_command(&self) -> String {
         let root = quoted(&self.job.run_root.root);
-        format!("stoker job activate {} --root {root}", self.job.loaded.name)
+        format!("stoker job activate {} --root {root}", self.job.record.id())
     }
 
     /// Handles a signal: the first one asks all processes to exit, and the second one kills them.

@@ -12,6 +12,7 @@ use crate::cluster::text::now;
 use crate::failure::Failure;
 use crate::run::request::is_final;
 use crate::run::setup::ANNOTATION_ROOT;
+use crate::run_root;
 
 /// Minimum interval between two writes of a status that differs only in counts and results.
 ///
@@ -133,13 +134,15 @@ impl State {
     }
 }
 
-/// Returns the name of a local run with the argument by which commands find it anywhere.
+/// Returns the run ID of a local run with the argument by which commands find it anywhere. Runs in
+/// several namespaces may have the same name.
 fn name_in_commands(experiment: &Experiment) -> String {
     let metadata = &experiment.metadata;
-    let name = metadata.name.clone().unwrap_or_default();
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let id = run_root::run_id(&text(&metadata.name), &text(&metadata.uid));
     match metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_ROOT)) {
-        Some(root) => format!("{name} --root {}", quoted(root)),
-        None => name,
+        Some(root) => format!("{id} --root {}", quoted(root)),
+        None => id,
     }
 }
 
@@ -155,18 +158,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_on_local_runs_name_the_root() {
+    fn commands_on_local_runs_name_id_and_root() {
         let mut experiment: Experiment = serde_json::from_value(json!({
-            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment", "metadata": {"name": "a"},
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+            "metadata": {"name": "a", "uid": "0123456789"},
             "spec": {
                 "entrypoint": {"command": ["true"]},
                 "searcher": {"metric": "loss", "maxLength": {"batches": 4}, "single": {}},
             },
         }))
         .unwrap();
-        assert_eq!(name_in_commands(&experiment), "a");
+        assert_eq!(name_in_commands(&experiment), "a-01234567");
         let root = (ANNOTATION_ROOT.to_owned(), "/data/my runs".to_owned());
         experiment.metadata.annotations = Some([root].into());
-        assert_eq!(name_in_commands(&experiment), "a --root '/data/my runs'");
+        assert_eq!(name_in_commands(&experiment), "a-01234567 --root '/data/my runs'");
     }
 }

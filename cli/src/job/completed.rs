@@ -1,11 +1,12 @@
 //! Checks of a completed job that runs again: its output is complete, and its input is unchanged.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use futures::{StreamExt as _, stream};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use stoker_api::contract::HashAlgorithm;
 use stoker_api::inference::{InferenceInput, InputFile, OutputManifest};
 use stoker_api::names::MANIFEST;
@@ -20,6 +21,8 @@ use crate::failure::Failure;
 const BUFFER_BYTES: usize = 1 << 20;
 /// Maximum number of concurrent requests for the sizes of output files.
 const SIZES_MAX: usize = 32;
+/// Minimum number of output files for which a bucket is listed. S3 lists as many per request.
+const LISTED_MIN: usize = 1000;
 
 /// A completed job.
 #[derive(Debug)]
@@ -62,18 +65,14 @@ impl CompletedJob<'_> {
         Ok(manifest)
     }
 
-    /// Compares the sizes of the output files with the manifest. Asks for each file, because the
-    /// directory may contain any number of other files, and directories that cannot be read.
+    /// Compares the sizes of the output files with the manifest.
     async fn check_parts(&self, manifest: &OutputManifest) -> Result<(), Failure> {
-        let (output, url) = (self.output, self.output.url().trim_end_matches('/'));
+        let url = self.output.url().trim_end_matches('/');
         let parts = manifest.parts.iter().map(|part| (part.name.as_str(), part.bytes));
         let errors = manifest.errors.iter().map(|errors| (errors.name.as_str(), errors.bytes));
-        let sizes = parts
-            .chain(errors)
-            .map(move |(name, bytes)| async move { (name, bytes, output.size(name).await) });
-        let mut sizes = stream::iter(sizes).buffered(SIZES_MAX);
-        while let Some((name, bytes, size)) = sizes.next().await {
-            match size? {
+        let files: Vec<(&str, u64)> = parts.chain(errors).collect();
+        for (&(name, bytes), size) in files.iter().zip(self.sizes(&files).await?) {
+            match size {
                 Some(size) if size == bytes => {}
                 Some(size) => {
                     let what = format!("{url}/{name} has {size} bytes instead of {bytes}");
@@ -86,6 +85,20 @@ impl CompletedJob<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns the sizes of these output files; `None` for a missing file.
+    ///
+    /// Lists the bucket of a large output. Otherwise asks for each file, because there may be any
+    /// number of other files, and directories that cannot be read.
+    async fn sizes(&self, files: &[(&str, u64)]) -> Result<Vec<Option<u64>>, Failure> {
+        let output = self.output;
+        if output.folder().is_none() && files.len() >= LISTED_MIN {
+            let listed: BTreeMap<String, u64> = output.list_sized("").await?.into_iter().collect();
+            return Ok(files.iter().map(|(name, _)| listed.get(*name).copied()).collect());
+        }
+        let sizes = files.iter().map(|(name, _)| output.size(name));
+        Ok(stream::iter(sizes).buffered(SIZES_MAX).try_collect().await?)
     }
 
     fn refuse(&self, what: &str) -> Failure {
@@ -310,6 +323,35 @@ mod tests {
             std::os::unix::fs::symlink(".", folder.join("in/out/cycle")).unwrap();
         };
         check(add_cycle, Ok(())).await;
+    }
+
+    #[tokio::test]
+    async fn many_parts_in_a_bucket_are_compared() {
+        let output = Storage::open("memory://", None).unwrap();
+        let name = |part: usize| format!("part-{part}.jsonl");
+        let part = |part: usize| {
+            json!({"name": name(part), "bytes": 3, "sha256": "", "rows": 1, "file": 0,
+                "firstRow": 0, "inputRows": 1})
+        };
+        let manifest: OutputManifest = serde_json::from_value(json!({
+            "format": 1, "job": "ja", "jobId": UID, "outputFormat": "jsonLines", "rows": 1,
+            "inputRows": 1, "rejected": 0, "input": [],
+            "parts": (0..LISTED_MIN).map(part).collect::<Vec<_>>(),
+        }))
+        .unwrap();
+        for part in 0..LISTED_MIN {
+            output.put(&name(part), "{}\n".into()).await.unwrap();
+        }
+        let input = InferenceInput { url: "in".to_owned(), endpoint: None, format: None };
+        let (id, folder) = ("ja-0b3f9c1e", Path::new("/"));
+        let job = CompletedJob { id, uid: UID, folder, input: &input, output: &output };
+        job.check_parts(&manifest).await.unwrap();
+        output.put(&name(7), "{}{}\n".into()).await.unwrap();
+        let error = job.check_parts(&manifest).await.unwrap_err().to_string();
+        assert!(error.contains("/part-7.jsonl has 5 bytes instead of 3"), "{error}");
+        output.delete(&name(7)).await.unwrap();
+        let error = job.check_parts(&manifest).await.unwrap_err().to_string();
+        assert!(error.contains("/part-7.jsonl not found"), "{error}");
     }
 
     #[tokio::test]

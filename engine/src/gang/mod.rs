@@ -40,7 +40,8 @@ pub struct Timeouts {
     pub finished_pods_seconds: u64,
     /// Seconds that the other ranks have to exit by themselves after the first exit.
     pub end_grace_seconds: u64,
-    /// Seconds that a trial has to exit after a stop request.
+    /// Seconds that a trial has to exit after a stop request. Also the seconds that rank 0 has to
+    /// exit after the first clean exit, because it may still store a checkpoint.
     pub preemption_timeout_seconds: u64,
 }
 

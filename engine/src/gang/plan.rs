@@ -1,6 +1,7 @@
 //! Plans the pods of a trial.
 
 mod deletion;
+mod exits;
 mod scheduling;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use stoker_api::experiment::Phase;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState};
 
+use self::exits::worst;
 use super::admission::StartStage;
 use super::{ObservedPod, PodOutcome, PodPhase, Timeouts, conditions, pod_outcome};
 use crate::trial::{
@@ -271,29 +273,34 @@ impl Planner<'_> {
         let outcomes: Vec<PodOutcome> =
             pods.values().filter_map(|pod| pod_outcome(pod, &view.timeouts, view.now)).collect();
         if let Some(worst) = worst(&outcomes) {
-            // A pod without an end time may have ended long ago, so the others get no grace.
-            let first_end = outcomes.iter().map(|outcome| outcome.finished_at).min().flatten();
-            let until = first_end.map(|at| at.plus(view.timeouts.end_grace_seconds));
-            let until = until.filter(|until| outcomes.len() < pods.len() && *until > view.now);
-            if let Some(until) = until {
-                self.wake(until);
-            } else {
+            let Some(until) = self.exit_deadline(pods, &outcomes) else {
                 let (end, reason, message) =
                     (worst.class.attempt_end(), worst.reason.clone(), worst.message.clone());
                 self.record_unsent_reports(pods);
                 self.end(end, &reason, message);
+                return;
+            };
+            self.wake(until);
+        }
+        self.check_nodes(pods);
+        if outcomes.is_empty() {
+            self.wait_for_start(pods);
+        }
+    }
+
+    /// Deletes running pods whose node does not respond, so that they count as lost after their
+    /// grace period.
+    fn check_nodes(&mut self, pods: &BTreeMap<u32, &ObservedPod>) {
+        let view = self.view;
+        let is_running = |pod: &&&ObservedPod| !pod.is_terminal() && !pod.has_program_exited();
+        for pod in pods.values().filter(is_running) {
+            if pod.is_on_dead_node(&view.timeouts, view.now) {
+                self.delete_within(pod, DELETE_GRACE_SECONDS);
             }
-            return;
-        }
-        for pod in pods.values().filter(|pod| pod.is_on_dead_node(&view.timeouts, view.now)) {
-            self.delete_within(pod, DELETE_GRACE_SECONDS);
-        }
-        for pod in pods.values() {
             if let super::NodeState::NotReady(since) = pod.node {
                 self.wake(since.plus(view.timeouts.node_lost_seconds));
             }
         }
-        self.wait_for_start(pods);
     }
 
     /// Records reports that the gang could not send; its pods left them in termination messages.
@@ -380,12 +387,4 @@ fn target_state(state: DesiredTrialState) -> TargetState {
         DesiredTrialState::Pause => TargetState::Pause,
         DesiredTrialState::Stop | DesiredTrialState::Kill => TargetState::Stop,
     }
-}
-
-/// Returns the pod outcome that determines the attempt's outcome: the worst, and among equals the
-/// earliest.
-fn worst(outcomes: &[PodOutcome]) -> Option<&PodOutcome> {
-    let earliest_first =
-        |outcome: &PodOutcome| std::cmp::Reverse(outcome.finished_at.unwrap_or_default());
-    outcomes.iter().max_by_key(|outcome| (outcome.class, earliest_first(outcome)))
 }

@@ -12,6 +12,7 @@ use crate::fixture::LOSS;
 use crate::trial::{BackOffLimits, RestartLimits, TrialRecord, live_attempt};
 
 mod clean_up;
+mod exits;
 mod status;
 mod text;
 

@@ -231,12 +231,23 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Saves a checkpoint, waits until everything is stored, and returns the error to exit with.
     fn checkpoint_and_exit(&mut self, code: ExitCode, why: &str) -> Error {
-        let saved = self.save();
-        let stored = self.wait_for(|run| saved.and_then(|()| run.wait_until_stored()));
+        // A rank whose save fails exits without the exchange, which ends the others' wait for it.
+        let stored = self.save().and_then(|()| self.wait_for(Self::wait_until_all_stored));
         match stored.and_then(|()| self.end_hooks()) {
             Ok(()) => Interrupted { code, fenced: false, why: why.into() }.into(),
             Err(error) => error,
         }
+    }
+
+    /// Same as [`wait_until_stored`](Self::wait_until_stored). The other ranks wait for rank 0 and
+    /// fail if it does, unless the stop is by a signal: then the grace period of their pod may be
+    /// shorter than what rank 0 needs.
+    fn wait_until_all_stored(&mut self) -> Result<()> {
+        let stored = self.wait_until_stored();
+        if self.agreed_stop_state().signal {
+            return stored;
+        }
+        self.context.distributed().gather_results("stored", stored).map(drop)
     }
 }
 

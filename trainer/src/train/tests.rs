@@ -31,6 +31,7 @@ mod early_ends;
 mod early_loader;
 mod exchange;
 mod gan;
+mod gang_stops;
 mod hook_order;
 mod hooks;
 mod keras;

@@ -1,6 +1,6 @@
 //! Trainings that end early: by a callback, an error or a missing metric.
 
-use stoker_api::contract::{Report, ReportEvent};
+use stoker_api::contract::{Report, ReportEvent, TrialConfig};
 
 use super::*;
 use crate::reporter::tests::TestReportServer;
@@ -117,6 +117,15 @@ fn train_with_server(
 
 /// Returns the context of a trial of 20 batches with this report server and searched metric.
 fn under_runner(door: &TestReportServer, metric: &str, folder: &Path) -> Context {
+    program::context(config_under_runner(door, metric, folder), None).unwrap()
+}
+
+/// Returns the configuration of that trial.
+pub(super) fn config_under_runner(
+    door: &TestReportServer,
+    metric: &str,
+    folder: &Path,
+) -> TrialConfig {
     let token = folder.join("token");
     std::fs::write(&token, "one").unwrap();
     let config = json!({
@@ -126,7 +135,7 @@ fn under_runner(door: &TestReportServer, metric: &str, folder: &Path) -> Context
         "aggregationFrequency": 1, "storage": {"url": folder, "trialPath": "trial"},
         "door": {"url": format!("http://{}/", door.address), "tokenFile": token},
     });
-    program::context(serde_json::from_value(config).unwrap(), None).unwrap()
+    serde_json::from_value(config).unwrap()
 }
 
 /// The program fails while a checkpoint is being stored.

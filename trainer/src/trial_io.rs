@@ -34,6 +34,9 @@ use resume::resume_latest;
 /// Time without a response of the runner at the end of the granted length, after which the process
 /// exits.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
+/// Time after the last report at which `fit` and `training` report progress, although no row is
+/// due. Stop requests of the runner arrive in responses to reports.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reports, metrics, checkpoints and terminal output of this process.
 #[derive(Debug)]
@@ -51,6 +54,8 @@ pub(crate) struct TrialIo {
     pub(crate) batches: u64,
     /// Batches at the end of the granted length, as of the last report.
     pub(crate) batches_total: u64,
+    /// When the last report was queued.
+    pub(crate) posted_at: Option<Instant>,
     /// Batches that the trial had trained before this training began. A warm start counts from 0,
     /// but the trial's record does not.
     pub(crate) base: u64,
@@ -141,6 +146,7 @@ impl TrialIo {
             is_lead,
             batches: 0,
             batches_total: 0,
+            posted_at: None,
             base: 0,
             last_saved: None,
             restored: None,
@@ -235,6 +241,14 @@ impl TrialIo {
         self.post(batches, ReportEvent::Progress { batches_total, activity });
     }
 
+    /// Reports progress if the last report was [`PROGRESS_INTERVAL`] ago.
+    pub(crate) fn progress_if_due(&mut self, batches: u64, batches_total: u64) {
+        let is_due = self.posted_at.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL);
+        if is_due && self.reporter.is_some() {
+            self.progress(batches, batches_total);
+        }
+    }
+
     /// Queues a report; never blocks.
     pub(crate) fn post(&mut self, batches: u64, event: ReportEvent) {
         self.post_at(self.base + batches, event);
@@ -242,6 +256,7 @@ impl TrialIo {
 
     /// Same as [`post`](Self::post), with the batch as counted in the trial's record.
     pub(crate) fn post_at(&mut self, batches: u64, event: ReportEvent) {
+        self.posted_at = Some(Instant::now());
         self.batches = self.batches.max(batches);
         self.is_started |= matches!(event, ReportEvent::Started { .. });
         if let ReportEvent::Started { batches_total, .. }

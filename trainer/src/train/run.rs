@@ -254,11 +254,13 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     }
 
     /// Writes the row of metrics if one is due, and returns all that is due after this batch.
+    /// Reports progress if there has been no report for a while.
     pub(super) fn after_batch(&mut self) -> Result<Due> {
         let batches = self.state.batches;
         let due = self.timetable.due(batches, self.granted);
-        if due.row {
-            self.report_row()?;
+        match due.row {
+            true => self.report_row()?,
+            false => self.io().progress_if_due(batches, self.granted),
         }
         Ok(due)
     }

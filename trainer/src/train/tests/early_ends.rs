@@ -1,9 +1,13 @@
 //! Trainings that end early: by a callback, an error or a missing metric.
 
-use stoker_api::contract::{Report, ReportEvent, TrialConfig};
+use std::time::Instant;
+
+use stoker_api::contract::{Directive, Report, ReportEvent, TrialConfig};
+use stoker_test_cluster::PATIENCE;
 
 use super::*;
 use crate::reporter::tests::TestReportServer;
+use crate::trial_io::TrialIo;
 
 /// A callback that fails at the first batch.
 struct Fails;
@@ -163,6 +167,41 @@ fn checkpoint_in_progress_is_reported_before_the_exit() {
         [.., ReportEvent::Checkpointed { .. }, ReportEvent::Exiting { code: 1, .. }]
     );
     assert!(is_expected, "{events:?}");
+}
+
+/// Lets the time to the next report pass after each batch.
+struct ReportsAreDue {
+    io: Arc<Mutex<TrialIo>>,
+    start: Instant,
+}
+
+impl Callback for ReportsAreDue {
+    fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
+        self.io.lock().unwrap().posted_at = None;
+        match self.start.elapsed() < PATIENCE {
+            true => Ok(()),
+            false => Err("no stop request arrived".into()),
+        }
+    }
+}
+
+#[test]
+fn stop_requests_arrive_between_rows() {
+    let _stream = lock_random_stream();
+    let folder = tempfile::tempdir().unwrap();
+    let door = TestReportServer::with_directives(|report| match report.event {
+        ReportEvent::Started { .. } => Directive::Continue { units: 1_000_000 },
+        _ => Directive::Preempt,
+    });
+    let mut config = config_under_runner(&door, "val_loss", folder.path());
+    (config.units, config.scheduling_unit) = (1_000_000, 1_000_000);
+    let context = program::context(config, None).unwrap();
+    let callback = ReportsAreDue { io: context.io.clone(), start: Instant::now() };
+    let data = || Data::arrays(samples()).unwrap();
+    let fit = Fit::new(data()).validation(data()).batch_size(10).callbacks(vec![callback.boxed()]);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    let error = context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap_err();
+    assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
 }
 
 #[test]

@@ -37,9 +37,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         call_hook(&mut self.callbacks, &mut self.control, ranks, |callback, control| {
             callback.on_checkpoint(&mut files, control)
         })?;
-        // Save the checkpoint as if training continued, and apply the stop in the next hook.
+        // Save the checkpoint as if training continued, and apply the stop in the next hook, also
+        // if that hook runs in a process that resumes from this checkpoint.
         let stop = self.control.stop.take();
         self.apply_control()?;
+        self.state.pending_stop.clone_from(&stop);
         self.control.stop = stop;
         let files = files.into_files();
         self.state.callbacks.clear();
@@ -175,6 +177,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if is_copy {
             self.check_copy(was)?;
             (state.order, state.stopped) = (self.state.order.clone(), None);
+            state.pending_stop = None;
         } else if is != was {
             let text = format!(
                 "it was trained on {} samples in global batches of {}, not on {} in {}; use the \

@@ -50,6 +50,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             (run.control.scale, run.control.keeps_weights) = (None, false);
         }
         run.apply_control()?;
+        run.control.stop = run.state.pending_stop.take();
         Ok(run)
     }
 

@@ -53,6 +53,10 @@ pub(crate) struct RunState {
     pub(crate) callbacks: BTreeMap<String, Value>,
     /// Why a callback stopped the training.
     pub(crate) stopped: Option<String>,
+    /// Why a callback stops the training in the first hook after this checkpoint: it requested the
+    /// stop while the checkpoint was saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pending_stop: Option<String>,
     /// Metrics of each epoch, as bits.
     pub(crate) history: Vec<BTreeMap<String, u64>>,
     pub(crate) optimizers: OptimizersState,

@@ -203,6 +203,19 @@ fn stop_from_on_checkpoint_applies_one_batch_later() {
 }
 
 #[test]
+fn stop_from_on_checkpoint_survives_a_restart() {
+    let _stream = lock_random_stream();
+    let (folder, seen) = (tempfile::tempdir().unwrap(), Arc::<Mutex<Vec<_>>>::default());
+    let asks =
+        |stops| Asks { at: "checkpoint", scale: 1.0, stops, seen: Arc::clone(&seen) }.boxed();
+    // The first process ends after the checkpoint, before another hook for a batch.
+    fit(folder.path(), 7, 7, vec![asks(true)]).unwrap();
+    let fitted = fit(folder.path(), 7, 20, vec![asks(false)]).unwrap();
+    assert_eq!(fitted.stopped.as_deref(), Some("enough"));
+    assert_eq!(seen.lock().unwrap().last().unwrap().0, 8);
+}
+
+#[test]
 fn callback_stop_writes_the_last_row() {
     struct Stops;
     impl Callback for Stops {

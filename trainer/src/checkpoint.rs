@@ -158,7 +158,8 @@ impl Checkpointer {
         self.poll_within(Duration::ZERO)
     }
 
-    /// Same as [`poll`](Self::poll), but waits up to `wait` for the save in flight.
+    /// Same as [`poll`](Self::poll), but without a completed checkpoint, waits up to `wait` for the
+    /// save in flight.
     ///
     /// # Errors
     ///
@@ -167,20 +168,19 @@ impl Checkpointer {
         &mut self,
         wait: Duration,
     ) -> Result<Option<SavedCheckpoint>, CheckpointError> {
-        if let Some((name, receiver)) = &self.in_flight {
-            let outcome = match receiver.recv_timeout(wait) {
-                Ok(outcome) => Some(outcome),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => {
-                    Some(Err(CheckpointError::ShutDown { name: name.clone() }))
-                }
-            };
-            if let Some(outcome) = outcome {
-                self.in_flight = None;
-                self.done.push_back(outcome?);
-            }
+        if let Some(saved) = self.done.pop_front() {
+            return Ok(Some(saved));
         }
-        Ok(self.done.pop_front())
+        let Some((name, receiver)) = &self.in_flight else { return Ok(None) };
+        let outcome = match receiver.recv_timeout(wait) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) => return Ok(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(CheckpointError::ShutDown { name: name.clone() })
+            }
+        };
+        self.in_flight = None;
+        outcome.map(Some)
     }
 
     /// Returns the name of the checkpoint whose save is in flight.
@@ -188,14 +188,16 @@ impl Checkpointer {
         self.in_flight.as_ref().map(|(name, _)| name.as_str())
     }
 
-    /// Waits for the save in flight, then returns the same as [`poll`](Self::poll). Call until it
-    /// returns `None`.
+    /// Same as [`poll`](Self::poll), but without a completed checkpoint, waits for the save in
+    /// flight. Call until it returns `None`.
     ///
     /// # Errors
     ///
     /// Returns the error of a failed save, once.
     pub fn finish(&mut self) -> Result<Option<SavedCheckpoint>, CheckpointError> {
-        self.wait()?;
+        if self.done.is_empty() {
+            self.wait()?;
+        }
         Ok(self.done.pop_front())
     }
 

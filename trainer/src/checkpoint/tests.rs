@@ -177,6 +177,24 @@ fn next_save_waits_for_the_previous() {
     assert_eq!(checkpoints.finish().unwrap(), None);
 }
 
+/// The process may be killed during the second save.
+#[test]
+fn complete_checkpoint_does_not_wait_for_the_next() {
+    let fixture = Fixture::new();
+    let mut checkpoints = fixture.checkpoints();
+    checkpoints.begin(save(1), Box::new(|| Ok(new_contents()))).unwrap();
+    let (go, wait) = channel();
+    let slow = move || match wait.recv_timeout(Duration::from_secs(30)) {
+        Ok(()) => Ok(new_contents()),
+        Err(error) => Err(error.to_string()),
+    };
+    checkpoints.begin(save(2), Box::new(slow)).unwrap();
+    assert_eq!(checkpoints.finish().unwrap().map(|saved| saved.batches), Some(1));
+    go.send(()).unwrap();
+    assert_eq!(checkpoints.finish().unwrap().map(|saved| saved.batches), Some(2));
+    assert_eq!(checkpoints.finish().unwrap(), None);
+}
+
 #[test]
 fn manifest_is_written_after_the_metrics() {
     let fixture = Fixture::new();

@@ -231,6 +231,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Saves a checkpoint, waits until everything is stored, and returns the error to exit with.
     fn checkpoint_and_exit(&mut self, code: ExitCode, why: &str) -> Error {
+        // Report a save in progress now: the process may be killed during the next one.
+        if self.saved != Some(self.state.batches) {
+            self.wait_for(|run| run.io().finish_earlier_save());
+        }
         // A rank whose save fails exits without the exchange, which ends the others' wait for it.
         let stored = self.save().and_then(|()| self.wait_for(Self::wait_until_all_stored));
         match stored.and_then(|()| self.end_hooks()) {

@@ -106,6 +106,14 @@ impl TrialIo {
         Ok(())
     }
 
+    /// Waits for a save in progress, before a stop saves a later state, and reports it. If it
+    /// failed, prints the error: the later checkpoint replaces it.
+    pub(crate) fn finish_earlier_save(&mut self) {
+        if let Err(error) = self.report_saved(true) {
+            eprintln!("stoker: an earlier save failed: {error}; saving the latest state instead");
+        }
+    }
+
     /// Returns the name of the checkpoint whose save is in progress.
     pub(crate) fn checkpoint_in_progress(&self) -> Option<&str> {
         self.files.as_ref()?.checkpointer.in_flight()

@@ -111,6 +111,20 @@ fn the_directory_keeps_latest_and_best_checkpoints() {
     expect(&[(9, 1)]);
 }
 
+/// On a stop, an earlier save may still be in progress.
+#[test]
+fn stop_saves_although_an_earlier_save_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = alone(folder.path()).unwrap();
+    context.io().save(1, None, Box::new(|| Err("no memory".to_owned()))).unwrap();
+    context.io().finish_earlier_save();
+    save(&context, 2, None);
+    assert_eq!(names(folder.path()), ["000000000002-0"]);
+    context.io().finish_earlier_save();
+    let last = context.io().last_saved().map(|saved| saved.name);
+    assert_eq!(last.as_deref(), Some("000000000002-0"));
+}
+
 /// Minutes of the last response and of the start of the wait, and whether the runner is silent at
 /// minute 60.
 #[test]

@@ -188,11 +188,20 @@ impl TrialIo {
     }
 
     /// Restores the first complete checkpoint, if any.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the storage fails, or if training must not start from scratch: see
+    /// [`check_refused`](Self::check_refused).
     pub(crate) fn restore(&self) -> Result<Restored> {
-        self.restore_from(&self.resume_from)
+        let restored = self.restore_from(&self.resume_from)?;
+        if restored.checkpoint.is_none() {
+            self.check_refused(&restored.refused)?;
+        }
+        Ok(restored)
     }
 
-    /// Same as [`TrialIo::restore`], from these checkpoints.
+    /// Restores the first complete one of these checkpoints, if any.
     pub(crate) fn restore_from(&self, resume_from: &[CheckpointRef]) -> Result<Restored> {
         match &self.files {
             Some(files) => Ok(files.checkpointer.restore(resume_from)?),

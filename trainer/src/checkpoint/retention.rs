@@ -46,8 +46,9 @@ struct CompleteCheckpoint {
 /// counts as newer than all of an earlier attempt, which had corrupt newer checkpoints. Among equal
 /// metrics, the checkpoint with the fewest batches is the best, then that of the newest attempt.
 ///
-/// Each limit also retains as many checkpoints that are not in `refused`, because a refused one may
-/// be corrupt.
+/// Those in `refused` stay, and do not count: they may be corrupt, or intact and only of a format
+/// that this program does not know. The checkpoint with the most batches stays too, because an
+/// earlier process may have refused it: a short training must not replace a long one.
 fn prunable(
     limits: RetentionLimits,
     smaller_is_better: bool,
@@ -69,11 +70,12 @@ fn prunable(
     // Stable: the newest attempt stays first.
     best.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| batches(a.1).cmp(&batches(b.1))));
     let best = best.into_iter().map(|(_, known)| known).collect();
-    let mut kept = BTreeSet::new();
+    let mut kept: BTreeSet<&str> = refused.iter().map(String::as_str).collect();
+    let longest = known.iter().max_by_key(|known| batches(known));
+    kept.extend(longest.map(|known| known.name.as_str()));
     for (ranked, num) in [(by_age, limits.latest.max(1)), (best, limits.best)] {
         let usable = ranked.iter().filter(|known| !refused.contains(&known.name));
-        let all = ranked.iter().take(num as usize).chain(usable.take(num as usize));
-        kept.extend(all.map(|known| known.name.as_str()));
+        kept.extend(usable.take(num as usize).map(|known| known.name.as_str()));
     }
     let is_prunable = |known: &&CompleteCheckpoint| !kept.contains(known.name.as_str());
     known.iter().filter(is_prunable).map(|known| known.name.clone()).collect()
@@ -253,8 +255,8 @@ mod tests {
         check((u32::MAX, 1), &all, &[]);
         // Among equal metrics the one with the fewest batches is best; NaN is never best.
         check((1, 1), &[(a, Some(0.5)), (b, Some(0.5)), (c, Some(f64::NAN)), (d, None)], &[b, c]);
-        // The second attempt resumed from batch 100, because batch 400 was corrupt.
-        check((1, 0), &[(a, None), (d, None), ("000000000150-1", None)], &[a, d]);
+        // The second attempt resumed from batch 100, because it could not read batch 400.
+        check((1, 0), &[(a, None), (d, None), ("000000000150-1", None)], &[a]);
         // It trained batch 200 again, with the same metric or with a worse one.
         let (again, next) = ("000000000200-1", "000000000300-1");
         let same = [(a, None), (b, Some(0.5)), (again, Some(0.5)), (next, None)];
@@ -262,7 +264,8 @@ mod tests {
         let worse = [(a, None), (b, Some(0.5)), (again, Some(0.75)), (next, None)];
         check((1, 1), &worse, &[a, again]);
         check_refused(&[b], (1, 1), &worse, &[a]);
-        check_refused(&[b, c], (2, 0), &[(a, None), (b, None), (c, None), (again, None)], &[b]);
+        check_refused(&[b, c], (2, 0), &[(a, None), (b, None), (c, None), (again, None)], &[]);
+        check_refused(&[b], (1, 0), &[(a, None), (b, None), (c, None), (again, None)], &[a]);
         let larger = [(a, Some(0.5)), (b, Some(0.25)), (c, None)];
         let larger =
             larger.map(|(name, metric)| CompleteCheckpoint { name: name.to_owned(), metric });

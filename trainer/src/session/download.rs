@@ -28,7 +28,8 @@ impl Session<'_> {
     ///
     /// # Errors
     ///
-    /// Fails if the storage, another rank or `read` fails.
+    /// Fails if the storage, another rank or `read` fails. Without a runner, also fails if there
+    /// are checkpoints but none can be read.
     pub fn restore_path<T>(
         &self,
         read: impl FnOnce(&Path, &CheckpointMetadata) -> Result<T>,
@@ -159,6 +160,7 @@ impl Session<'_> {
         }
         if chosen.is_none() {
             check_source(&refs, &refused)?;
+            io.check_refused(&refused)?;
         }
         let resumed_from = chosen.as_ref().map(|(wanted, _)| wanted.name.clone());
         let batches = chosen.as_ref().map_or(0, |(_, manifest)| manifest.batches);

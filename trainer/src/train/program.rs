@@ -47,8 +47,9 @@ pub struct Standalone {
     /// Training length. With `None`, [`Fit::epochs`](crate::Fit::epochs) sets it, or else it is one
     /// epoch.
     pub length: Option<Length>,
-    /// Directory for checkpoints and metrics. Training resumes from its latest checkpoint. With
-    /// `None`, nothing is stored. Only one program at a time may use a directory.
+    /// Directory for checkpoints and metrics. Training resumes from its latest checkpoint that can
+    /// be read, and fails if there are checkpoints but none can be. With `None`, nothing is stored.
+    /// Only one program at a time may use a directory.
     pub folder: Option<PathBuf>,
     /// Number of latest checkpoints to retain in the directory (default and minimum: 1). Until
     /// training is over, at least 3 are retained.

@@ -1,9 +1,12 @@
 //! Checkpoints and attempt number of a program without a runner.
 
+use std::collections::BTreeMap;
+
 use stoker_api::contract::{CheckpointRef, TrialConfig};
 use stoker_storage::{Storage, hash, layout};
 use tokio::runtime::Handle;
 
+use super::TrialIo;
 use crate::Result;
 
 /// Number of checkpoints from which a program without a runner may resume: the newest, and others
@@ -45,4 +48,29 @@ pub(super) fn resume_latest(
     config.resume_from = listed?;
     config.attempt = attempts;
     Ok(())
+}
+
+impl TrialIo {
+    /// Checks that a program without a runner may start from scratch, after it has refused these
+    /// checkpoints and found no other. Under a runner, it may: the runner retains the refused ones.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the directory contains checkpoints: they may be intact and only of another format,
+    /// and a new training must not replace them.
+    pub(crate) fn check_refused(&self, refused: &BTreeMap<String, String>) -> Result<()> {
+        let newest = self.resume_from.iter().find_map(|newest| refused.get_key_value(&newest.name));
+        let (Some((name, why)), Some(files), false) = (newest, &self.files, self.has_runner) else {
+            return Ok(());
+        };
+        let store = files.checkpointer.store();
+        let folder = layout::checkpoints_path(&store.trial_path);
+        let text = format!(
+            "cannot resume from {}/{folder}: all its checkpoints are refused; the newest is \
+             {name}: {why}; run a program that can read them, use another directory, or move them \
+             away to start from scratch",
+            store.storage.url()
+        );
+        Err(text.into())
+    }
 }

@@ -14,18 +14,18 @@ fn alone(folder: &Path) -> Result<Context> {
     Standalone { folder, quiet: true, ..Standalone::default() }.context()
 }
 
-/// Writes a manifest of a checkpoint with this name, and optionally a metric.
-fn write(folder: &Path, name: &str, metric: Option<f64>) {
+/// Writes a manifest of a checkpoint with this name.
+fn write(folder: &Path, name: &str, format: u32) {
     let path = folder.join("trial/checkpoints").join(name);
     std::fs::create_dir_all(&path).unwrap();
     let (batches, attempt) = layout::parse_checkpoint_name(name).unwrap();
     let manifest = Manifest {
-        format: 1,
+        format,
         experiment_id: "alone".into(),
         trial: 0,
         attempt,
         batches,
-        metric: metric.map(stoker_api::number::format),
+        metric: None,
         validation: BTreeMap::new(),
         files: BTreeMap::new(),
         unsent: vec![],
@@ -68,7 +68,7 @@ fn the_second_program_in_a_directory_is_refused() {
 fn a_start_reads_only_the_newest_manifests() {
     let folder = tempfile::tempdir().unwrap();
     let all: Vec<String> = (1..=40).map(|batches| layout::checkpoint_name(batches, 0)).collect();
-    all.iter().for_each(|name| write(folder.path(), name, None));
+    all.iter().for_each(|name| write(folder.path(), name, 1));
     let context = alone(folder.path()).unwrap();
     let io = context.io();
     let names: Vec<_> = io.resume_from().iter().map(|checkpoint| checkpoint.name.clone()).collect();
@@ -109,6 +109,41 @@ fn the_directory_keeps_latest_and_best_checkpoints() {
     save(&context, 9, Some(0.125));
     context.io().end_training();
     expect(&[(9, 1)]);
+}
+
+#[test]
+fn unreadable_checkpoints_are_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let unreadable = [1000, 2000, 3000].map(|batches| layout::checkpoint_name(batches, 0));
+    unreadable.iter().for_each(|name| write(folder.path(), name, 99));
+    let context = alone(folder.path()).unwrap();
+    let of_loop = context.io().restore().map(drop).unwrap_err().to_string();
+    let of_session = context.session().restore_path(|_, _| Ok(())).unwrap_err().to_string();
+    let path = folder.path().join("trial/checkpoints");
+    let expected = format!("cannot resume from {}: all its checkpoints", path.display());
+    for error in [of_loop, of_session] {
+        assert!(error.starts_with(&expected), "{error}");
+        assert!(error.contains("the newest is 000000003000-0: cannot read"), "{error}");
+        assert!(error.contains("it has format 99") && error.contains("move them away"), "{error}");
+    }
+    drop(context);
+    // With an older checkpoint that can be read, the program resumes.
+    write(folder.path(), "000000000010-0", 1);
+    let context = alone(folder.path()).unwrap();
+    let restored = context.session().restore_path(|_, saved| Ok(saved.batches)).unwrap();
+    assert_eq!(restored, Some(10));
+    (20..=24).for_each(|batches| save(&context, batches, None));
+    context.io().end_training();
+    assert_eq!(names(folder.path())[0], layout::checkpoint_name(24, context.config.attempt));
+    assert_eq!(names(folder.path())[1..], unreadable);
+    drop(context);
+    // The next process has refused none of them.
+    let context = alone(folder.path()).unwrap();
+    assert_eq!(context.io().restore().unwrap().refused, BTreeMap::new());
+    (25..=28).for_each(|batches| save(&context, batches, None));
+    context.io().end_training();
+    let last = layout::checkpoint_name(28, context.config.attempt);
+    assert_eq!(names(folder.path()), [last.as_str(), "000000003000-0"]);
 }
 
 /// On a stop, an earlier save may still be in progress.

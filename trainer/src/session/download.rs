@@ -58,6 +58,7 @@ impl Session<'_> {
         ranks.gather_local(())?;
         let mut io = context.io();
         io.batches = manifest.batches;
+        io.restored = Some(wanted.name);
         let validation = validation_of(&manifest, &context.config.metric);
         io.restored_validation = validation.map(|metrics| (manifest.batches, metrics));
         drop(io);

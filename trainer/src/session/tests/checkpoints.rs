@@ -1,6 +1,9 @@
 //! Uploads, downloads and deletions of checkpoints, also by several ranks.
 
+use stoker_storage::hash::sha256_hex;
+
 use super::*;
+use crate::reporter::tests::TestReportServer;
 
 #[test]
 fn checkpoints_are_downloaded_and_deleted() {
@@ -144,4 +147,52 @@ fn conflicting_shards_fail_on_all_ranks() {
     let left = std::fs::read_dir(folder.path().join("trial/checkpoints"));
     let has_file = |entry: &std::fs::DirEntry| entry.path().join("x").exists();
     assert_eq!(left.map_or(0, |left| left.flatten().filter(has_file).count()), 0);
+}
+
+/// Returns the contexts of two ranks of a copy, under the runner at `address`.
+fn copies(folder: &Path, sha256: &str, address: std::net::SocketAddr) -> Vec<Context> {
+    let token = folder.join("token");
+    std::fs::write(&token, "one").unwrap();
+    let source = json!({
+        "name": "000000000005-0", "manifestSha256": sha256, "trialPath": "trial",
+    });
+    let config = json!({
+        "version": 1, "experiment": "x", "experimentId": "alone", "trial": 3, "attempt": 0,
+        "seed": 99, "experimentSeed": 7, "hyperparameters": {}, "unit": "batches", "units": 8,
+        "metric": "val_loss", "smallerIsBetter": true, "schedulingUnit": 100,
+        "aggregationFrequency": 1, "storage": {"url": folder, "trialPath": "copy"},
+        "resumeFrom": [source],
+        "door": {"url": format!("http://{address}/"), "tokenFile": token},
+    });
+    let context = |(number, rank): (usize, ThreadRank)| {
+        let mut config: TrialConfig = serde_json::from_value(config.clone()).unwrap();
+        let io = TrialIo::open(&mut config, None, number == 0).unwrap();
+        let ranks = Distributed::from_collective(Box::new(rank));
+        Context::new(config, io, StopSignal::default(), Device::flex().autodiff(), ranks)
+    };
+    ThreadRank::group(2).into_iter().enumerate().map(context).collect()
+}
+
+#[test]
+fn all_ranks_of_a_copy_complete_their_length() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = alone(folder.path());
+    let name = source.session().store_path(Upload::at(5), |_| Ok(())).unwrap();
+    drop(source);
+    let manifest = folder.path().join("trial/checkpoints").join(name).join("manifest.json");
+    let sha256 = sha256_hex(&std::fs::read(manifest).unwrap());
+    let server = TestReportServer::with_directives(|_| Directive::Stop);
+    let contexts = copies(folder.path(), &sha256, server.address);
+    let restored = each(&contexts, |context| {
+        let restored = context.session().restore_path(|_, saved| Ok(saved.batches)).unwrap();
+        (restored, context.io().check_is_copied().map_err(|error| error.to_string()))
+    });
+    assert_eq!(restored, [(Some(5), Ok(())), (Some(5), Ok(()))]);
+    let completed = each(&contexts, |context| {
+        let session = context.session();
+        assert_eq!(session.length(5, 8), 8);
+        session.report_metrics("validation", 8, [("loss", 0.5)]).unwrap();
+        session.complete_length(8).map_err(|error| error.to_string())
+    });
+    assert_eq!(completed, [Ok(None), Ok(None)]);
 }

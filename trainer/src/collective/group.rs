@@ -20,8 +20,10 @@ use super::{Collective, CollectiveOp, Topology, sum_in_rank_order, sum_on_host};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};
 
-/// All-reduces up to this size are summed on rank 0, or by both of two ranks: fewer round trips,
-/// but more bytes through one rank.
+/// All-reduces with segments up to this size are summed on rank 0, or by both of two ranks: fewer
+/// round trips, but more bytes through one rank. The head does not count. Its size changes when
+/// ranks agree on the names of metrics, as after a restart, and the path decides in which order the
+/// ranks add to segments. They add to a head in rank order on both paths.
 const GATHERED_BYTES_MAX: usize = 16 << 10;
 
 /// Connected ranks.
@@ -195,7 +197,7 @@ impl Group {
     }
 
     fn sum<T: Summable>(&self, op: CollectiveOp, mut values: Buffer<'_, T>) -> Result<()> {
-        let is_small = values.num_bytes() <= GATHERED_BYTES_MAX;
+        let is_small = values.segment_bytes() <= GATHERED_BYTES_MAX;
         self.with_channels(op, |channels, number| match (&mut channels.hub, &mut channels.ring) {
             (_, Some(ring)) if !is_small => ring.sum(op, number, values, &self.progress),
             (Some(hub), ring) => {

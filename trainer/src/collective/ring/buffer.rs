@@ -33,12 +33,17 @@ impl<'a, T: Summable> Buffer<'a, T> {
         Self { head, segments, bounds }
     }
 
-    pub(in crate::collective) fn num_bytes(&self) -> usize {
+    pub(super) fn num_bytes(&self) -> usize {
         self.bounds.last().copied().unwrap_or_default()
     }
 
     pub(super) fn head_bytes(&self) -> usize {
         size_of_val(self.head)
+    }
+
+    /// Returns the size without the head.
+    pub(in crate::collective) fn segment_bytes(&self) -> usize {
+        self.num_bytes() - self.head_bytes()
     }
 
     /// Returns the pieces of a range: the index of the part, 0 for the head, and the bytes in it.

@@ -57,6 +57,7 @@ fn heads_are_added_in_rank_order() {
             (3, 9, vec![2, 20]),
             (3, 1, vec![3, 1, 70_001, 0, 7, 30_000]),
             (4, 3_001, vec![]),
+            (4, 3_001, vec![5_000]),
             (5, 40, vec![1; 20_000]),
         ] {
             let what = format!("{name}, {size} ranks, {num_head} and {} segments", lengths.len());
@@ -87,6 +88,19 @@ fn heads_are_added_in_rank_order() {
             }
             assert!(results.iter().all(|(_, sums)| *sums == results[0].1), "{what}: ranks differ");
         }
+    }
+}
+
+/// A head grows after the first step of a process. With the segments, these heads have less and
+/// more than 16 KiB.
+#[test]
+fn sums_of_segments_do_not_depend_on_heads() {
+    for (name, run) in ALL {
+        let sums = on_ranks(run, 3, |ranks| {
+            let segments: [Vec<f32>; 1] = [(0..4_070).map(|i| value(ranks.rank(), i)).collect()];
+            [11, 17].map(|num_head| sum_segments(ranks, &vec![0.5; num_head], &segments).1)
+        });
+        assert!(sums.iter().all(|[short, long]| short == long), "{name}");
     }
 }
 

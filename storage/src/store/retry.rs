@@ -16,6 +16,8 @@ pub(crate) struct RetryPolicy {
     wait_max: Duration,
     /// Time without progress after which a failed attempt is the last.
     pub(super) stalled_max: Duration,
+    /// Time since the first attempt before which `attempts_max` does not apply.
+    outage_min: Duration,
 }
 
 impl RetryPolicy {
@@ -25,6 +27,7 @@ impl RetryPolicy {
         wait_first: Duration::from_millis(10),
         wait_max: Duration::from_millis(200),
         stalled_max: Duration::from_secs(15 * 60),
+        outage_min: Duration::ZERO,
     };
     /// For storage behind a network: about two minutes, enough for a restart of the store. Attempts
     /// that time out may take longer.
@@ -33,6 +36,7 @@ impl RetryPolicy {
         wait_first: Duration::from_millis(100),
         wait_max: Duration::from_secs(10),
         stalled_max: Duration::from_secs(15 * 60),
+        outage_min: Duration::ZERO,
     };
     /// Maximum number of attempts if a user waits for the result.
     const FEW_ATTEMPTS_MAX: u32 = 4;
@@ -42,7 +46,8 @@ impl RetryPolicy {
     /// Returns the same policy with at most [`FEW_ATTEMPTS_MAX`](Self::FEW_ATTEMPTS_MAX) attempts.
     pub(super) fn with_few_attempts(self) -> Self {
         let attempts_max = self.attempts_max.min(Self::FEW_ATTEMPTS_MAX);
-        Self { attempts_max, stalled_max: Self::FEW_ATTEMPTS_TIME, ..self }
+        let (stalled_max, outage_min) = (Self::FEW_ATTEMPTS_TIME, Duration::ZERO);
+        Self { attempts_max, stalled_max, outage_min, ..self }
     }
 
     /// Returns the wait after failed attempt number `attempt`, from 1. `jitter`, from 0
@@ -54,6 +59,19 @@ impl RetryPolicy {
 }
 
 impl Storage {
+    /// Returns the same root for operations whose failure loses work, such as saves. During an
+    /// outage, requests that fail at once are retried as long as those that time out: for 15
+    /// minutes. Errors that a retry cannot fix are returned at once. Local directories are
+    /// unchanged, because their failures do not pass.
+    pub fn with_long_retries(self) -> Self {
+        let outage_min = match self.folder {
+            Some(_) => Duration::ZERO,
+            None => self.retry_policy.stalled_max,
+        };
+        let retry_policy = RetryPolicy { outage_min, ..self.retry_policy };
+        self.with_retry_policy(retry_policy)
+    }
+
     /// Retries `operation` until it succeeds, fails permanently, or the retry limit is reached.
     pub(super) async fn retry<T, F>(
         &self,
@@ -77,7 +95,7 @@ impl Storage {
     where
         F: Future<Output = object_store::Result<T>>,
     {
-        let mut attempt = 0;
+        let (mut attempt, start) = (0, Instant::now());
         loop {
             attempt += 1;
             let source = match operation().await {
@@ -86,12 +104,13 @@ impl Storage {
             };
             let (error, is_transient) =
                 classify(Subject { url: &self.url, path }, attempt, &source);
-            let is_last = attempt >= self.retry_policy.attempts_max
-                || progress().elapsed() >= self.retry_policy.stalled_max;
+            let policy = self.retry_policy;
+            let is_last = progress().elapsed() >= policy.stalled_max
+                || (attempt >= policy.attempts_max && start.elapsed() >= policy.outage_min);
             if !is_transient || is_last {
                 return Err(error);
             }
-            tokio::time::sleep(self.retry_policy.wait(attempt, jitter())).await;
+            tokio::time::sleep(policy.wait(attempt, jitter())).await;
         }
     }
 }

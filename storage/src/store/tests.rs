@@ -177,6 +177,29 @@ async fn stalled_uploads_fail_within_half_an_hour() {
     assert!(start.elapsed() < Duration::from_secs(1800), "{:?}", start.elapsed());
 }
 
+/// A save consists of large and small objects and of rows of metrics.
+#[tokio::test(start_paused = true)]
+async fn saves_outlast_ten_minutes_of_refused_connections() {
+    let put = async |seconds, bytes: usize, long: bool| {
+        let store = Flaky::down_for(seconds);
+        let storage = Storage::from_store(store.clone(), "down://root")
+            .with_parts(store)
+            .with_retry_policy(RetryPolicy::NETWORK);
+        let storage = if long { storage.with_long_retries() } else { storage };
+        let start = Instant::now();
+        let stored = storage.put("a", vec![7; bytes].into()).await.is_ok();
+        let rows = storage.put_uniquely("b", "row".into()).await.is_ok();
+        (stored, rows, start.elapsed().as_secs() / 60)
+    };
+    for bytes in [3, 2 << 20, LARGE_BYTES] {
+        assert_eq!(put(600, bytes, true).await, (true, true, 10), "{bytes} bytes");
+        // For others, an early error is more useful.
+        let (stored, _, minutes) = put(600, bytes, false).await;
+        assert!(!stored && minutes < 5, "{bytes} bytes: {stored}, {minutes} minutes");
+    }
+    assert_eq!(put(1_500, 3, true).await, (false, true, 25));
+}
+
 /// Small and large files are written in different ways.
 #[tokio::test]
 async fn large_files_have_the_names_of_small_ones() {
@@ -227,6 +250,13 @@ async fn permanent_failures_report_the_last_error() {
     check(std::io::ErrorKind::ConnectionReset, 6, "failed on \"a/b\" 6 times").await;
     check(std::io::ErrorKind::StorageFull, 1, "is full").await;
     check(std::io::ErrorKind::PermissionDenied, 1, "refused access").await;
+    let store = Flaky::new(1, std::io::ErrorKind::PermissionDenied);
+    let storage = Storage::from_store(store.clone(), "flaky://root").with_long_retries();
+    storage.put("a/b", "x".into()).await.unwrap_err();
+    assert_eq!(store.count.load(Ordering::Relaxed), 1);
+    let store = Flaky::down_for(600);
+    let few = Storage::from_store(store, "flaky://root").with_long_retries().with_few_retries();
+    assert!(few.put("a/b", "x".into()).await.is_err());
 }
 
 #[test]

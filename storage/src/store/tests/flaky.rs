@@ -22,6 +22,8 @@ pub(super) struct Flaky {
     pub(super) count: AtomicU64,
     kind: std::io::ErrorKind,
     pub(super) link: Option<Link>,
+    /// End of an outage, in which all operations fail at once.
+    up_at: Option<Instant>,
     completions: Completions,
     num_completions: AtomicU64,
 }
@@ -81,7 +83,8 @@ impl Flaky {
         let [count, num_completions] = [(); 2].map(|()| AtomicU64::new(0));
         let completions = Completions::Reliable;
         let inner = InMemory::new();
-        Self { inner, every, count, kind, link: None, completions, num_completions }
+        let (link, up_at) = (None, None);
+        Self { inner, every, count, kind, link, up_at, completions, num_completions }
     }
 
     pub(super) fn completing(completions: Completions) -> Arc<Self> {
@@ -95,7 +98,16 @@ impl Flaky {
         Arc::new(Self { link, ..Self::with(u64::MAX, std::io::ErrorKind::Other) })
     }
 
+    pub(super) fn down_for(seconds: u64) -> Arc<Self> {
+        let up_at = Some(Instant::now() + Duration::from_secs(seconds));
+        let store = Self::with(u64::MAX, std::io::ErrorKind::ConnectionRefused);
+        Arc::new(Self { up_at, ..store })
+    }
+
     fn tick(&self) -> Result<()> {
+        if self.up_at.is_some_and(|up_at| Instant::now() < up_at) {
+            return Err(self.error());
+        }
         match (self.count.fetch_add(1, Ordering::Relaxed) + 1) % self.every {
             0 => Err(self.error()),
             _ => Ok(()),

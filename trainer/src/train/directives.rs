@@ -112,7 +112,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.record_end();
         let stop_state = self.agreed_stop_state();
         if stop_state.signal {
-            return Err(self.checkpoint_and_exit(ExitCode::Preempted, "stopped by a signal"));
+            return Err(self.stop_by_signal());
         }
         match stop_state.directive {
             Some(Directive::Continue { units }) => self.extend_length(units),
@@ -209,9 +209,16 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     fn check_signal(&mut self) -> Result<()> {
         match self.agreed_stop_state().signal {
-            true => Err(self.checkpoint_and_exit(ExitCode::Preempted, "stopped by a signal")),
+            true => Err(self.stop_by_signal()),
             false => Ok(()),
         }
+    }
+
+    /// Saves a checkpoint after a signal on which all ranks have agreed, and returns the error to
+    /// exit with.
+    pub(super) fn stop_by_signal(&mut self) -> Error {
+        self.stop_state.signal = true;
+        self.checkpoint_and_exit(ExitCode::Preempted, "stopped by a signal")
     }
 
     /// Adopts a longer length. A granted length never shrinks.
@@ -231,6 +238,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Saves a checkpoint, waits until everything is stored, and returns the error to exit with.
     fn checkpoint_and_exit(&mut self, code: ExitCode, why: &str) -> Error {
+        self.context.distributed().record_activity(RankActivity::Train);
         // Report a save in progress now: the process may be killed during the next one.
         if self.saved != Some(self.state.batches) {
             self.wait_for(|run| run.io().finish_earlier_save());

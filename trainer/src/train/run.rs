@@ -75,6 +75,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         } else if self.state.batches == 0 {
             self.context.run_stage(TestStage::Validation, || self.check_searched_metric())?;
         }
+        self.make_up_validation()?;
         let context = self.context;
         let mut batches = self.loader();
         loop {
@@ -100,12 +101,27 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             }
             let due = self.after_batch()?;
             let is_best = match due.validation {
-                true => context.run_stage(TestStage::Validation, || self.validate())?,
+                true => context.run_stage(TestStage::Validation, || self.validate_after_batch())?,
                 false => false,
             };
             self.after_validation(due, is_best)?;
         }
         self.finish()
+    }
+
+    /// Validates after a resume if a signal has interrupted the validation at this batch, and does
+    /// what follows. The row of metrics was written before.
+    fn make_up_validation(&mut self) -> Result<()> {
+        if !self.state.is_validation_due {
+            return Ok(());
+        }
+        let due = self.timetable.due(self.state.batches, self.granted);
+        let due = Due { row: false, validation: true, ..due };
+        self.update_control();
+        let is_best = self.validate_after_batch()?;
+        // The checkpoint at this batch lacks the result of the validation.
+        self.saved = None;
+        self.after_validation(due, is_best)
     }
 
     /// Locks the trial I/O. Must not be called twice in one expression, which would deadlock.

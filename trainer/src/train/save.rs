@@ -177,7 +177,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if is_copy {
             self.check_copy(was)?;
             (state.order, state.stopped) = (self.state.order.clone(), None);
-            state.pending_stop = None;
+            (state.pending_stop, state.is_validation_due) = (None, false);
         } else if is != was {
             let text = format!(
                 "it was trained on {} samples in global batches of {}, not on {} in {}; use the \

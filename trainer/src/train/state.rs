@@ -57,6 +57,10 @@ pub(crate) struct RunState {
     /// stop while the checkpoint was saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pending_stop: Option<String>,
+    /// Whether a signal has interrupted the validation at this batch. It starts over after the
+    /// resume, before what follows it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) is_validation_due: bool,
     /// Metrics of each epoch, as bits.
     pub(crate) history: Vec<BTreeMap<String, u64>>,
     pub(crate) optimizers: OptimizersState,
@@ -112,6 +116,11 @@ impl Validated {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// Returns values as bits: these are exact, and JSON cannot represent NaN.

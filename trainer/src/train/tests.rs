@@ -41,6 +41,7 @@ mod rank_failures;
 mod requests;
 mod settings;
 mod test_mode;
+mod validation_stops;
 mod warm_starts;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);

@@ -7,9 +7,27 @@ use super::call_hook;
 use super::run::Run;
 use super::state::Validated;
 use crate::callback::Logs;
+use crate::collective::{Distributed, all_gather_cbor};
 use crate::session::find_searched_metric;
 use crate::step::Metrics;
+use crate::stop::StopSignal;
 use crate::{Result, precision};
+
+/// Number of validation batches between two agreements of the ranks on whether to stop.
+const BATCHES_TO_STOP: u64 = 16;
+
+/// A stop signal has interrupted a validation.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped by a signal")]
+struct ValidationStopped;
+
+/// Returns whether a signal stops the validation before this batch. All ranks get one answer.
+fn is_stopped(stop: &StopSignal, index: u64, ranks: &Distributed) -> Result<bool> {
+    if ranks.size() == 1 || !index.is_multiple_of(BATCHES_TO_STOP) {
+        return Ok(ranks.size() == 1 && stop.is_set());
+    }
+    Ok(all_gather_cbor(ranks.collective(), "validation", stop.is_set())?.contains(&true))
+}
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Returns the means of a validation at this batch, under the names that callbacks use.
@@ -22,18 +40,36 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             .collect()
     }
 
+    /// Validates after a batch. Same as [`validate`](Self::validate), but a training that resumes
+    /// after an interruption also does what follows the validation.
+    pub(super) fn validate_after_batch(&mut self) -> Result<bool> {
+        self.state.is_validation_due = true;
+        let is_best = self.validate()?;
+        self.state.is_validation_due = false;
+        Ok(is_best)
+    }
+
     /// Validates. Returns whether the searched metric is the best so far.
+    ///
+    /// # Errors
+    ///
+    /// A stop signal interrupts the validation. A checkpoint is then saved, from which training
+    /// resumes with the whole validation.
     pub(super) fn validate(&mut self) -> Result<bool> {
         self.begin_validation()?;
         let Some(data) = &self.validation else { return self.record_no_validation() };
         let mut all = Metrics::default();
         let (step, ranks) = (self.step, self.context.distributed());
         let (callbacks, control) = (&mut self.callbacks, &mut self.control);
-        self.context.for_each_batch(
+        let stop = &self.context.stop;
+        let read = self.context.for_each_batch(
             &*self.model,
             data,
             self.batch_size,
             |index, model, batch| {
+                if is_stopped(stop, index, ranks)? {
+                    return Err(ValidationStopped.into());
+                }
                 call_hook(callbacks, control, ranks, |callback, control| {
                     callback.on_validation_batch_begin(index, control)
                 })?;
@@ -44,7 +80,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                     callback.on_validation_batch_end(index, control)
                 })
             },
-        )?;
+        );
+        match read {
+            Err(error) if error.is::<ValidationStopped>() => return Err(self.stop_by_signal()),
+            read => read?,
+        }
         let all = step.validated(all)?;
         let all = all.all_reduce(self.context.distributed().collective())?;
         self.record_validation(&all)

@@ -1,0 +1,101 @@
+//! Stops by a signal during a validation.
+
+use stoker_api::contract::Directive;
+
+use super::data_kinds::Tiny;
+use super::early_ends::config_under_runner;
+use super::*;
+use crate::reporter::tests::TestReportServer;
+use crate::trial_io::TrialIo;
+use crate::{Distributed, ThreadRank};
+
+/// Requests a stop like a signal, after this batch of the validation after this training batch.
+struct StopInValidation(Option<[u64; 2]>, StopSignal);
+
+impl Callback for StopInValidation {
+    fn wants_batch_logs(&self) -> bool {
+        false
+    }
+
+    fn on_validation_batch_end(&mut self, index: u64, control: &mut Control) -> Result<()> {
+        if self.0 == Some([control.batches(), index]) {
+            self.1.set();
+        }
+        Ok(())
+    }
+}
+
+/// Trains for 20 batches, with validations after batches 7, 14 and 20 of 7 batches each.
+fn train_until(folder: &Path, stop_at: Option<[u64; 2]>) -> Result<Fitted<Net>> {
+    let context = alone(Some(folder), 20).context()?;
+    let callbacks = vec![
+        EarlyStopping::new("val_loss").patience(9).boxed(),
+        StopInValidation(stop_at, context.stop.clone()).boxed(),
+    ];
+    let data = || Data::arrays(samples());
+    let fit = Fit::new(data()?).validation(data()?).batch_size(16).callbacks(callbacks);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    context.fit(Net::new(context.device()), optimizers(), step, fit)
+}
+
+#[test]
+fn interrupted_validations_start_over_after_a_resume() {
+    let _stream = lock_random_stream();
+    let straight = brief_folder();
+    let fitted = train_until(straight.path(), None).unwrap();
+    let (files, rows_straight) = (last_checkpoint(straight.path()), rows(straight.path()));
+    for stop_at in [[7, 0], [14, 5], [20, 3]] {
+        let folder = brief_folder();
+        // The second process is interrupted too.
+        for _ in 0..2 {
+            let error = train_until(folder.path(), Some(stop_at)).unwrap_err();
+            assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
+            let last = rows(folder.path()).pop().unwrap();
+            assert!((last.0, &*last.1) < (stop_at[0], "validation"), "{stop_at:?}: {last:?}");
+        }
+        let resumed = train_until(folder.path(), None).unwrap();
+        assert_eq!(resumed.history, fitted.history, "{stop_at:?}");
+        assert_eq!(rows(folder.path()), rows_straight, "{stop_at:?}");
+        if stop_at[0] < 20 {
+            assert!(last_checkpoint(folder.path()) == files, "{stop_at:?}");
+        }
+    }
+}
+
+#[test]
+fn all_ranks_stop_in_one_validation() {
+    let _stream = lock_random_stream();
+    let folder = brief_folder();
+    let directive = Directive::Continue { units: 20 };
+    let server = TestReportServer::with_directives(move |_| directive);
+    let context = |rank: ThreadRank| {
+        let mut config = config_under_runner(&server, "val_loss", folder.path());
+        let ranks = Distributed::from_collective(Box::new(rank));
+        let io = TrialIo::open(&mut config, None, ranks.rank() == 0).unwrap();
+        let device = Device::flex().autodiff();
+        let context = Context::new(config, io, StopSignal::default(), device, ranks);
+        context.silence();
+        context
+    };
+    let train = |context: Context| {
+        // 25 batches per validation; the signal reaches one rank.
+        let stop_at = (context.distributed().rank() == 1).then_some([20, 3]);
+        let stop = StopInValidation(stop_at, context.stop.clone()).boxed();
+        let data = || Data::arrays(samples());
+        let fit = Fit::new(data()?).validation(data()?).batch_size(2).callbacks(vec![stop]);
+        let step =
+            |model: &Tiny, (x, y): Pair| StepOutput::classification(model.output.forward(x), y);
+        let adam = Optimizers::one(AdamConfig::new().init(), 0.01);
+        context.fit(Tiny::new(context.device()), adam, step, fit).map(drop)
+    };
+    let contexts: Vec<Context> = ThreadRank::group(2).into_iter().map(context).collect();
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let ranks: Vec<_> =
+            contexts.into_iter().map(|context| scope.spawn(|| train(context))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap().unwrap_err()).collect()
+    });
+    for error in errors {
+        assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
+    }
+    assert!(rows(folder.path()).iter().all(|row| row.1 != "validation"));
+}

@@ -41,6 +41,8 @@ pub struct External {
     unsent: Vec<(u64, Event)>,
     /// Trial with a result at the full length.
     completed: Option<u32>,
+    /// Number of entries that turns have added to the grants of each trial, or slightly more.
+    num_grants: BTreeMap<u32, u32>,
 }
 
 impl External {
@@ -55,6 +57,7 @@ impl External {
             answered_in: 0,
             unsent: vec![],
             completed: None,
+            num_grants: BTreeMap::new(),
         }
     }
 
@@ -67,10 +70,17 @@ impl External {
     pub fn num_answers(&self) -> u64 {
         self.call
     }
+
+    fn note_grant(&mut self, trial: u32) {
+        *self.num_grants.entry(trial).or_default() += 1;
+    }
 }
 
 impl SearchMethod for External {
     fn observe(&mut self, event: &Event, _before: Option<Before>, book: &Book) {
+        if let Event::Result { trial, .. } | Event::Closed { trial, .. } = event {
+            self.note_grant(*trial);
+        }
         match event {
             Event::Answered(answered) => {
                 self.unsent.retain(|(order, _)| *order > answered.through);
@@ -81,8 +91,9 @@ impl SearchMethod for External {
             Event::Result { trial, units, .. } if *units >= self.units => {
                 self.completed = Some(*trial);
             }
-            Event::Deleted { .. } => {
+            Event::Deleted { trial } => {
                 self.unsent.retain(|(_, unsent)| unsent.trial() != event.trial());
+                self.num_grants.remove(trial);
             }
             Event::Began
             | Event::Result { .. }
@@ -96,6 +107,9 @@ impl SearchMethod for External {
     }
 
     fn commit(&mut self, step: &Step, _book: &Book) {
+        if let Step::Continue { trial, .. } | Step::Pause { trial } | Step::Stop { trial } = step {
+            self.note_grant(*trial);
+        }
         if let Step::Stop { trial } = step {
             self.completed.take_if(|completed| completed == trial);
         }

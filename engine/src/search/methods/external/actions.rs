@@ -11,6 +11,12 @@ use crate::search::book::{Book, TrialState};
 use crate::search::sample::{is_in_space, normalized};
 use crate::search::turn::{Event, Step};
 
+/// Maximum number of grants of a trial, by the schema of `Trial.spec.grants`.
+const GRANTS_MAX: u32 = 512;
+/// Number of grants that may follow from a continue: the continue itself, its result, a pause, and
+/// an end of the trial.
+const GRANTS_OF_CONTINUE: u32 = 4;
+
 impl External {
     /// Returns the steps of an answer to the question with events up to `through`. Actions on
     /// trials that have ended meanwhile have none: the next question tells the service.
@@ -160,6 +166,13 @@ impl Plan<'_> {
         if units > units_max {
             return Err(format!(
                 "units: {units}: must be at most spec.searcher.maxLength, which is {units_max}"
+            ));
+        }
+        let num_grants = self.method.num_grants.get(&trial).copied().unwrap_or_default();
+        if num_grants + GRANTS_OF_CONTINUE > GRANTS_MAX {
+            return Err(format!(
+                "trial: {trial}: its record is full: it has {num_grants} results, continues and \
+                 pauses; stop it"
             ));
         }
         Ok(Some(Step::Continue { trial, units }))

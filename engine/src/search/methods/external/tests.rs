@@ -186,6 +186,41 @@ fn stopped_trials_continue_neither_by_answers_nor_limits() {
 }
 
 #[test]
+fn trials_continue_until_their_records_are_full() {
+    let edit = |search: &mut SearchState| {
+        let edit = Edit {
+            max_trials: None,
+            max_concurrent: None,
+            units_max: 1000,
+            is_limited: false,
+            bracket_trials: vec![],
+        };
+        search.advance(Event::Edited(edit)).unwrap();
+    };
+    let num_continued = |is_paused: bool| {
+        let mut search = search();
+        answer(&mut search, &json!([create(1), create(9)])).unwrap();
+        edit(&mut search);
+        answer(&mut search, &json!([])).unwrap();
+        let is_refused = |number: &u64| {
+            result(&mut search, 0);
+            if is_paused {
+                answer(&mut search, &json!([{ "pause": { "trial": 0 } }])).unwrap();
+                // Leads to a question.
+                edit(&mut search);
+            }
+            let actions = json!([{ "continue": { "trial": 0, "units": number + 1 } }]);
+            let error = answer(&mut search, &actions).err().unwrap_or_default();
+            assert!(error.is_empty() || error.contains("its record is full"), "{error}");
+            !error.is_empty()
+        };
+        (1..1000).find(is_refused).map(|refused| refused - 1)
+    };
+    assert_eq!(num_continued(false), Some(254));
+    assert_eq!(num_continued(true), Some(169));
+}
+
+#[test]
 fn actions_on_trials_that_ended_meanwhile_do_nothing() {
     for event in
         [Event::Closed { trial: 1, cause: CloseCause::Failed }, Event::Deleted { trial: 1 }]

@@ -12,7 +12,7 @@ use stoker_api::trial::{DesiredTrialState, TrialStatus};
 
 use super::{Ledger, TrialRecord};
 use crate::search::book::TrialState;
-use crate::trial::{is_open, last_result_at, live_attempt};
+use crate::trial::{granted_units, is_open, last_result_at, live_attempt, result_at};
 
 /// Reason of an experiment of which no trial says why it is pending.
 const PENDING: &str = "Pending";
@@ -164,28 +164,46 @@ pub fn kills<R: Borrow<TrialRecord>>(
     state: DesiredState,
 ) -> Vec<(u32, DesiredTrialState)> {
     match state {
-        DesiredState::Killed => without_search(trials, state),
+        DesiredState::Killed => {
+            let request = Request { state, release_seconds: 0, now: Timestamp::default() };
+            without_search(trials, request).wanted
+        }
         DesiredState::Active | DesiredState::Paused | DesiredState::Cancelled => vec![],
     }
 }
 
-/// Returns the desired states of the open trials of an experiment whose search cannot be rebuilt:
-/// the user can still pause, cancel and kill them. No trial is started.
-pub fn without_search<R: Borrow<TrialRecord>>(
-    trials: &[R],
-    state: DesiredState,
-) -> Vec<(u32, DesiredTrialState)> {
-    let desired = match state {
-        DesiredState::Active => return vec![],
-        DesiredState::Paused => DesiredTrialState::Pause,
-        DesiredState::Cancelled => DesiredTrialState::Stop,
-        DesiredState::Killed => DesiredTrialState::Kill,
-    };
-    let open = trials
-        .iter()
-        .map(Borrow::borrow)
-        .filter(|record: &&TrialRecord| is_open(record) && record.spec.desired_state < desired);
-    open.map(|record| (record.spec.index, desired)).collect()
+/// Returns the desired states of the open trials of an experiment whose search cannot decide, for
+/// example because it cannot be rebuilt. The user can still pause, cancel and kill them. A trial
+/// with a result at its granted length releases its GPUs after `release_seconds`, and resumes once
+/// the search has continued it. No trial is started.
+pub fn without_search<R: Borrow<TrialRecord>>(trials: &[R], request: Request) -> DesiredStates {
+    let mut desired = DesiredStates::default();
+    let open = trials.iter().map(Borrow::borrow).filter(|trial: &&TrialRecord| is_open(trial));
+    for trial in open {
+        let target = match requested(request.state, None) {
+            Some(requested) => requested,
+            None if !is_idle(trial) => continue,
+            None => match release_at(trial, request, false).seconds_since(request.now) {
+                0 => DesiredTrialState::Pause,
+                seconds => {
+                    let earliest = desired.wake_seconds.unwrap_or(seconds).min(seconds);
+                    desired.wake_seconds = Some(earliest);
+                    continue;
+                }
+            },
+        };
+        if trial.spec.desired_state < target {
+            desired.wanted.push((trial.spec.index, target));
+        }
+    }
+    desired
+}
+
+/// Returns whether a trial that may run holds GPUs, but has nothing to train.
+fn is_idle(trial: &TrialRecord) -> bool {
+    trial.spec.desired_state.is_run()
+        && live_attempt(trial).is_some()
+        && result_at(trial, granted_units(&trial.spec)).is_some()
 }
 
 /// Why no trial runs: the reason of most trials, and the message of the first of these.

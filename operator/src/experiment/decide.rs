@@ -7,13 +7,14 @@ use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::{DesiredState, ReopenRequest};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{
-    Ledger, Refusal, Request, Unreadable, Write, desired_states, refused_edit,
+    Ledger, Refusal, Request, Unreadable, Write, desired_states, refused_edit, without_search,
 };
 use stoker_engine::search::SearchConfig;
 
 use super::answers::{Waiting, take_answers};
 use super::apply::Writer;
 use super::kept::Kept;
+use crate::cache::Key;
 use crate::error::Error;
 
 /// Outcome of the decisions of a pass.
@@ -80,10 +81,7 @@ pub(super) async fn decide(
         // The memory is ahead of the record.
         ledger = writer.rebuild(config)?.0;
     }
-    let desired = desired_states(&ledger, &writer.records(), request);
-    if is_recorded || request.state != DesiredState::Active {
-        writer.want(&desired.wanted).await;
-    }
+    let release = want(writer, &ledger, request, is_recorded).await;
     if is_recorded && creation.is_none() {
         writer.unpin(&ledger).await;
     }
@@ -91,7 +89,7 @@ pub(super) async fn decide(
         true => None,
         false => ledger.seconds_to_limit(&writer.spending(config), request.now),
     };
-    let wake = desired.wake_seconds.into_iter().chain(limit).map(Duration::from_secs);
+    let wake = release.into_iter().chain(limit).map(Duration::from_secs);
     let wake = wake.chain(ask_wait).min();
     let ledger = Arc::new(ledger);
     let is_decided = !is_over && !is_failed;
@@ -100,6 +98,33 @@ pub(super) async fn decide(
         writer.keep(&ledger);
     }
     Ok(Decided { ledger, wake, creation, refusal })
+}
+
+/// Writes the desired states of the trials. While a turn is not recorded, no trial starts. Returns
+/// the number of seconds until a trial releases its GPUs.
+async fn want(
+    writer: &mut Writer<'_>,
+    ledger: &Ledger,
+    request: Request,
+    is_recorded: bool,
+) -> Option<u64> {
+    let desired = desired_states(ledger, &writer.records(), request);
+    if is_recorded || request.state != DesiredState::Active {
+        writer.want(&desired.wanted).await;
+    } else if writer.errors.iter().any(|error| matches!(error, Error::Refused { .. })) {
+        // Nothing may be decided for a long time. Other errors pass soon.
+        want_without_search(writer, request).await;
+    }
+    desired.wake_seconds
+}
+
+/// Writes the desired states of the trials while the search cannot decide. Returns the delay until
+/// the next reconcile.
+pub(super) async fn want_without_search(writer: &mut Writer<'_>, request: Request) -> Duration {
+    let desired = without_search(&writer.records(), request);
+    writer.want(&desired.wanted).await;
+    let resync = writer.context.resync_interval(&Key::of(&writer.experiment));
+    desired.wake_seconds.map_or(resync, |seconds| resync.min(Duration::from_secs(seconds)))
 }
 
 /// Writes all turns that follow from the record, and from the answers of an external searcher.

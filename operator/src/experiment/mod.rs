@@ -24,14 +24,14 @@ use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{
     Ledger, Refusal, Request, Summary, Unreadable, conditions, failed, kills, malformed_trial,
-    refusal, set_phase, set_refusal, without_search,
+    refusal, set_phase, set_refusal,
 };
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 use stoker_engine::trial::config::experiment_seed;
 
 use self::apply::Writer;
-use self::decide::{Decided, decide};
+use self::decide::{Decided, decide, want_without_search};
 use self::kept::Kept;
 use crate::cache::Key;
 use crate::context::{Context, now};
@@ -93,24 +93,24 @@ async fn run(
         None
     });
     let storage = in_use.or_else(|| status.storage.clone());
+    let release_seconds = valid.spec.searcher.release_seconds;
+    let request = Request { state, release_seconds, now: now() };
     if let Some(trial) = unreadable.first() {
         if storage != status.storage {
             let after = ExperimentStatus { storage, ..status.clone() };
             apply::write_status(context, experiment, after).await?;
         }
-        return wait_for_trial(context, key, writer, state, trial.record.spec.index).await;
+        return wait_for_trial(key, writer, request, trial.record.spec.index).await;
     }
     let config = SearchConfig::new(valid, experiment_seed(valid, uid));
-    let release_seconds = valid.spec.searcher.release_seconds;
-    let request = Request { state, release_seconds, now: now() };
     let trial_refusal = refusal(&writer.records());
     let is_final = trial_refusal.as_ref().is_some_and(Refusal::is_final);
     let decided = match decide(&mut writer, kept, (valid, &config), request, is_final).await {
         Ok(decided) => decided,
         Err(unreadable) => {
-            writer.want(&without_search(&writer.records(), state)).await;
+            let wait = want_without_search(&mut writer, request).await;
             let reported = report_unreadable(context, key, experiment, &unreadable).await;
-            return most_severe(writer.errors).map_or(reported, Err);
+            return most_severe(writer.errors).map_or(reported.map(|()| Some(wait)), Err);
         }
     };
     let Decided { ledger, wake, creation, refusal } = decided;
@@ -146,15 +146,14 @@ async fn run(
 
 /// Waits for a trial that cannot be parsed: a decision without it could differ from one with it.
 async fn wait_for_trial(
-    context: &Context,
     key: &Key,
     mut writer: Writer<'_>,
-    state: DesiredState,
+    request: Request,
     trial: u32,
 ) -> Result<Option<Duration>, Error> {
     tracing::warn!(experiment = %key, trial, "waiting: a trial cannot be parsed");
-    writer.want(&without_search(&writer.records(), state)).await;
-    most_severe(writer.errors).map_or_else(|| Ok(Some(context.resync_interval(key))), Err)
+    let wait = want_without_search(&mut writer, request).await;
+    most_severe(writer.errors).map_or(Ok(Some(wait)), Err)
 }
 
 /// Returns the status of an experiment, without conditions.
@@ -174,13 +173,13 @@ fn status_of(
 }
 
 /// Reports a record from which the search cannot be rebuilt. Its trials train to what they were
-/// granted, and the user can pause, cancel or kill them.
+/// granted and then release their GPUs, and the user can pause, cancel or kill them.
 async fn report_unreadable(
     context: &Context,
     key: &Key,
     experiment: &Experiment,
     unreadable: &Unreadable,
-) -> Result<Option<Duration>, Error> {
+) -> Result<(), Error> {
     let generation = experiment.metadata.generation.unwrap_or_default();
     let message = format!(
         "{unreadable}; nothing is decided until this is repaired: upgrade the operator if a newer \
@@ -196,7 +195,7 @@ async fn report_unreadable(
         let written = apply::write_status(context, experiment, after).await?;
         context.event(&written, EventType::Warning, "Unreadable", message).await;
     }
-    Ok(Some(context.resync_interval(key)))
+    Ok(())
 }
 
 /// Separates refusals from other errors. The error of a creation comes with the reason for a

@@ -2,7 +2,7 @@
 
 use stoker_api::decisions::{EditedEvent, LimitReachedEvent, SearchLimit, SearchSettings};
 use stoker_api::experiment::AsyncHalvingSearch;
-use stoker_api::trial::{Attempt, CheckpointRecord, CloseCause, Fact, ResultFact};
+use stoker_api::trial::{Attempt, CheckpointRecord, CloseCause, Fact, Grant, ResultFact};
 use stoker_api::validate::Method;
 
 use super::*;
@@ -180,19 +180,33 @@ fn kill_reaches_open_trials_without_the_search() {
 }
 
 #[track_caller]
-fn check_without_search(trials: &str, state: DesiredState, expected: &str) {
-    let desired = without_search(&records(trials), state);
-    let found: Vec<_> =
-        desired.iter().map(|(trial, desired)| format!("{trial}:{desired:?}")).collect();
-    assert_eq!(found.join(" "), expected, "{trials} {state:?}");
+fn check_without_search(trials: &str, (state, now): (DesiredState, i64), expected: &str) {
+    let request = Request { state, release_seconds: 60, now: Timestamp(now) };
+    let desired = without_search(&records(trials), request);
+    let found = desired.wanted.iter().map(|(trial, wanted)| format!("{trial}:{wanted:?}"));
+    let wake = desired.wake_seconds.map(|seconds| format!("wake {seconds}"));
+    assert_eq!(found.chain(wake).collect::<Vec<_>>().join(" "), expected, "{trials} {state:?}");
 }
 
 #[test]
 fn user_ends_trials_of_unreadable_search() {
-    check_without_search("run* pause stop* run.", DesiredState::Active, "");
-    check_without_search("run* pause stop* run.", DesiredState::Paused, "0:Pause");
-    check_without_search("run* pause stop* run.", DesiredState::Cancelled, "0:Stop 1:Stop");
-    check_without_search("run* pause stop* run.", DesiredState::Killed, "0:Kill 1:Kill 2:Kill");
+    let trials = "run* pause stop* run.";
+    check_without_search(trials, (DesiredState::Active, 99), "");
+    check_without_search(trials, (DesiredState::Paused, 99), "0:Pause");
+    check_without_search(trials, (DesiredState::Cancelled, 99), "0:Stop 1:Stop");
+    check_without_search(trials, (DesiredState::Killed, 99), "0:Kill 1:Kill 2:Kill");
+}
+
+/// The results are from the time 0, and a release is due 60 s later.
+#[test]
+fn idle_trials_of_unreadable_search_release_gpus() {
+    let trials = "run*9 run* run9 pause*9 stop*9 run*9.";
+    check_without_search(trials, (DesiredState::Active, 59), "wake 1");
+    check_without_search(trials, (DesiredState::Active, 60), "0:Pause");
+    let mut continued = records("run*9");
+    continued[0].spec.grants.push(Grant { order: 1, fact: Some(0), units: 18, steps: None });
+    let request = Request { state: DesiredState::Active, release_seconds: 0, now: Timestamp(9) };
+    assert_eq!(without_search(&continued, request), DesiredStates::default());
 }
 
 /// Trials are `running`, `ended`, or the reason why they are pending.

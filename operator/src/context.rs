@@ -14,6 +14,7 @@ use stoker_api::trial::Trial;
 use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
 use crate::cache::{Cache, Cached as _, Change, Key};
+use crate::event_queue::EventQueue;
 use crate::experiment::kept::KeptSearches;
 use crate::metrics::Metrics;
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
@@ -75,7 +76,7 @@ pub struct Context {
     failure: OnceLock<String>,
     /// Objects by generation whose errors were written to their status.
     reported: Mutex<HashSet<(Key, i64)>>,
-    recorder: Recorder,
+    event_queue: EventQueue,
     /// Trials that start or wait to start.
     pub admission: crate::trial::observe::SharedAdmission,
     /// When a difference in conditions only was first observed, by object.
@@ -120,7 +121,7 @@ impl Context {
             controller: "stoker-operator".to_owned(),
             instance: Some(options.identity.clone()),
         };
-        let recorder = Recorder::new(client.clone(), reporter);
+        let event_queue = EventQueue::new(Recorder::new(client.clone(), reporter));
         let context = Self {
             client,
             options,
@@ -143,7 +144,7 @@ impl Context {
             last_contact: Mutex::default(),
             failure: OnceLock::new(),
             reported: Mutex::default(),
-            recorder,
+            event_queue,
             admission: Default::default(),
             debounced_since: Mutex::default(),
         };
@@ -286,17 +287,23 @@ impl Context {
         self.debounced_since.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
-    /// Emits an event for an object. Failures are only logged.
-    pub async fn event<K>(&self, object: &K, type_: EventType, reason: &str, note: String)
+    /// Writes the events of all objects. Never returns.
+    pub async fn write_events(&self) {
+        self.event_queue.write_all().await;
+    }
+
+    /// Emits an event for an object, which [`write_events`](Self::write_events) writes. Failures
+    /// are only logged.
+    pub fn event<K>(&self, object: &K, type_: EventType, reason: &str, note: String)
     where
         K: Resource<DynamicType = ()>,
     {
-        self.event_with_action(object, type_, reason, "Reconcile", note).await;
+        self.event_with_action(object, type_, reason, "Reconcile", note);
     }
 
     /// Same as [`event`](Self::event), with an action other than `Reconcile`. Events with the same
     /// reason and action are merged into one.
-    pub async fn event_with_action<K>(
+    pub fn event_with_action<K>(
         &self,
         object: &K,
         type_: EventType,
@@ -313,10 +320,8 @@ impl Context {
             action: action.to_owned(),
             secondary: None,
         };
-        let object = object.object_ref(&());
-        let published = self.recorder.publish(&event, &object);
-        if let Err(error) = crate::error::request("write an event", published).await {
-            tracing::warn!(%error, reason, "cannot write an event");
+        if !self.event_queue.add(event, object.object_ref(&())) {
+            tracing::warn!(reason, "cannot write an event: too many events wait");
         }
     }
 }

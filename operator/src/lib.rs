@@ -12,6 +12,7 @@ pub mod cache;
 pub mod context;
 pub mod dispatch;
 pub mod error;
+mod event_queue;
 pub mod experiment;
 pub mod job;
 pub mod leader;

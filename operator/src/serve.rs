@@ -78,6 +78,8 @@ pub async fn serve(options: Options, mut stop: watch::Receiver<bool>) -> Result<
     let spaces = namespaces::readable(&context.client, watched.clone()).await;
     watch_all(&context, &spaces, &mut tasks);
     tasks.spawn("dispatch", dispatch(context.clone(), changes));
+    let events = context.clone();
+    tasks.spawn("events", async move { events.write_events().await });
     let is_stopped = watch::Sender::new(false);
     let election = tokio::spawn(leader::run(context.clone(), is_stopped.subscribe()));
     let stop = async {

@@ -153,7 +153,7 @@ pub(super) async fn clean_up(
         }
         CleanUpStep::Retry(why) => {
             let note = format!("cannot delete checkpoints: {why}; retrying");
-            context.event(experiment, EventType::Warning, "CleanUpFailed", note).await;
+            context.event(experiment, EventType::Warning, "CleanUpFailed", note);
             DELETE_GRACE_SECONDS
         }
         CleanUpStep::Delete(grace_seconds) => grace_seconds,
@@ -259,7 +259,7 @@ async fn record_refusal(
     set_refusal(&mut after, refusal, generation(experiment), now());
     if after != *status {
         let written = apply::write_status(context, experiment, after.clone()).await?;
-        super::emit_refusal(context, &written, status, &after).await;
+        super::emit_refusal(context, &written, status, &after);
     }
     Ok(())
 }

@@ -80,7 +80,7 @@ async fn report_refused_edit(
     set_refusal(&mut after, refused, generation, now());
     if after != *status {
         let written = apply::write_status(context, experiment, after.clone()).await?;
-        emit_refusal(context, &written, status, &after).await;
+        emit_refusal(context, &written, status, &after);
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ fn reason(decision: &Decision) -> Option<&'static str> {
 
 /// Emits one event for each recorded decision that promotes, pauses or stops a trial. If there are
 /// too many, the experiment gets one event for the rest.
-pub(super) async fn emit_decisions(context: &Context, writer: &Writer<'_>, decisions: &[Decision]) {
+pub(super) fn emit_decisions(context: &Context, writer: &Writer<'_>, decisions: &[Decision]) {
     let decisions: Vec<(&Decision, &str)> =
         decisions.iter().filter_map(|decision| Some((decision, reason(decision)?))).collect();
     for (decision, reason) in decisions.iter().take(EVENTS_MAX) {
@@ -41,13 +41,13 @@ pub(super) async fn emit_decisions(context: &Context, writer: &Writer<'_>, decis
         // Events with the same action are merged, and only the first note is kept.
         let action = format!("Turn{}", decision.order);
         let note = decision.to_string();
-        context.event_with_action(trial, EventType::Normal, reason, &action, note).await;
+        context.event_with_action(trial, EventType::Normal, reason, &action, note);
     }
     if let Some(rest) = rest(&decisions) {
         let order = decisions.last().map_or(0, |(decision, _)| decision.order);
         let (type_, action) = (EventType::Normal, format!("Turn{order}"));
         let experiment: &Experiment = &writer.experiment;
-        context.event_with_action(experiment, type_, "Decided", &action, rest).await;
+        context.event_with_action(experiment, type_, "Decided", &action, rest);
     }
 }
 
@@ -65,7 +65,7 @@ fn rest(decisions: &[(&Decision, &str)]) -> Option<String> {
 }
 
 /// Emits an event if the API server dropped the storage record. No pod is created without it.
-pub(super) async fn emit_unrecorded_storage(
+pub(super) fn emit_unrecorded_storage(
     context: &Context,
     written: &Experiment,
     after: &ExperimentStatus,
@@ -76,7 +76,7 @@ pub(super) async fn emit_unrecorded_storage(
         let note = "cannot record status.storage: the custom resource definitions are older than \
                     the operator; apply crds/ of its version";
         tracing::error!(experiment = %Key::of(written), note);
-        context.event(written, EventType::Warning, "OldDefinitions", note.to_owned()).await;
+        context.event(written, EventType::Warning, "OldDefinitions", note.to_owned());
     }
 }
 

@@ -114,7 +114,7 @@ async fn run(
         }
     };
     let Decided { ledger, wake, creation, refusal } = decided;
-    events::emit_decisions(context, &writer, &writer.decisions).await;
+    events::emit_decisions(context, &writer, &writer.decisions);
     let mut planned = status_of(key, &writer.records(), &ledger, state);
     let creation = creation.map(|error| (error, malformed_trial(planned.trials_created)));
     let (mut refusals, mut errors) = split_refusals(writer.errors, creation);
@@ -134,8 +134,8 @@ async fn run(
     if after != recorded {
         match apply::write_status(context, &writer.experiment, after.clone()).await {
             Ok(written) => {
-                emit_events(context, &written, status, &after).await;
-                events::emit_unrecorded_storage(context, &written, &after).await;
+                emit_events(context, &written, status, &after);
+                events::emit_unrecorded_storage(context, &written, &after);
             }
             Err(error) => errors.push(error),
         }
@@ -193,7 +193,7 @@ async fn report_unreadable(
         tracing::error!(experiment = %key, message, "cannot rebuild the search of an experiment");
         condition::set(&mut after.conditions, valid);
         let written = apply::write_status(context, experiment, after).await?;
-        context.event(&written, EventType::Warning, "Unreadable", message).await;
+        context.event(&written, EventType::Warning, "Unreadable", message);
     }
     Ok(())
 }
@@ -261,7 +261,7 @@ async fn fail_invalid(
     }
     tracing::info!(experiment = %key, message, "experiment is invalid");
     let written = apply::write_status(context, experiment, after).await?;
-    context.event(&written, EventType::Warning, "Invalid", message).await;
+    context.event(&written, EventType::Warning, "Invalid", message);
     Ok(None)
 }
 
@@ -330,13 +330,13 @@ async fn report_unparsable(
 }
 
 /// Emits events for the change from `before` to `after`.
-async fn emit_events(
+fn emit_events(
     context: &Context,
     experiment: &Experiment,
     before: &ExperimentStatus,
     after: &ExperimentStatus,
 ) {
-    emit_refusal(context, experiment, before, after).await;
+    emit_refusal(context, experiment, before, after);
     if after.phase == before.phase && !before.conditions.is_empty() {
         return;
     }
@@ -362,11 +362,11 @@ async fn emit_events(
         best.unwrap_or_default(),
         why.map(|message| format!("; {message}")).unwrap_or_default()
     );
-    context.event(experiment, type_, reason, note).await;
+    context.event(experiment, type_, reason, note);
 }
 
 /// Emits an event with the API server's message if a refusal has a new reason.
-pub(crate) async fn emit_refusal(
+pub(crate) fn emit_refusal(
     context: &Context,
     experiment: &Experiment,
     before: &ExperimentStatus,
@@ -379,10 +379,8 @@ pub(crate) async fn emit_refusal(
     let Some(now) = refused(after) else { return };
     if refused(before).is_none_or(|before| before.reason != now.reason) {
         tracing::warn!(experiment = %Key::of(experiment), now.reason, now.message, "refused");
-        let action = now.reason.clone();
-        context
-            .event_with_action(experiment, EventType::Warning, &now.reason, &action, now.message)
-            .await;
+        let (type_, action) = (EventType::Warning, now.reason.clone());
+        context.event_with_action(experiment, type_, &now.reason, &action, now.message);
     }
 }
 

@@ -96,6 +96,6 @@ async fn end_refused_attempt(
         return Err(Error::Gone { operation: format!("read job {key}") });
     };
     let written = write_status(context, key, object, status).await?;
-    events::emit_events(context, key, object, &before, &written.status()).await;
+    events::emit_events(context, key, object, &before, &written.status());
     Ok(written)
 }

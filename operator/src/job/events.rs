@@ -9,7 +9,7 @@ use crate::cache::Key;
 use crate::context::Context;
 
 /// Emits events, metrics and logs for the change from `before` to `after`.
-pub(super) async fn emit_events(
+pub(super) fn emit_events(
     context: &Context,
     key: &Key,
     job: &InferenceJob,
@@ -38,7 +38,7 @@ pub(super) async fn emit_events(
         if end.end != AttemptEnd::Preempted {
             let note = format!("attempt {attempt}: {:?}: {reason}: {message}", end.end);
             let action = format!("EndAttempt{attempt}");
-            context.event_with_action(job, EventType::Warning, "AttemptEnded", &action, note).await;
+            context.event_with_action(job, EventType::Warning, "AttemptEnded", &action, note);
         }
     }
     if after.phase == before.phase && !before.conditions.is_empty() {
@@ -59,5 +59,5 @@ pub(super) async fn emit_events(
         after.rows_total,
         message.unwrap_or_default()
     );
-    context.event(job, type_, &format!("{:?}", after.phase), note).await;
+    context.event(job, type_, &format!("{:?}", after.phase), note);
 }

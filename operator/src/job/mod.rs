@@ -97,7 +97,7 @@ async fn run(
             Ok(()) => {
                 current = apply::write_status(context, key, job, status).await?;
                 context.clear_debounce(&state_key);
-                events::emit_events(context, key, job, &cached.status(), &current.status()).await;
+                events::emit_events(context, key, job, &cached.status(), &current.status());
             }
         }
     } else {
@@ -214,7 +214,7 @@ async fn fail_invalid(
     tracing::info!(job = %key, message, "job is invalid");
     apply::write_status(context, key, job, after).await?;
     context.metrics.job_ended(Phase::Failed);
-    context.event(job, EventType::Warning, "Invalid", message).await;
+    context.event(job, EventType::Warning, "Invalid", message);
     Ok(None)
 }
 

@@ -277,7 +277,7 @@ async fn end_refused_attempt(
     };
     refuse(&mut record, end, reason, message, &limits, now());
     let written = write_status(context, trial, record.status).await?;
-    super::emit_events(context, observed, &written).await;
+    super::emit_events(context, observed, &written);
     if written.record.status.phase.is_terminal() && observed.valid.spec.resources.num_pods() > 1 {
         delete_service(context, &written).await;
     }

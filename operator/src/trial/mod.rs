@@ -83,7 +83,7 @@ async fn apply(
             Ok(()) => {
                 trial = apply::write_status(context, &trial, record.status).await?;
                 context.clear_debounce(key);
-                emit_events(context, observed, &trial).await;
+                emit_events(context, observed, &trial);
             }
         }
     } else {
@@ -117,7 +117,7 @@ fn is_deferrable(before: &TrialStatus, after: &TrialStatus) -> bool {
 }
 
 /// Emits events, metrics and logs for changes in a trial's status.
-async fn emit_events(context: &Context, observed: &ObservedTrial, after: &CachedTrial) {
+fn emit_events(context: &Context, observed: &ObservedTrial, after: &CachedTrial) {
     let before = &observed.trial.record.status;
     let status = &after.record.status;
     let trial = &after.trial;
@@ -157,7 +157,7 @@ async fn emit_events(context: &Context, observed: &ObservedTrial, after: &Cached
             _ => (EventType::Warning, "AttemptEnded"),
         };
         let note = format!("attempt {number}: {end:?}: {reason}: {message}");
-        context.event_with_action(trial, type_, event, &format!("EndAttempt{number}"), note).await;
+        context.event_with_action(trial, type_, event, &format!("EndAttempt{number}"), note);
     }
     if status.phase.is_terminal() && !before.phase.is_terminal() {
         let note = status.message.clone().unwrap_or_default();
@@ -167,6 +167,6 @@ async fn emit_events(context: &Context, observed: &ObservedTrial, after: &Cached
             Phase::Cancelled => (EventType::Normal, "Cancelled"),
             _ => (EventType::Normal, "Completed"),
         };
-        context.event(trial, type_, reason, note).await;
+        context.event(trial, type_, reason, note);
     }
 }

@@ -20,8 +20,8 @@ mod summary;
 
 pub use crate::trial::TrialRecord;
 pub use ledger::{
-    Asked, EDIT_REFUSED, Ledger, PendingFact, Record, Unreadable, Write, append, is_edited,
-    is_requested, refused_edit,
+    Asked, EDIT_REFUSED, Ledger, PendingFact, Record, Unreadable, Write, append, full_log,
+    is_edited, is_requested, may_delete, refused_edit,
 };
 pub use prior::{PriorExperiment, prior_trials};
 pub use refusal::{

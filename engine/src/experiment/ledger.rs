@@ -13,6 +13,7 @@ mod answers;
 mod deletions;
 mod edits;
 mod explained;
+mod full_log;
 mod history;
 mod limits;
 mod rebuild;
@@ -24,6 +25,7 @@ use std::fmt;
 
 pub use answers::{Asked, append};
 pub use edits::{EDIT_REFUSED, is_edited, is_requested, refused_edit};
+pub use full_log::{full_log, may_delete};
 
 use stoker_api::decisions::{
     BeganEvent, LimitReachedEvent, LogEntry, LogEvent, PriorTrial, StepRecord,

@@ -7,7 +7,8 @@ use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::{DesiredState, ReopenRequest};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{
-    Ledger, Refusal, Request, Unreadable, Write, desired_states, refused_edit, without_search,
+    Ledger, Refusal, Request, Unreadable, Write, desired_states, full_log, may_delete,
+    refused_edit, without_search,
 };
 use stoker_engine::search::SearchConfig;
 
@@ -46,7 +47,9 @@ pub(super) async fn decide(
     let mut ask_wait = None;
     let status = writer.status();
     let num_created = ledger.book().next_index() - ledger.num_uncreated();
-    let mut refusal = refused_edit(&valid.spec.searcher, &status.log, num_created);
+    let full = full_log(config, valid.spec.reopen, &status.log);
+    let reopen = valid.spec.reopen.filter(|_| full.is_none());
+    let mut refusal = refused_edit(&valid.spec.searcher, &status.log, num_created).or(full);
     // The search cannot follow the edit, so it continues with its own numbers.
     let recorded = ledger.config().clone();
     let config = if refusal.is_some() { &recorded } else { config };
@@ -63,7 +66,7 @@ pub(super) async fn decide(
         match prior {
             Err(refused) => refusal = Some(refused),
             Ok(prior) => {
-                let input = Input { config, reopen: valid.spec.reopen, prior, missing, request };
+                let input = Input { config, reopen, prior, missing, request };
                 match take_all(writer, &mut ledger, valid, input, &mut creation).await {
                     Ok(waiting) => {
                         refusal = waiting.refusal.or(refusal);
@@ -177,7 +180,10 @@ async fn take_turns(
     let Some(writes) = edited else { return Ok(()) };
     let decided = ledger.decisions(None, &writes);
     writer.turn(writes, decided).await?;
-    let deleted = writer.deleted(ledger).await?;
+    let deleted = match may_delete(&writer.status().log) {
+        true => writer.deleted(ledger).await?,
+        false => vec![],
+    };
     if !deleted.is_empty() {
         let writes = ledger.delete(deleted, request.now);
         let decided = ledger.decisions(None, &writes);

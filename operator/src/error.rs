@@ -66,10 +66,18 @@ impl Error {
             403 if message.contains(" is forbidden: User \"") => {
                 Self::Unavailable { operation, reason: format!("{code}: {message}") }
             }
-            400 | 403 | 422 => Self::Refused { operation, code, message },
+            400 | 403 | 413 | 422 => Self::Refused { operation, code, message },
+            _ if is_too_large(&message) => Self::Refused { operation, code, message },
             _ => Self::Unavailable { operation, reason: format!("{code}: {message}") },
         }
     }
+}
+
+/// Returns whether etcd, or the API server's client of it, rejects the size of an object. The API
+/// server reports this with code 500, but a retry would be rejected too.
+fn is_too_large(message: &str) -> bool {
+    message.contains("etcdserver: request is too large")
+        || message.contains("trying to send message larger than max")
 }
 
 /// Classifies a rejected pod, Service or trial: the attempt's end, a reason in one word, and a
@@ -167,6 +175,9 @@ mod tests {
         check(422, "Invalid", "cannot do it: why");
         check(500, "InternalError", "cannot do it: 500: why");
         check(429, "TooManyRequests", "cannot do it: 429: why");
+        check(413, "RequestEntityTooLarge", "cannot do it: why");
+        let large = error(500, "InternalError", "etcdserver: request is too large");
+        assert!(matches!(large, Error::Refused { .. }), "{large:?}");
     }
 
     #[test]

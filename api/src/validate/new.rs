@@ -8,6 +8,10 @@ use super::{FieldError, Method, TRIALS_MAX, ValidExperiment, item, member, rules
 use crate::experiment::ExperimentSpec;
 use crate::hyperparameters::{ONE_OF, Parameter, ROOT, Space};
 
+/// Maximum number of trials that a search creates at once. One entry of the experiment's log records
+/// them with up to 70 bytes each, and etcd stores objects of at most 1.5 MB.
+const CREATED_AT_ONCE_MAX: u32 = 20_000;
+
 /// Remedy for a budget of too many trials.
 const LOWER: &str = "lower it, or raise maxLength";
 
@@ -28,7 +32,8 @@ pub(super) fn check_values(spec: &ExperimentSpec) -> Vec<FieldError> {
 pub(super) fn check_search(valid: &ValidExperiment) -> Vec<FieldError> {
     let num_brackets = check_num_brackets(&valid.method);
     let num_trials = check_num_trials(&valid.method, valid.units_max);
-    num_brackets.into_iter().chain(num_trials).collect()
+    let num_at_once = check_num_at_once(valid);
+    num_brackets.into_iter().chain(num_trials).chain(num_at_once).collect()
 }
 
 /// With base 1, all values are equal. With less, the bounds of values are in reverse order.
@@ -64,6 +69,40 @@ fn check_num_brackets(method: &Method) -> Option<FieldError> {
     let path = format!("spec.searcher.{name}.bracketRungs");
     let is_long = bracket_rungs.len() > RUNGS_MAX as usize;
     is_long.then(|| FieldError::new(&path, &json!(bracket_rungs), &rule))
+}
+
+/// Checks the number of trials that a search with a total number of trials creates at once.
+fn check_num_at_once(valid: &ValidExperiment) -> Option<FieldError> {
+    let (method, concurrency, num_trials): (_, u32, u128) = match &valid.method {
+        Method::Random { max_trials, max_concurrent } => {
+            ("random", *max_concurrent, (*max_trials).into())
+        }
+        Method::Grid { max_concurrent } => ("grid", *max_concurrent, valid.space.num_points()),
+        Method::Tpe(search) => ("tpe", search.max_concurrent_trials, search.max_trials.into()),
+        Method::Sobol(search) => ("sobol", search.max_concurrent_trials, search.max_trials.into()),
+        // Without a limit, the number of trials follows from the rungs.
+        Method::AsyncHalving(search) if search.max_concurrent_trials > 0 => {
+            ("asyncHalving", search.max_concurrent_trials, search.max_trials.into())
+        }
+        Method::AdaptiveAsha(search) if search.max_concurrent_trials > 0 => {
+            ("adaptiveAsha", search.max_concurrent_trials, search.max_trials.into())
+        }
+        Method::AdaptiveSimple(search) => {
+            ("adaptiveSimple", search.max_concurrent_trials, search.max_trials.into())
+        }
+        _ => return None,
+    };
+    let num_at_once = match concurrency {
+        0 => num_trials,
+        limit => num_trials.min(limit.into()),
+    };
+    let rule = format!(
+        "lets the search create {num_at_once} trials at once; set it to a number from 1 to \
+         {CREATED_AT_ONCE_MAX}"
+    );
+    let path = format!("spec.searcher.{method}.maxConcurrentTrials");
+    let is_large = num_at_once > u128::from(CREATED_AT_ONCE_MAX);
+    is_large.then(|| FieldError::new(&path, &json!(concurrency), &rule))
 }
 
 /// Checks the number of trials of methods for which it follows from `units`, the full length.

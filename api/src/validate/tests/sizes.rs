@@ -49,6 +49,29 @@ fn searches_have_at_most_100000_trials() {
     check(100, "adaptive", adaptive(6_700_000), Err(("adaptive.budget", "leads to 100500")));
 }
 
+/// The experiment records all of them in one entry of its log.
+#[test]
+fn searches_create_at_most_20000_trials_at_once() {
+    let searcher = |method: &str, max_trials: u32, concurrency: u32| {
+        let mut searcher = json!({ "metric": "loss", "maxLength": { "batches": 9 } });
+        searcher[method] = json!({ "maxTrials": max_trials, "maxConcurrentTrials": concurrency });
+        searcher
+    };
+    for method in ["random", "tpe", "adaptiveSimple"] {
+        let path = format!("spec.searcher.{method}.maxConcurrentTrials");
+        check("searcher", searcher(method, 20_001, 0), &path, "20001 trials at once");
+        check("searcher", searcher(method, 90_000, 20_001), &path, "from 1 to 20000");
+        for (max_trials, concurrency) in [(20_000, 0), (90_000, 20_000), (20_000, 30_000)] {
+            let mut spec = good();
+            spec["searcher"] = searcher(method, max_trials, concurrency);
+            run("x", spec).unwrap();
+        }
+        let mut spec = good();
+        spec["searcher"] = searcher(method, 90_000, 0);
+        validate_started("x", &serde_json::from_value(spec).unwrap()).unwrap();
+    }
+}
+
 /// Programs get these fields in an annotation of their pod.
 #[test]
 fn large_fields_are_refused_before_the_start() {

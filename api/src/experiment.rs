@@ -20,18 +20,19 @@ use serde_json::Value;
 use crate::pod::PodTemplate;
 
 pub use external::ExternalSearch;
-pub use full_length::{SobolSearch, TpeSearch};
+pub use full_length::{GridSearch, RandomSearch, SingleSearch, SobolSearch, TpeSearch};
 pub use length::{Length, Unit};
 pub use limits::SearchLimits;
 pub use optimizations::{GradientCompression, MixedPrecision, Optimizations};
 pub use pbt::PbtSearch;
 pub use reopen::{ReopenRequest, ReopenedTrials};
 pub use resources::Resources;
-pub use samplers::{MedianStopping, Objective, PriorTrials, SamplerSpec, SobolSampler, TpeSampler};
+pub use samplers::{
+    MEDIAN_STEPS_MAX, MedianStopping, Objective, PriorTrials, SamplerSpec, SobolSampler, TpeSampler,
+};
 pub use search::{
-    AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, GridSearch,
-    HyperbandSearch, RandomSearch, SEARCH_METHODS, SearchMode, Searcher, SingleSearch,
-    SyncHalvingSearch,
+    AdaptiveAshaSearch, AdaptiveSearch, AdaptiveSimpleSearch, AsyncHalvingSearch, HyperbandSearch,
+    SEARCH_METHODS, SearchMode, Searcher, SyncHalvingSearch,
 };
 pub use status::{BestTrial, ExperimentStatus, ParetoTrial, Phase, StorageRecord};
 

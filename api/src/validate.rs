@@ -24,7 +24,7 @@ use crate::experiment::{
 use crate::hyperparameters::Space;
 use crate::inference::InferenceJobSpec;
 
-pub use edits::{check_edit, check_max_trials, with_edits};
+pub use edits::{check_edit, check_max_trials, with_edits, with_settings};
 pub use external::check_on_cluster;
 
 /// Maximum length of an experiment's name. Names of trials, pods and paths extend it.

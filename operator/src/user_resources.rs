@@ -6,12 +6,13 @@ use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
-use stoker_api::experiment::Experiment;
+use stoker_api::experiment::{Experiment, ExperimentSpec};
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::validate::{
     FieldError, ValidExperiment, ValidInferenceJob, check_on_cluster, validate,
-    validate_inference_on_cluster, validate_started, validate_started_inference,
+    validate_inference_on_cluster, validate_started, validate_started_inference, with_settings,
 };
+use stoker_engine::experiment::recorded_settings;
 
 use crate::cache::{Cached, Key};
 use crate::objects::without_managed_fields;
@@ -44,10 +45,20 @@ impl UserResource for Experiment {
         let valid = match has_started {
             true => validate(name, &self.spec).or_else(|_| validate_started(name, &self.spec)),
             false => validate(name, &self.spec),
-        }?;
+        };
+        let valid = valid.or_else(|errors| without_edit(name, self).ok_or(errors))?;
         check_on_cluster(&self.spec.searcher).map_err(|error| vec![error])?;
         Ok(valid)
     }
+}
+
+/// Returns an experiment that was valid before its last edit, with the settings that its search has
+/// recorded; `None` if it is invalid with them too. Otherwise, such an edit would stop all trials.
+fn without_edit(name: &str, experiment: &Experiment) -> Option<ValidExperiment> {
+    let recorded = recorded_settings(&experiment.status.as_ref()?.log)?;
+    let searcher = with_settings(&experiment.spec.searcher, recorded);
+    let spec = ExperimentSpec { searcher, ..experiment.spec.clone() };
+    validate_started(name, &spec).ok()
 }
 
 impl UserResource for InferenceJob {
@@ -129,5 +140,53 @@ impl<K: UserResource> Cached for CachedObject<K> {
 
     fn is_same(&self, other: &Self) -> bool {
         self.version == other.version
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use stoker_api::experiment::DesiredState;
+
+    use super::*;
+
+    /// Validates an experiment whose search has recorded 9 epochs, and returns its length and its
+    /// desired state.
+    fn length(max_length: u64, every_units: u64, log: &Value) -> Option<(u64, bool)> {
+        let searcher = json!({
+            "metric": "loss", "maxLength": { "epochs": max_length }, "random": { "maxTrials": 2 },
+            "medianStopping": { "everyUnits": every_units },
+        });
+        let experiment = json!({
+            "apiVersion": "stoker.dev/v1alpha1",
+            "kind": "Experiment",
+            "metadata": { "name": "e", "uid": "u" },
+            "spec": {
+                "entrypoint": { "command": ["train"] }, "searcher": searcher, "state": "killed",
+            },
+            "status": { "trialsCreated": 2, "log": log },
+        });
+        let experiment: Experiment = serde_json::from_value(experiment).unwrap();
+        let valid = experiment.validate_spec("e").ok()?;
+        Some((valid.units_max, valid.spec.state == DesiredState::Killed))
+    }
+
+    #[test]
+    fn invalid_edit_leaves_recorded_settings() {
+        let settings = json!({
+            "maxTrials": 2, "maxConcurrentTrials": 16, "maxLength": 9, "releaseSeconds": 60,
+        });
+        let began = |settings: Value| {
+            let event = json!({ "began": { "version": "1", "settings": settings } });
+            json!([{ "order": 0, "at": "2026-01-01T00:00:00Z", "event": event }])
+        };
+        let log = began(settings);
+        assert_eq!(length(9, 1, &log), Some((9, true)));
+        assert_eq!(length(128, 1, &log), Some((128, true)));
+        assert_eq!(length(129, 1, &log), Some((9, true)));
+        // Other fields are invalid with the recorded settings too.
+        assert_eq!(length(129, 0, &log), None);
+        // An earlier version has recorded no settings.
+        assert_eq!(length(129, 1, &began(json!(null))), None);
     }
 }

@@ -23,10 +23,11 @@ pub struct ExternalSearch {
     #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 64)))]
     pub command: Vec<String>,
     /// Maximum number of trials that the service may create, from 1 to 100,000.
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 100_000)))]
     pub max_trials: u32,
     /// Maximum number of trials that train concurrently; 0 means no limit. Trials that the service
     /// creates beyond it wait. Default: 16.
     #[serde(default = "super::search::default_max_concurrent_trials")]
+    #[cfg_attr(feature = "crd", schemars(range(max = u32::MAX)))]
     pub max_concurrent_trials: u32,
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct ReopenRequest {
     /// Number of the request, at least 1. A request takes effect if its number is greater than that
     /// of all earlier ones.
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1, max = u32::MAX)))]
     pub number: u32,
     /// Trials to continue. Default: `stopped`.
     #[serde(default)]

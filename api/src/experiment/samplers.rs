@@ -78,6 +78,9 @@ fn default_true() -> bool {
     true
 }
 
+/// Maximum number of steps of median stopping. Each is recorded in the trial.
+pub const MEDIAN_STEPS_MAX: u64 = 128;
+
 /// Median stopping. A trial is validated after each step. It is stopped if its best result so far
 /// is worse than the median of the other trials' running means at the same length.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::samplers::MEDIAN_STEPS_MAX;
 use super::search::SEARCH_METHODS;
 
 /// CEL rule: no field except `state`, `reopen` and `searcher` has changed. The searcher has its own
@@ -93,12 +94,31 @@ pub(crate) fn external_rules() -> Value {
     ])
 }
 
+/// Fields of a length.
+const UNITS: [&str; 4] = ["records", "batches", "epochs", "units"];
+
+/// Returns the CEL rule that a raised `maxLength` leaves no more steps of median stopping than
+/// validation allows. The edit could not be taken back. Divides, since a product may overflow.
+fn steps_rule() -> String {
+    let fits = UNITS.map(|unit| {
+        let units = format!("self.maxLength.{unit}");
+        format!(
+            "(!has({units}) || ({units} - 1) / {MEDIAN_STEPS_MAX} < self.medianStopping.everyUnits)"
+        )
+    });
+    format!(
+        "!has(self.medianStopping) || !has(self.maxLength) || \
+         self.maxLength == oldSelf.maxLength || ({})",
+        fits.join(" && ")
+    )
+}
+
 /// Returns the rules of the searcher.
 pub(crate) fn searcher_rules() -> Value {
     let one = SEARCH_METHODS.map(|method| format!("has(self.{method})")).join(", ");
     let method =
         SEARCH_METHODS.map(|method| format!("has(self.{method}) == has(oldSelf.{method})"));
-    let unit = ["records", "batches", "epochs", "units"].map(|unit| {
+    let unit = UNITS.map(|unit| {
         let (new, old) = (format!("self.maxLength.{unit}"), format!("oldSelf.maxLength.{unit}"));
         format!("has({new}) == has({old}) && (!has({new}) || {new} >= {old})")
     });
@@ -129,6 +149,13 @@ pub(crate) fn searcher_rules() -> Value {
         {
             "rule": format!("{has_length} && (!has(self.maxLength) || ({}))", unit.join(" && ")),
             "message": "maxLength can only be raised after creation, in its unit",
+        },
+        {
+            "rule": steps_rule(),
+            "message": format!(
+                "maxLength must be at most {MEDIAN_STEPS_MAX} times medianStopping.everyUnits; \
+                 lower it"
+            ),
         },
         {
             "rule": "!(has(self.syncHalving) || has(self.adaptive) || has(self.adaptiveSimple) || \

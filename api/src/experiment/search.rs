@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::external::ExternalSearch;
-use super::full_length::{SobolSearch, TpeSearch};
+use super::full_length::{GridSearch, RandomSearch, SingleSearch, SobolSearch, TpeSearch};
 use super::length::{Length, Unit};
 use super::limits::SearchLimits;
 use super::pbt::PbtSearch;
@@ -119,6 +119,7 @@ pub struct Searcher {
     /// Seconds for which a paused trial keeps its slots while no other trial waits for them. If it
     /// is continued within this time, it does not have to restart. Default: 60.
     #[serde(default = "default_release_seconds")]
+    #[cfg_attr(feature = "crd", schemars(range(max = u32::MAX)))]
     pub release_seconds: u32,
 }
 
@@ -155,36 +156,6 @@ impl Searcher {
     }
 }
 
-/// A search with one trial. Hyperparameters with a range are sampled once.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct SingleSearch {}
-
-/// A search with randomly sampled hyperparameters.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct RandomSearch {
-    /// Total number of trials, from 1 to 100,000.
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
-    pub max_trials: u32,
-    /// Maximum number of concurrent trials; 0 means no limit. Default: 16.
-    #[serde(default = "default_max_concurrent_trials")]
-    pub max_concurrent_trials: u32,
-}
-
-/// A grid search with at most 100,000 points. `int`, `double` and `log` parameters require a
-/// `count`.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct GridSearch {
-    /// Maximum number of concurrent trials; 0 means no limit. Default: 16.
-    #[serde(default = "default_max_concurrent_trials")]
-    pub max_concurrent_trials: u32,
-}
-
 /// Asynchronous successive halving. The rungs have the lengths `maxLength / divisor^k`, rounded
 /// down.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -193,7 +164,7 @@ pub struct GridSearch {
 #[serde(rename_all = "camelCase")]
 pub struct AsyncHalvingSearch {
     /// Total number of trials, from 1 to 100,000.
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 100_000)))]
     pub max_trials: u32,
     /// Number of rungs, at least 1. The shortest rung must have at least one unit.
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
@@ -205,6 +176,7 @@ pub struct AsyncHalvingSearch {
     /// Maximum number of trials that train concurrently; 0 means as many as keep all rungs busy.
     /// Default: 16.
     #[serde(default = "default_max_concurrent_trials")]
+    #[cfg_attr(feature = "crd", schemars(range(max = u32::MAX)))]
     pub max_concurrent_trials: u32,
     /// Whether a trial is stopped for good at the first rung where it is not among the best. By
     /// default it is paused, and continues if it later is. Default: false.
@@ -233,7 +205,7 @@ pub enum SearchMode {
 #[serde(rename_all = "camelCase")]
 pub struct AdaptiveAshaSearch {
     /// Total number of trials, from 1 to 100,000.
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 100_000)))]
     pub max_trials: u32,
     /// Numbers of rungs of the brackets: only the largest (`aggressive`), the larger half
     /// (`standard`), or each from 1 on (`conservative`). Default: `standard`.
@@ -254,6 +226,7 @@ pub struct AdaptiveAshaSearch {
     /// Maximum number of trials of all brackets that train concurrently; 0 means as many as keep
     /// all brackets busy. Default: 16.
     #[serde(default = "default_max_concurrent_trials")]
+    #[cfg_attr(feature = "crd", schemars(range(max = u32::MAX)))]
     pub max_concurrent_trials: u32,
     /// Same as in `asyncHalving`. Default: false.
     #[serde(default)]
@@ -277,6 +250,7 @@ pub struct SyncHalvingSearch {
     pub divisor: u32,
     /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
     #[serde(default = "default_max_concurrent_trials")]
+    #[cfg_attr(feature = "crd", schemars(range(max = u32::MAX)))]
     pub max_concurrent_trials: u32,
 }
 
@@ -306,6 +280,7 @@ pub struct AdaptiveSearch {
     pub divisor: u32,
     /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
     #[serde(default = "default_max_concurrent_trials")]
+    #[cfg_attr(feature = "crd", schemars(range(max = u32::MAX)))]
     pub max_concurrent_trials: u32,
 }
 
@@ -323,7 +298,7 @@ impl AdaptiveSearch {
 #[serde(rename_all = "camelCase")]
 pub struct AdaptiveSimpleSearch {
     /// Total number of trials, from 1 to 100,000.
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 100_000)))]
     pub max_trials: u32,
     /// Numbers of rungs of the brackets: only the largest (`aggressive`), the larger half
     /// (`standard`), or each from 1 on (`conservative`). Default: `standard`.
@@ -343,6 +318,7 @@ pub struct AdaptiveSimpleSearch {
     pub divisor: u32,
     /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
     #[serde(default = "default_max_concurrent_trials")]
+    #[cfg_attr(feature = "crd", schemars(range(max = u32::MAX)))]
     pub max_concurrent_trials: u32,
 }
 
@@ -368,6 +344,7 @@ pub struct HyperbandSearch {
     pub divisor: u32,
     /// Maximum number of trials that train concurrently; 0 means no limit. Default: 16.
     #[serde(default = "default_max_concurrent_trials")]
+    #[cfg_attr(feature = "crd", schemars(range(max = u32::MAX)))]
     pub max_concurrent_trials: u32,
 }
 

@@ -3,7 +3,8 @@
 use serde_json::json;
 
 use super::FieldError;
-use crate::experiment::Searcher;
+use crate::decisions::SearchSettings;
+use crate::experiment::{Length, Searcher};
 
 /// Returns `recorded` with all fields of `given` that may be edited: `maxTrials` and `maxLength` of
 /// searches whose rungs can grow, `maxConcurrentTrials`, `limits` and `releaseSeconds`.
@@ -21,6 +22,24 @@ pub fn with_edits(recorded: &Searcher, given: &Searcher) -> Searcher {
         edited.max_length = given.max_length;
     }
     edited
+}
+
+/// Returns `given` with the recorded values of all fields that may be edited.
+pub fn with_settings(given: &Searcher, recorded: &SearchSettings) -> Searcher {
+    let mut searcher = given.clone();
+    searcher.limits = Some(recorded.limits).filter(|limits| limits.all().next().is_some());
+    searcher.release_seconds = recorded.release_seconds;
+    if let (Some(number), Some(value)) = (max_trials_mut(&mut searcher), recorded.max_trials) {
+        *number = value;
+    }
+    let max_concurrent = recorded.max_concurrent_trials;
+    if let (Some(number), Some(value)) = (concurrency_mut(&mut searcher), max_concurrent) {
+        *number = value;
+    }
+    if let (false, Some((unit, _))) = (has_fixed_rungs(&searcher), searcher.max_length.get()) {
+        searcher.max_length = Length::new(unit, recorded.max_length);
+    }
+    searcher
 }
 
 /// Checks the values of edited fields.
@@ -138,6 +157,27 @@ mod tests {
         let fewer = json!({ "maxTrials": 5, "maxConcurrentTrials": 1 });
         check("adaptiveSimple", simple.clone(), fewer.clone(), json!({}), true);
         check("adaptiveSimple", simple, fewer, json!({ "maxLength": { "epochs": 12 } }), false);
+    }
+
+    #[test]
+    fn recorded_settings_replace_an_edit() {
+        let check = |method: &str, fields: Value, edited: Value, settings: Value| {
+            let recorded = searcher(method, fields, json!({}));
+            let more = json!({
+                "maxLength": { "epochs": 99 }, "limits": { "units": 5 }, "releaseSeconds": 1,
+            });
+            let given = searcher(method, edited, more);
+            let settings = serde_json::from_value(settings).unwrap();
+            assert_eq!(with_settings(&given, &settings), recorded, "{method}");
+        };
+        let settings = json!({
+            "maxTrials": 5, "maxConcurrentTrials": 2, "maxLength": 9, "releaseSeconds": 60,
+        });
+        let before = json!({ "maxTrials": 5, "maxConcurrentTrials": 2 });
+        let edited = json!({ "maxTrials": 7, "maxConcurrentTrials": 3 });
+        check("random", before.clone(), edited.clone(), settings.clone());
+        check("tpe", before, edited, settings);
+        check("single", json!({}), json!({}), json!({ "maxLength": 9, "releaseSeconds": 60 }));
     }
 
     #[test]

@@ -5,13 +5,10 @@ use serde_json::json;
 use super::external;
 use super::rules::{MAX_LENGTH, check_length, union_error};
 use super::{FieldError, Method, TRIALS_MAX};
-use crate::experiment::{Length, PbtSearch, SearchLimits, Searcher};
+use crate::experiment::{Length, MEDIAN_STEPS_MAX, PbtSearch, SearchLimits, Searcher};
 
 /// Maximum number of brackets and rungs, so that sizes fit into 64 bits.
 pub(super) const RUNGS_MAX: u32 = 16;
-
-/// Maximum number of steps of median stopping. Each is recorded in the trial.
-const STEPS_MAX: u64 = 128;
 
 /// Maximum number of experiments with prior trials, and of those trials.
 const PRIOR_EXPERIMENTS_MAX: usize = 16;
@@ -214,11 +211,11 @@ impl Checker<'_> {
             self.push("medianStopping.minTrials", &json!(0), "must be at least 1");
         }
         let units = self.searcher.length().map_or(0, |(_, units)| units);
-        let every_min = units.div_ceil(STEPS_MAX).max(1);
+        let every_min = units.div_ceil(MEDIAN_STEPS_MAX).max(1);
         if rule.every_units < every_min {
             let reason = format!(
-                "must be at least {every_min}: a trial of {units} units has at most {STEPS_MAX} \
-                 steps"
+                "must be at least {every_min}: a trial of {units} units has at most \
+                 {MEDIAN_STEPS_MAX} steps"
             );
             let value = json!(rule.every_units);
             self.push_reading("medianStopping.everyUnits", &value, &reason, &LENGTHS);

@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub use answers::{Asked, append};
-pub use edits::{EDIT_REFUSED, is_edited, is_requested, refused_edit};
+pub use edits::{EDIT_REFUSED, is_edited, is_requested, recorded_settings, refused_edit};
 pub use full_log::{full_log, may_delete};
 
 use stoker_api::decisions::{

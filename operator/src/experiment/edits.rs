@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
-use stoker_api::validate::ValidExperiment;
+use stoker_api::validate::{ValidExperiment, validate_started, with_edits};
 use stoker_engine::experiment::{
     EDIT_REFUSED, POD_INVALID, Refusal, TRIAL_INVALID, full_log, is_edited, refused_edit,
     set_refusal,
@@ -40,6 +40,7 @@ pub(super) async fn reconcile_ended(
     context.searchers.forget(key);
     let wait = clean_up::clean_up(context, key, experiment, valid, status, is_wanted).await?;
     if status.cleaned_up {
+        let refused = invalid_edit(key, experiment, valid).or(refused);
         report_refused_edit(context, experiment, status, refused.as_ref()).await?;
     }
     Ok(wait)
@@ -58,6 +59,23 @@ fn is_continued(
             .is_some_and(|refused| [POD_INVALID, TRIAL_INVALID].contains(&&*refused.reason));
     let config = SearchConfig::new(valid, 0);
     !is_over && !is_malformed && is_edited(&config, valid.spec.reopen, &status.log)
+}
+
+/// Returns why the search does not follow an edit that makes the experiment invalid; `None` if the
+/// experiment is valid. Otherwise, `valid` has the settings that the search has recorded.
+pub(super) fn invalid_edit(
+    key: &Key,
+    experiment: &Experiment,
+    valid: &ValidExperiment,
+) -> Option<Refusal> {
+    let recorded = &valid.spec.searcher;
+    if with_edits(recorded, &experiment.spec.searcher) == *recorded {
+        return None;
+    }
+    let errors = validate_started(&key.name, &experiment.spec).err()?;
+    let errors = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let message = format!("{errors}. The search continues with the settings before this edit");
+    Some(Refusal { reason: EDIT_REFUSED.to_owned(), message })
 }
 
 /// Returns the condition `Refused` if it holds.

@@ -120,7 +120,7 @@ async fn run(
     let (mut refusals, mut errors) = split_refusals(writer.errors, creation);
     refusals.extend(refusal);
     let wait = if refusals.is_empty() { context.resync_interval(key) } else { REFUSAL_RETRY };
-    refusals.extend(trial_refusal);
+    refusals.extend(trial_refusal.into_iter().chain(edits::invalid_edit(key, experiment, valid)));
     refusals.sort_by_key(|refusal| !refusal.is_final());
     let refused = refusals.first();
     if let Some(refusal) = refused.filter(|refusal| refusal.is_final()) {

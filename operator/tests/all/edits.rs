@@ -81,6 +81,7 @@ fn edited_search_continues_after_its_end() {
             (json!({ "metric": "accuracy" }), "metric, smallerIsBetter"),
             (json!({ "maxLength": { "batches": 3 } }), "maxLength can only be raised"),
             (json!({ "random": null, "grid": {} }), "the search method cannot change"),
+            (json!({ "random": { "maxTrials": 200_000 } }), "less than or equal to 100000"),
         ] {
             let error = edit(searcher).unwrap_err();
             assert!(error.contains(expected), "{error}");
@@ -101,6 +102,27 @@ fn edited_search_continues_after_its_end() {
         let mut indexes: Vec<u32> = indexes.collect();
         indexes.sort_unstable();
         assert_eq!(indexes, [0, 1, 2, 3, 4]);
+    });
+}
+
+/// The operator would find such an edit invalid, and `maxLength` cannot be lowered again.
+#[test]
+fn median_stopping_limits_raised_lengths() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("median").await;
+        let searcher =
+            json!({ "random": { "maxTrials": 2 }, "medianStopping": { "everyUnits": 2 } });
+        ns.apply("median", random(&searcher));
+        let raise = |batches: u64| {
+            let searcher = json!({ "maxLength": { "batches": batches } });
+            ns.patch("median", &json!({ "spec": { "searcher": searcher } }))
+        };
+        let error = raise(257).unwrap_err();
+        assert!(error.contains("at most 128 times medianStopping.everyUnits"), "{error}");
+        raise(256).unwrap();
     });
 }
 

@@ -61,10 +61,16 @@ impl Ledger {
     }
 }
 
+/// Returns the settings of the search that the log recorded last, at its beginning or in an edit;
+/// `None` if an earlier version began the search, and it was not edited since.
+pub fn recorded_settings(log: &[LogEntry]) -> Option<&SearchSettings> {
+    log.iter().rev().find_map(settings)
+}
+
 /// Returns whether the settings of the spec differ from the last recorded ones, or a request to
 /// reopen trials is new.
 pub fn is_edited(config: &SearchConfig, request: Option<ReopenRequest>, log: &[LogEntry]) -> bool {
-    let recorded = log.iter().rev().find_map(settings);
+    let recorded = recorded_settings(log);
     recorded.is_some_and(|recorded| *recorded != config.settings()) || is_requested(request, log)
 }
 
@@ -76,7 +82,7 @@ pub fn is_requested(request: Option<ReopenRequest>, log: &[LogEntry]) -> bool {
 /// Returns why the search cannot follow an edit; `None` if it can. The search continues with the
 /// settings before it.
 pub fn refused_edit(searcher: &Searcher, log: &[LogEntry], trials_created: u32) -> Option<Refusal> {
-    let before = log.iter().rev().find_map(settings)?.max_trials?;
+    let before = recorded_settings(log)?.max_trials?;
     let error = check_max_trials(searcher, before, trials_created)?;
     let message = format!("{error}. The search continues with {before} until this is corrected");
     Some(Refusal { reason: EDIT_REFUSED.to_owned(), message })

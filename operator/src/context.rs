@@ -15,6 +15,7 @@ use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
 use crate::cache::{Cache, Cached as _, Change, Key};
 use crate::event_queue::EventQueue;
+use crate::experiment::homes::UnsettledHomes;
 use crate::experiment::kept::KeptSearches;
 use crate::metrics::Metrics;
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
@@ -62,6 +63,8 @@ pub struct Context {
     pub searchers: Searchers,
     /// Searches in step with their records.
     pub kept_searches: KeptSearches,
+    /// Objects with a write of a turn whose outcome is unknown.
+    pub unsettled_homes: UnsettledHomes,
     /// Metrics of this replica.
     pub metrics: Metrics,
     /// Restarts all watches.
@@ -137,6 +140,7 @@ impl Context {
             job_reports: tokio::sync::Mutex::default(),
             searchers: Searchers::default(),
             kept_searches: KeptSearches::default(),
+            unsettled_homes: UnsettledHomes::default(),
             metrics: Metrics::default(),
             refresh: watch::Sender::new(0),
             trial_changes: tokio::sync::broadcast::Sender::new(4096),

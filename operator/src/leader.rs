@@ -18,6 +18,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::tasks::EndedTask;
 use lease::Candidate;
+pub(crate) use sweep::{fence_experiment, fence_trial};
 use workers::Workers;
 
 /// Takes part in the election until `stop` is set, and runs the controllers while leading.

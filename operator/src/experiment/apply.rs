@@ -11,12 +11,12 @@ use kube::{Api, Resource as _, ResourceExt as _};
 use serde_json::json;
 use stoker_api::condition::Condition;
 use stoker_api::decisions::PriorTrial;
-use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
+use stoker_api::experiment::{Experiment, ExperimentStatus};
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
 use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::explain::Decision;
-use stoker_engine::experiment::{Ledger, Refusal, Request, Summary, Write, append, desired_states};
+use stoker_engine::experiment::{Ledger, Refusal, Request, Summary, Write, desired_states};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::{TrialRecord, is_reopening};
 
@@ -170,21 +170,8 @@ impl<'a> Writer<'a> {
         });
         self.pin(pins.collect()).await?;
         let mut writes = writes.into_iter();
-        match writes.next() {
-            None | Some(Write::Pin { .. }) => return Ok(()),
-            Some(Write::Log(entry)) => {
-                let mut status = self.status();
-                // An ended experiment would be cleaned up, and its new trials be killed.
-                if status.phase.is_terminal() && entry.continues_search() {
-                    status.phase = Phase::Pending;
-                }
-                append(&mut status.log, entry);
-                let log = status.log.clone();
-                self.experiment = write_status(self.context, &self.experiment, status).await?;
-                self.is_all_stored &= self.status().log == log;
-            }
-            Some(Write::Grant { trial, grant }) => self.effects(vec![(trial, grant)]).await?,
-        }
+        let Some(home) = writes.next() else { return Ok(()) };
+        self.write_home(home).await?;
         self.decisions.extend(decisions);
         let effects = writes.filter_map(|write| match write {
             Write::Grant { trial, grant } => Some((trial, grant)),

@@ -139,6 +139,7 @@ async fn take_all(
     creation: &mut Option<Error>,
 ) -> Result<Waiting, Error> {
     let request = input.request;
+    writer.check_settled()?;
     take_turns(writer, ledger, input, creation).await?;
     if creation.is_some() || request.state != DesiredState::Active {
         return Ok(Waiting::default());

@@ -12,6 +12,7 @@ mod clean_up;
 mod decide;
 mod edits;
 mod events;
+pub(crate) mod homes;
 pub(crate) mod kept;
 mod prior;
 
@@ -50,6 +51,7 @@ const REFUSAL_RETRY: Duration = Duration::from_secs(10);
 /// See [`Error`]. Completed writes stay, and the next plan contains the rest.
 pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>, Error> {
     let kept = context.kept_searches.take(key);
+    homes::settle(context, key).await;
     let Some(cached) = context.experiments.get(key) else {
         context.searchers.forget(key);
         return Ok(None);

@@ -126,21 +126,12 @@ where
         + Debug
         + DeserializeOwned,
 {
-    let api: Api<DeserializeGuard<K>> = Api::namespaced(client, &key.namespace);
     let kind = K::kind(&()).to_lowercase();
     let mut waits = WAITS.iter();
     loop {
-        let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let operation = format!("touch {kind} {key}");
-        let error = match request(operation, api.patch(&key.name, &parameters, &patch)).await {
-            Ok(touched) => {
-                cache.put(read(touched));
-                return true;
-            }
-            Err(Error::Gone { .. }) => {
-                cache.forget(key);
-                return false;
-            }
+        let error = match try_touch(&client, cache, read, key, patch).await {
+            Ok(()) => return true,
+            Err(Error::Gone { .. }) => return false,
             Err(error) => error,
         };
         let is_final = matches!(error, Error::Refused { .. });
@@ -150,6 +141,78 @@ where
         };
         tracing::warn!(%error, "retrying");
         tokio::time::sleep(*wait).await;
+    }
+}
+
+/// Same as [`touch`], once.
+async fn try_touch<K, T: Cached>(
+    client: &Client,
+    cache: &Cache<T>,
+    read: fn(DeserializeGuard<K>) -> T,
+    key: &Key,
+    patch: &Value,
+) -> Result<(), Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let api: Api<DeserializeGuard<K>> = Api::namespaced(client.clone(), &key.namespace);
+    let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
+    let operation = format!("touch {} {key}", K::kind(&()).to_lowercase());
+    match request(operation, api.patch(&key.name, &parameters, &patch)).await {
+        Ok(touched) => {
+            cache.put(read(touched));
+            Ok(())
+        }
+        Err(error) => {
+            if matches!(error, Error::Gone { .. }) {
+                cache.forget(key);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Gives a new version to an experiment, so that pending writes fail. Earlier writes that succeeded
+/// are in the cache then.
+///
+/// # Errors
+///
+/// The API server does not answer, or the experiment has changed meanwhile.
+pub(crate) async fn fence_experiment(context: &Context, key: &Key) -> Result<(), Error> {
+    context.metrics.writes.get_or_create(&Kind { kind: "experiment_touch" }).inc();
+    fence(context, &context.experiments, CachedExperiment::new, key).await
+}
+
+/// Same as [`fence_experiment`], for a trial.
+///
+/// # Errors
+///
+/// See [`fence_experiment`].
+pub(crate) async fn fence_trial(context: &Context, key: &Key) -> Result<(), Error> {
+    context.metrics.writes.get_or_create(&Kind { kind: "trial_touch" }).inc();
+    fence(context, &context.trials, CachedTrial::read, key).await
+}
+
+async fn fence<K, T: Cached>(
+    context: &Context,
+    cache: &Cache<T>,
+    read: fn(DeserializeGuard<K>) -> T,
+    key: &Key,
+) -> Result<(), Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let patch = leader_patch(&context.options.identity, Timestamp::now());
+    match try_touch(&context.client, cache, read, key, &patch).await {
+        // The API server would refuse the earlier write too.
+        Err(Error::Gone { .. } | Error::Refused { .. }) => Ok(()),
+        result => result,
     }
 }
 

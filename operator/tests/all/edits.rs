@@ -1,7 +1,7 @@
 //! Edits and limits of a search.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -12,7 +12,8 @@ use stoker_api::trial::{Fact, Trial};
 
 use crate::bench::metric;
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{SCHEMA, TestNamespace, free_ports, own_plane, runtime};
+use crate::proxy::{Fault, Proxy};
+use crate::setup::{SCHEMA, TestNamespace, client_of, free_ports, own_plane, runtime};
 
 fn random(searcher: &Value) -> Value {
     let mut all = json!({ "metric": "loss", "maxLength": { "batches": 4 } });
@@ -123,6 +124,41 @@ fn median_stopping_limits_raised_lengths() {
         let error = raise(257).unwrap_err();
         assert!(error.contains("at most 128 times medianStopping.everyUnits"), "{error}");
         raise(256).unwrap();
+    });
+}
+
+/// The API server does not answer the write of a turn, and stores it after the search has decided
+/// something else. The second write to the trial is held too, whether it is a turn or a fence.
+#[test]
+fn late_turns_are_fenced() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("late-turn").await;
+        let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
+        let num_writes = AtomicU32::new(0);
+        proxy.set_rule(move |name| {
+            let is_spec = name.starts_with("PATCH") && name.ends_with("/trials/late-0");
+            let is_held = is_spec && num_writes.fetch_add(1, Ordering::Relaxed) < 2;
+            is_held.then_some(Fault::Held)
+        });
+        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
+        let method = json!({ "maxTrials": 2, "maxConcurrentTrials": 1 });
+        ns.apply("late", random(&json!({ "random": method })));
+        proxy.wait_faults(1).await;
+        let edit = json!({ "random": { "maxTrials": 3 } });
+        ns.patch("late", &json!({ "spec": { "searcher": edit } })).unwrap();
+        let end = Instant::now() + stoker_test_cluster::PATIENCE;
+        while ns.experiment("late").await.status.unwrap().log.len() < 2 {
+            assert!(Instant::now() < end, "{}", ns.logs());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        proxy.clear_rule();
+        proxy.wait_released(2).await;
+        wait_for_end(&ns, "late", 3).await;
     });
 }
 

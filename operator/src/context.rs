@@ -1,6 +1,6 @@
 //! State shared by all parts of a replica: client, caches, queues.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -77,13 +77,31 @@ pub struct Context {
     last_contact: Mutex<Option<Instant>>,
     /// Why this replica must exit, set when a background task has ended.
     failure: OnceLock<String>,
-    /// Objects by generation whose errors were written to their status.
-    reported: Mutex<HashSet<(Key, i64)>>,
+    /// Objects whose errors were written to their status.
+    pub reported: ReportedErrors,
     event_queue: EventQueue,
     /// Trials that start or wait to start.
     pub admission: crate::trial::observe::SharedAdmission,
     /// When a difference in conditions only was first observed, by object.
     debounced_since: Mutex<HashMap<Key, Instant>>,
+}
+
+/// Objects whose errors were written to their status: UID and generation by name.
+#[derive(Debug, Default)]
+pub struct ReportedErrors(Mutex<HashMap<Key, (String, i64)>>);
+
+impl ReportedErrors {
+    /// Whether the errors of this generation of an object were written.
+    pub fn contains(&self, key: &Key, uid: &str, generation: i64) -> bool {
+        let reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        reported.get(key).is_some_and(|(of, number)| of == uid && *number == generation)
+    }
+
+    /// Records that the errors of this generation of an object were written.
+    pub fn add(&self, key: &Key, uid: &str, generation: i64) {
+        let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        reported.insert(key.clone(), (uid.to_owned(), generation));
+    }
 }
 
 /// The changes of each cache.
@@ -147,7 +165,7 @@ impl Context {
             leads_until: Mutex::default(),
             last_contact: Mutex::default(),
             failure: OnceLock::new(),
-            reported: Mutex::default(),
+            reported: ReportedErrors::default(),
             event_queue,
             admission: Default::default(),
             debounced_since: Mutex::default(),
@@ -172,21 +190,6 @@ impl Context {
     pub fn set_leader(&self, until: Option<Instant>) {
         *self.leads_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
         self.metrics.leader.set(i64::from(until.is_some()));
-    }
-
-    /// Whether the errors of this generation of an object were written to its status.
-    pub fn was_reported(&self, key: &Key, generation: i64) -> bool {
-        self.reported
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(&(key.clone(), generation))
-    }
-
-    /// Records that the errors of this generation were written.
-    pub fn mark_reported(&self, key: &Key, generation: i64) {
-        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
-        reported.retain(|(reported_key, _)| reported_key != key);
-        reported.insert((key.clone(), generation));
     }
 
     /// API for the trials of a namespace.
@@ -227,11 +230,11 @@ impl Context {
         self.failure.get().map(String::as_str)
     }
 
-    /// Whether all caches have received a complete list.
+    /// Whether all caches except `jobs` have received a complete list. If the InferenceJob
+    /// definition is missing, jobs cannot be listed, and the reports of trials must not wait.
     pub fn is_ready(&self) -> bool {
         self.experiments.is_ready()
             && self.trials.is_ready()
-            && self.jobs.is_ready()
             && self.pods.is_ready()
             && self.nodes.is_ready()
     }
@@ -327,5 +330,22 @@ impl Context {
         if !self.event_queue.add(event, object.object_ref(&())) {
             tracing::warn!(reason, "cannot write an event: too many events wait");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namesakes_report_their_errors_separately() {
+        let reported = ReportedErrors::default();
+        let key = Key::new("ns", "e");
+        reported.add(&key, "first", 1);
+        assert!(reported.contains(&key, "first", 1));
+        assert!(!reported.contains(&key, "first", 2));
+        assert!(!reported.contains(&key, "second", 1));
+        reported.add(&key, "second", 1);
+        assert!(reported.contains(&key, "second", 1) && !reported.contains(&key, "first", 1));
     }
 }

@@ -277,7 +277,8 @@ async fn report_no_longer_valid(
     message: &str,
 ) -> Result<Option<Duration>, Error> {
     let generation = experiment.metadata.generation.unwrap_or_default();
-    if !context.was_reported(key, generation) {
+    let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
+    if !context.reported.contains(key, uid, generation) {
         let mut after = status.clone();
         let valid =
             new_condition("Valid", ConditionStatus::False, generation, "NoLongerValid", message);
@@ -288,7 +289,7 @@ async fn report_no_longer_valid(
             "running experiment is invalid under newer validation rules"
         );
         apply::write_status(context, experiment, after).await?;
-        context.mark_reported(key, generation);
+        context.reported.add(key, uid, generation);
     }
     Ok(Some(context.resync_interval(key)))
 }
@@ -319,7 +320,7 @@ async fn report_unparsable(
 ) -> Result<Option<Duration>, Error> {
     let Err(error) = &cached.object else { return Ok(None) };
     let generation = error.metadata.generation.unwrap_or_default();
-    if context.was_reported(key, generation) {
+    if context.reported.contains(key, cached.uid(), generation) {
         return Ok(Some(context.resync_interval(key)));
     }
     tracing::warn!(experiment = %key, error = error.error, "cannot parse an experiment");
@@ -327,7 +328,7 @@ async fn report_unparsable(
     let valid =
         new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
     apply::mark_unreadable::<Experiment>(context, key, version, &valid).await?;
-    context.mark_reported(key, generation);
+    context.reported.add(key, cached.uid(), generation);
     Ok(Some(context.resync_interval(key)))
 }
 

@@ -177,7 +177,8 @@ async fn fail_invalid(
     let mut after = job.status.clone().unwrap_or_default();
     let generation = job.metadata.generation.unwrap_or_default();
     if after.attempts > 0 {
-        if !context.was_reported(&state_key(key), generation) {
+        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        if !context.reported.contains(&state_key(key), uid, generation) {
             let valid = new_condition(
                 "Valid",
                 ConditionStatus::False,
@@ -192,7 +193,7 @@ async fn fail_invalid(
                 "running job is invalid under newer validation rules"
             );
             apply::write_status(context, key, job, after).await?;
-            context.mark_reported(&state_key(key), generation);
+            context.reported.add(&state_key(key), uid, generation);
         }
         return Ok(Some(context.resync_interval(key)));
     }
@@ -226,14 +227,14 @@ async fn report_unparsable(
 ) -> Result<Option<Duration>, Error> {
     let Err(error) = &cached.object else { return Ok(None) };
     let generation = error.metadata.generation.unwrap_or_default();
-    if !context.was_reported(&state_key(key), generation) {
+    if !context.reported.contains(&state_key(key), cached.uid(), generation) {
         tracing::warn!(job = %key, error = error.error, "cannot parse a job");
         let version = error.metadata.resource_version.clone();
         let valid =
             new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
         crate::experiment::apply::mark_unreadable::<InferenceJob>(context, key, version, &valid)
             .await?;
-        context.mark_reported(&state_key(key), generation);
+        context.reported.add(&state_key(key), cached.uid(), generation);
     }
     Ok(Some(context.resync_interval(key)))
 }

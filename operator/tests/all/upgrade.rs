@@ -226,3 +226,21 @@ fn two_versions_keep_each_others_fields() {
         check_metrics(&leader, &server, &ns);
     });
 }
+
+/// The definition of jobs is missing when the operator starts.
+#[test]
+fn trials_run_without_the_job_definition() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let plane = own_plane(Default::default(), |_| {});
+        plane.kubectl(&["delete", "crd", "inferencejobs.stoker.dev"]).unwrap();
+        let ns = TestNamespace::on(plane, "no-jobs").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
+        ns.apply("grid", grid(1, 3, 1));
+        ns.wait_for("grid", &[Phase::Completed]).await;
+    });
+}

@@ -1,15 +1,17 @@
 //! Cached form of trials, pods and nodes: only the fields that controllers need.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::{DeserializeGuard, error_boundary::InvalidObject};
 use kube::{Resource, ResourceExt as _};
+use stoker_api::contract::Cleanup;
 use stoker_api::experiment::Unit;
 use stoker_api::names::{
-    COMPONENT_CLEANUP, LABEL_ATTEMPT, LABEL_CLEANUP_END, LABEL_COMPONENT, LABEL_EXPERIMENT,
-    LABEL_JOB, LABEL_POD_INDEX, LABEL_TRIAL,
+    ANNOTATION_TRIAL_CONFIG, COMPONENT_CLEANUP, LABEL_ATTEMPT, LABEL_CLEANUP_END, LABEL_COMPONENT,
+    LABEL_EXPERIMENT, LABEL_JOB, LABEL_POD_INDEX, LABEL_TRIAL,
 };
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{DesiredTrialState, Trial, TrialSpec};
@@ -131,6 +133,9 @@ pub struct CachedPod {
     pub cleaned_experiment: Option<Key>,
     /// Index of the first trial that a clean-up pod does not process.
     pub cleanup_end: Option<u32>,
+    /// Names of the checkpoints that a clean-up pod deletes, by directory of the trial. `None` for
+    /// other pods, and if the pod has no readable instructions.
+    pub cleanup_deletions: Option<BTreeMap<String, Vec<String>>>,
     /// When the pod or its program failed, or was first observed as failed.
     pub failed_at: Option<Timestamp>,
     /// Job that the pod belongs to.
@@ -153,6 +158,7 @@ impl CachedPod {
         let experiment = label(LABEL_EXPERIMENT).filter(|_| is_cleanup);
         let cleaned_experiment = experiment.map(|name| Key::new(&key.namespace, name));
         let cleanup_end = label(LABEL_CLEANUP_END).and_then(|end| end.parse().ok());
+        let cleanup_deletions = cleaned_experiment.as_ref().and_then(|_| deletions(&pod));
         let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
         let owner = owner.map(|owner| owner.uid.clone()).unwrap_or_default();
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).map(Arc::from);
@@ -169,12 +175,20 @@ impl CachedPod {
             owner,
             cleaned_experiment,
             cleanup_end,
+            cleanup_deletions,
             job,
             key,
             trial,
             version,
         }
     }
+}
+
+/// Returns the names of the checkpoints that a clean-up pod deletes, by directory of the trial.
+fn deletions(pod: &Pod) -> Option<BTreeMap<String, Vec<String>>> {
+    let cleanup: Cleanup =
+        serde_json::from_str(pod.annotations().get(ANNOTATION_TRIAL_CONFIG)?).ok()?;
+    Some(cleanup.delete.into_iter().map(|trial| (trial.trial_path, trial.checkpoints)).collect())
 }
 
 impl Cached for CachedPod {

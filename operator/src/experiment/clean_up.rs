@@ -11,6 +11,7 @@ use kube::Api;
 use kube::api::PostParams;
 use kube::runtime::events::EventType;
 use stoker_api::experiment::{Experiment, ExperimentStatus, StorageRecord};
+use stoker_api::names::trial_path;
 use stoker_api::trial::DesiredTrialState;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{Refusal, set_refusal};
@@ -225,8 +226,11 @@ async fn finish_batch(
     // The pod may be of an earlier plan, which contained other trials. A pod of an earlier version
     // has no label, and does not store the records.
     let end = pod.cleanup_end.unwrap_or(batch.end.min(status.trials_created));
+    let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     for trial in trials.iter().filter(|trial| trial.record.spec.index < end) {
-        if let Some(names) = batch.deleted.get(&trial.record.spec.index) {
+        let index = trial.record.spec.index;
+        let path = trial_path(&key.namespace, &key.name, uid, index);
+        if let Some(names) = deleted_by(pod, batch, &path, index) {
             remove_from_record(context, trial, names).await?;
         }
     }
@@ -240,6 +244,20 @@ async fn finish_batch(
     set_refusal(&mut after, None, generation(experiment), now());
     apply::write_status(context, experiment, after).await?;
     Ok(Some(Duration::from_millis(100)))
+}
+
+/// Returns the names of a trial's checkpoints that a finished pod has deleted. The batch as of now
+/// may differ from the pod's instructions: a trial was deleted since, or the operator upgraded.
+fn deleted_by<'a>(
+    pod: &'a CachedPod,
+    batch: &'a CleanUpBatch,
+    trial_path: &str,
+    index: u32,
+) -> Option<&'a Vec<String>> {
+    match &pod.cleanup_deletions {
+        Some(deletions) => deletions.get(trial_path),
+        None => batch.deleted.get(&index),
+    }
 }
 
 fn deletion(pod: &CachedPod, grace_seconds: u32) -> PodDeletion {
@@ -314,4 +332,43 @@ async fn remove_from_record(
         write_status(context, trial, status).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(annotations: &Value) -> CachedPod {
+        let pod = json!({
+            "metadata": {
+                "name": "e-cleanup-0", "namespace": "ns", "annotations": annotations,
+                "labels": { "stoker.dev/experiment": "e", "stoker.dev/component": "cleanup" },
+            },
+        });
+        CachedPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn records_follow_the_instructions_of_the_pod() {
+        let cleanup = json!({
+            "storage": { "url": "s3://b" },
+            "delete": [{ "trialPath": "ns/e/trials/0", "checkpoints": ["a", "b"] }],
+        });
+        let batch = CleanUpBatch {
+            cleanup: serde_json::from_value(cleanup.clone()).unwrap(),
+            deleted: [(0, vec!["a".to_owned()]), (1, vec!["c".to_owned()])].into(),
+            end: 3,
+        };
+        let deleted = |annotations: Value, index: u32| {
+            let path = format!("ns/e/trials/{index}");
+            deleted_by(&pod(&annotations), &batch, &path, index).cloned().unwrap_or_default()
+        };
+        let instructed = || json!({ "stoker.dev/trial-config": cleanup.to_string() });
+        assert_eq!(deleted(instructed(), 0), ["a", "b"]);
+        assert_eq!(deleted(instructed(), 1), [""; 0]);
+        assert_eq!(deleted(json!({}), 0), ["a"]);
+        assert_eq!(deleted(json!({}), 1), ["c"]);
+    }
 }

@@ -53,21 +53,21 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     ///
     /// # Errors
     ///
-    /// A stop signal interrupts the validation. A checkpoint is then saved, from which training
-    /// resumes with the whole validation.
+    /// A stop signal prevents or interrupts the validation. A checkpoint is then saved, from which
+    /// training resumes with the whole validation.
     pub(super) fn validate(&mut self) -> Result<bool> {
+        let (context, ranks) = (self.context, self.context.distributed());
+        if self.validation.is_some() && is_stopped(&context.stop, 0, ranks)? {
+            return Err(self.stop_by_signal());
+        }
         self.begin_validation()?;
         let Some(data) = &self.validation else { return self.record_no_validation() };
         let mut all = Metrics::default();
-        let (step, ranks) = (self.step, self.context.distributed());
+        let (step, stop) = (self.step, &context.stop);
         let (callbacks, control) = (&mut self.callbacks, &mut self.control);
-        let stop = &self.context.stop;
-        let read = self.context.for_each_batch(
-            &*self.model,
-            data,
-            self.batch_size,
-            |index, model, batch| {
-                if is_stopped(stop, index, ranks)? {
+        let read =
+            context.for_each_batch(&*self.model, data, self.batch_size, |index, model, batch| {
+                if index > 0 && is_stopped(stop, index, ranks)? {
                     return Err(ValidationStopped.into());
                 }
                 call_hook(callbacks, control, ranks, |callback, control| {
@@ -79,14 +79,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 call_hook(callbacks, control, ranks, |callback, control| {
                     callback.on_validation_batch_end(index, control)
                 })
-            },
-        );
+            });
         match read {
             Err(error) if error.is::<ValidationStopped>() => return Err(self.stop_by_signal()),
             read => read?,
         }
         let all = step.validated(all)?;
-        let all = all.all_reduce(self.context.distributed().collective())?;
+        let all = all.all_reduce(ranks.collective())?;
         self.record_validation(&all)
     }
 

@@ -317,6 +317,8 @@ fn resumed_process_finishes_the_workload() {
         assert!(second.starts_with(rest), "resumed after {batch}: {second}");
     };
     check(2, "epoch_begin 0 (2: 1 2) saved 2 train_end", "train_begin load_state restore 2 (1: 3)");
-    check(3, "epoch_end 0 saved 3 train_end", "train_begin load_state restore 3 epoch_begin 1 (1:");
+    let validates =
+        "train_begin load_state restore 3 validated 3 epoch_end 0 saved 3 epoch_begin 1";
+    check(3, "(1: 3) saved 3 train_end", validates);
     check(5, "(1: 4) (2: 5 saved 5) train_end", "train_begin load_state restore 5 (1: 6) valid");
 }

@@ -3,6 +3,7 @@
 mod deletion;
 mod exits;
 mod scheduling;
+mod stop;
 
 use std::collections::BTreeMap;
 
@@ -195,7 +196,7 @@ impl Planner<'_> {
         let last = self.plan.record.status.attempts.last();
         let has_pods = last.is_some_and(|attempt| attempt.has_pods);
         let started_at = last.and_then(|attempt| attempt.started_at);
-        if self.enforce_stop_deadline() {
+        if self.enforce_stop_deadline(has_pods, &pods) {
             return;
         }
         // A paused or stopped trial that has its result exits by itself; do not end it here.
@@ -237,34 +238,6 @@ impl Planner<'_> {
             return;
         }
         self.check_pods(&pods);
-    }
-
-    /// Ends the attempt if the trial was killed, or was paused or stopped and did not exit in time.
-    /// Returns whether it ended the attempt.
-    fn enforce_stop_deadline(&mut self) -> bool {
-        let view = self.view;
-        let spec = &view.record.spec;
-        let since = spec.desired_since.unwrap_or_default();
-        let until = since.plus(view.timeouts.preemption_timeout_seconds);
-        match spec.desired_state {
-            DesiredTrialState::Run => false,
-            DesiredTrialState::Kill => {
-                self.end(AttemptEnd::RunnerLost, "Killed", "killed".to_owned());
-                true
-            }
-            DesiredTrialState::Pause | DesiredTrialState::Stop if until <= view.now => {
-                let text = format!(
-                    "killed: the trial did not exit within {} s (preemptionTimeoutSeconds)",
-                    view.timeouts.preemption_timeout_seconds
-                );
-                self.end(AttemptEnd::RunnerLost, "PreemptionTimeout", text);
-                true
-            }
-            DesiredTrialState::Pause | DesiredTrialState::Stop => {
-                self.wake(until);
-                false
-            }
-        }
     }
 
     /// Checks a gang whose pods all exist.

@@ -1,7 +1,13 @@
 //! Gangs of which some pods have ended.
 
+use stoker_api::contract::Termination;
+use stoker_api::time::Timestamp;
+use stoker_api::trial::DesiredTrialState;
+
 use super::text::record;
-use super::{check, plan_of};
+use super::{check, plan_of, pods, view};
+use crate::fixture::{checkpointed, report};
+use crate::gang::plan;
 use crate::trial::live_attempt;
 
 #[test]
@@ -36,4 +42,31 @@ fn failures_after_clean_exits_have_a_short_grace() {
     check("0@0R 1@0C7 2@0R", 70, Some(3537));
     check("0@0R 1@0C7 2@0E80", 109, Some(1));
     check("0@0R 1@0C7 2@0E80", 110, None);
+}
+
+/// The operator was unavailable while pod 0 saved a checkpoint and exited.
+#[test]
+fn ended_pods_count_after_the_stop_deadline() {
+    let check = |desired_state, pods_text: &str, expected: &str| {
+        let mut record = record("made");
+        record.spec.desired_state = desired_state;
+        record.spec.desired_since = Some(Timestamp(100));
+        let unsent = vec![report(0, 4, checkpointed("000000000004-0", None))];
+        let termination = Termination { code: 79, message: None, unsent };
+        let mut pods = pods(pods_text);
+        let exit = pods[0].exit.as_mut().unwrap();
+        exit.message = serde_json::to_string(&termination).unwrap();
+        let status = plan(&view(&record, &pods, 3700)).record.status;
+        let attempt = &status.attempts[0];
+        let reason = attempt.reason.as_deref().unwrap_or_default();
+        assert_eq!(format!("{:?}:{reason}", attempt.end), expected, "{pods_text}");
+        let names: Vec<&str> =
+            status.checkpoints.iter().map(|checkpoint| checkpoint.name.as_str()).collect();
+        assert_eq!(names, ["000000000004-0"], "{pods_text}");
+    };
+    for desired_state in [DesiredTrialState::Pause, DesiredTrialState::Stop] {
+        check(desired_state, "0@0E79 1@0E79", "Some(Preempted):Preempted");
+        check(desired_state, "0@0E79 1@0R", "Some(RunnerLost):PreemptionTimeout");
+    }
+    check(DesiredTrialState::Kill, "0@0E79 1@0R", "Some(RunnerLost):Killed");
 }

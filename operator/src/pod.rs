@@ -13,6 +13,7 @@ use stoker_api::names::{
 use stoker_api::pod::PodTemplate;
 use stoker_api::quantity;
 use stoker_api::validate::{ValidExperiment, ValidInferenceJob};
+use stoker_engine::gang::POD_GRACE_SECONDS_MAX;
 
 use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
 use crate::trial::config::OperatorConfig;
@@ -21,9 +22,6 @@ use crate::trial::config::OperatorConfig;
 const NVIDIA: &str = "nvidia.com/";
 /// User and group ID of the stock image.
 const USER: i64 = 65_532;
-/// Longest grace period when others delete a pod, for example during a node drain: time for a
-/// checkpoint.
-pub(crate) const GRACE_SECONDS_MAX: u32 = 600;
 /// Name of the launcher in the stock image.
 pub(crate) const LAUNCHER: &str = "stoker-trainer";
 
@@ -136,7 +134,7 @@ pub(crate) fn common_spec(settings: &PodSettings<'_>) -> Value {
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
         "terminationGracePeriodSeconds":
-            settings.preemption_timeout_seconds.min(GRACE_SECONDS_MAX),
+            settings.preemption_timeout_seconds.min(POD_GRACE_SECONDS_MAX),
         "securityContext": {
             "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
             "fsGroupChangePolicy": "OnRootMismatch",

@@ -65,12 +65,12 @@ fn open_conditions(
 ) -> Vec<NewCondition> {
     let live = live_attempt(record);
     let pods = || view.pods.iter().filter(|pod| Some(pod.attempt) == live);
-    let num_scheduled = pods().filter(|pod| pod.scheduled_at.is_some()).count();
-    let num_pods = view.num_pods as usize;
+    let has_pods = record.status.attempts.last().is_some_and(|attempt| attempt.has_pods);
+    let are_scheduled = has_pods && pods().all(|pod| pod.scheduled_at.is_some());
     let scheduled = match (pending_reason, live) {
         (Some((reason, message)), _) => condition("Scheduled", false, reason, message),
         (None, None) => condition("Scheduled", false, "NoAttempt", "no attempt is running or due"),
-        (None, Some(_)) if num_scheduled < num_pods => {
+        (None, Some(_)) if !are_scheduled => {
             condition("Scheduled", false, "Starting", "pods are being created")
         }
         (None, Some(_)) => condition("Scheduled", true, "AllPodsScheduled", ""),

@@ -23,7 +23,9 @@ use stoker_api::time::Timestamp;
 
 pub use clean_up::{CleanUpStep, clean_up_step};
 pub use outcome::{PodOutcome, pod_outcome};
-pub use plan::{DELETE_GRACE_SECONDS, GangPlan, GangView, PodDeletion, plan, refuse};
+pub use plan::{
+    DELETE_GRACE_SECONDS, GangPlan, GangView, POD_GRACE_SECONDS_MAX, PodDeletion, plan, refuse,
+};
 
 /// Timeouts of the runner of a gang, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

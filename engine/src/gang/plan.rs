@@ -14,7 +14,7 @@ use stoker_api::trial::{AttemptEnd, DesiredTrialState};
 
 use self::exits::worst;
 use super::admission::StartStage;
-use super::{ObservedPod, PodOutcome, PodPhase, Timeouts, conditions, pod_outcome};
+use super::{ObservedPod, PodPhase, Timeouts, conditions, pod_outcome};
 use crate::trial::{
     BackOff, NextStep, RestartLimits, SearchedMetric, TargetState, TrialRecord, back_off,
     begin_attempt, close, closed, end_attempt, granted_units, live_attempt, next, record_report,
@@ -23,6 +23,9 @@ use crate::trial::{
 
 /// Seconds that a pod has to exit by itself after it is deleted.
 pub const DELETE_GRACE_SECONDS: u32 = 30;
+/// Longest grace period of a pod that may store a checkpoint after it is deleted, for example by a
+/// node drain.
+pub const POD_GRACE_SECONDS_MAX: u32 = 600;
 
 /// Input of a plan.
 #[derive(Clone, Copy, Debug)]
@@ -136,9 +139,11 @@ fn open_phase(view: &GangView<'_>, record: &TrialRecord) -> Phase {
             }
         };
     };
-    let has_started = |pod: &&ObservedPod| pod.phase != PodPhase::Pending || pod.exit.is_some();
-    let pods = view.pods.iter().filter(|pod| pod.attempt == attempt);
-    match pods.filter(has_started).count() >= view.num_pods as usize {
+    let has_not_started = |pod: &ObservedPod| pod.phase == PodPhase::Pending && pod.exit.is_none();
+    let mut pods = view.pods.iter().filter(|pod| pod.attempt == attempt);
+    // Once all pods were created, a missing pod was deleted.
+    let has_pods = record.status.attempts.last().is_some_and(|attempt| attempt.has_pods);
+    match has_pods && !pods.any(has_not_started) {
         true => Phase::Running,
         false => Phase::Pending,
     }
@@ -225,9 +230,7 @@ impl Planner<'_> {
             attempt.has_pods = true;
         }
         if let Some(index) = missing.first() {
-            let text = format!("the pod with index {index} was deleted");
-            self.record_unsent_reports(&pods);
-            self.end(AttemptEnd::Infrastructure, "PodDeleted", text);
+            self.end_with_lead(*index, &pods);
             return;
         }
         let has_not_started =
@@ -242,9 +245,7 @@ impl Planner<'_> {
 
     /// Checks a gang whose pods all exist.
     fn check_pods(&mut self, pods: &BTreeMap<u32, &ObservedPod>) {
-        let view = self.view;
-        let outcomes: Vec<PodOutcome> =
-            pods.values().filter_map(|pod| pod_outcome(pod, &view.timeouts, view.now)).collect();
+        let outcomes = self.outcomes(pods);
         if let Some(worst) = worst(&outcomes) {
             let Some(until) = self.exit_deadline(pods, &outcomes) else {
                 let (end, reason, message) =
@@ -254,6 +255,7 @@ impl Planner<'_> {
                 return;
             };
             self.wake(until);
+            self.follow_drain(pods, &outcomes);
         }
         self.check_nodes(pods);
         if outcomes.is_empty() {

@@ -131,19 +131,6 @@ fn unadmitted_gangs_wait() {
 }
 
 #[test]
-fn a_deleted_pod_ends_the_attempt() {
-    check(
-        "made",
-        "0@0R",
-        9,
-        "end=Infrastructure:PodDeleted delete=t-a0-r0:30 begin=1 create=[0, 1]"
-            .split(" begin")
-            .next()
-            .unwrap(),
-    );
-}
-
-#[test]
 fn one_failed_rank_ends_the_gang_after_grace() {
     check("made", "0@0E1 1@0R", 2, "wake=29");
     check("made", "0@0E1 1@0R", 31, "end=UserError:ProgramFailed delete=t-a0-r1:30 wake=600");

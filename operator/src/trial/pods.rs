@@ -13,12 +13,13 @@ use stoker_api::names::{
     LABEL_TRIAL, RENDEZVOUS_PORT, pod_paths,
 };
 use stoker_api::validate::ValidExperiment;
+use stoker_engine::gang::POD_GRACE_SECONDS_MAX;
 
 use super::config::{OperatorConfig, TrialNames};
 use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
 use crate::pod::{
-    GRACE_SECONDS_MAX, LAUNCHER, PodSettings, common_spec, environment, mounts, program_spec,
-    security, small_resources,
+    LAUNCHER, PodSettings, common_spec, environment, mounts, program_spec, security,
+    small_resources,
 };
 
 /// Name of a pod, which is also its host name.
@@ -150,7 +151,7 @@ pub fn cleanup_pod(
     let mut spec = common_spec(&settings);
     let file = pod_paths::CLEANUP.rsplit('/').next().unwrap_or_default();
     spec["volumes"][0]["downwardAPI"]["items"][0]["path"] = json!(file);
-    spec["terminationGracePeriodSeconds"] = json!(GRACE_SECONDS_MAX);
+    spec["terminationGracePeriodSeconds"] = json!(POD_GRACE_SECONDS_MAX);
     spec["containers"] = json!([{
         "name": TRAINER_CONTAINER,
         "image": operator_config.trainer_image,

@@ -10,7 +10,7 @@ use crate::trial::live_attempt;
 /// would remove the pod at once.
 const KILL_GRACE_SECONDS: u32 = 1;
 /// Seconds that the API server's clock may be ahead of the operator's.
-const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
+pub(super) const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
 
 impl Planner<'_> {
     /// Deletes pods of ended attempts once their time is over.
@@ -54,7 +54,7 @@ impl Planner<'_> {
         }
     }
 
-    fn delete(&mut self, pod: &ObservedPod, grace_seconds: u32) {
+    pub(super) fn delete(&mut self, pod: &ObservedPod, grace_seconds: u32) {
         let (name, uid) = (pod.name.clone(), pod.uid.clone());
         self.plan.delete.push(PodDeletion { name, uid, grace_seconds });
     }

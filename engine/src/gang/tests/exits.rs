@@ -5,7 +5,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::DesiredTrialState;
 
 use super::text::record;
-use super::{check, plan_of, pods, view};
+use super::{Case, check, plan_of, pods, view};
 use crate::fixture::{checkpointed, report};
 use crate::gang::plan;
 use crate::trial::live_attempt;
@@ -22,6 +22,56 @@ fn rank_0_may_store_after_clean_exits() {
     check("made", "0@0E79 1@0R", 109, &late.replace("r0", "r1"));
     // A gang that has not started has trained nothing.
     check("made", "0@0S 1@0E79", 109, late);
+}
+
+/// Checks the plan of a trial of two pods that is not admitted.
+#[track_caller]
+fn check_end(pods: &str, now: i64, expected: &str) {
+    let case = Case { record: record("made"), pods, now, is_admitted: false };
+    assert_eq!(case.render(), expected, "pods {pods}, now {now}");
+}
+
+#[test]
+fn a_deleted_pod_ends_the_attempt() {
+    let deleted = "end=Infrastructure:PodDeleted";
+    check_end("", 9, deleted);
+    check_end("1@0R", 9, &format!("{deleted} delete=t-a0-r1:30"));
+    // Pod 0 has nothing to store.
+    check_end("0@0S", 9, &format!("{deleted} delete=t-a0-r0:30"));
+    check_end("0@0RG", 9, &format!("{deleted} delete=t-a0-r0:0"));
+    check_end("0@0RND90", 91, &format!("{deleted} delete=t-a0-r0:0"));
+    check_end("0@0E1", 9, &format!("{deleted} wake=600"));
+}
+
+/// A drained pod disappears soon after it exited with code 79.
+#[test]
+fn rank_0_may_store_after_a_pod_is_deleted() {
+    check_end("0@0R", 9, "delete=t-a0-r0:30 wake=40");
+    check_end("0@0RD39", 10, "wake=39");
+    check_end("0@0RD39", 48, "wake=1");
+    check_end("0@0RD39", 49, "end=Infrastructure:PodDeleted wake=1");
+    check_end("0@0E79D100", 80, "end=Preempted:Preempted wake=600");
+    check_end("0@0E81D100", 82, "end=Infrastructure:PodDeleted wake=600");
+    check_end("0@0RN", 60, "delete=t-a0-r0:30 wake=1");
+    check("made", "0@0E79D100", 80, "begin=1 create=[0, 1] wake=600");
+}
+
+#[test]
+fn drains_leave_rank_0_time_to_store() {
+    check("made", "0@0R 1@0E79D200", 120, "delete=t-a0-r0:600 wake=3559");
+    check("made", "0@0RD720 1@0E79D200", 121, "wake=3558");
+    check("made", "0@0RD720", 122, "wake=608");
+    check("made", "0@0RN 1@0E79D200", 120, "delete=t-a0-r0:30 wake=1");
+    let graces = |pods: &str| {
+        let plan = plan_of(&record("made"), pods, 3, 120);
+        assert_eq!(live_attempt(&plan.record), Some(0), "{pods}");
+        plan.delete.iter().map(|pod| pod.grace_seconds).collect::<Vec<_>>()
+    };
+    // Nothing shows that pod 1 exited cleanly.
+    assert_eq!(graces("0@0R 2@0R"), [30, 30]);
+    assert_eq!(graces("0@0R 2@0E81"), [30]);
+    assert_eq!(graces("0@0R 2@0E79"), [600]);
+    assert_eq!(graces("0@0R 1@0E79D200 2@0R"), [600]);
 }
 
 #[test]

@@ -27,6 +27,7 @@ fn phase_is_running_while_all_pods_run() {
     check("made", "0@0R 1@0S", "Pending Starting not all pods are running yet");
     check("made", "0@0R 1@0R", "Running");
     check("made", "0@0R 1@0C", "Running");
+    check("made", "0@0R", "Running");
     check("NotStarted@0", "", "Pending BackOff retry at 1970-01-01T00:00:10Z:");
     let earlier = "Pending EarlierAttempt pod t-a0-r0 of an earlier attempt has not terminated";
     check("Infra@0", "0@0R", earlier);

@@ -2,7 +2,8 @@
 //!
 //! Two gangs that are scheduled at the same time may each get some of the nodes that one of them
 //! needs. So only a few gangs may start at a time. A gang frees its start slot as soon as all its
-//! pods are scheduled, or the scheduler has found no node for one of them.
+//! pods are scheduled, or the scheduler has found no node for one of them. Pods that the API server
+//! does not accept, or that no scheduler processes, keep the slot for a minute.
 //!
 //! Namespaces take turns. Within a namespace, trials that have trained go first, then older ones.
 
@@ -24,7 +25,8 @@ pub enum StartStage {
     Scheduling,
     /// A scheduling gate keeps one of its pods from being scheduled.
     Gated,
-    /// The scheduler found no node for one of its pods.
+    /// The scheduler found no node for one of its pods, or has not answered for a minute. Or its
+    /// pods could not be created within a minute.
     Unschedulable,
 }
 

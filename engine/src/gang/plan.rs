@@ -214,16 +214,7 @@ impl Planner<'_> {
             return;
         }
         if !missing.is_empty() && !has_pods {
-            let deadline = view.timeouts.start_deadline_seconds;
-            let until = started_at.unwrap_or(view.now).plus(deadline);
-            if until <= view.now {
-                let text = format!("not all pods were created within {deadline} s");
-                self.end(AttemptEnd::NotStarted, "PodsNotMade", text);
-                return;
-            }
-            self.wake(until);
-            self.plan.start_stage = Some(StartStage::Scheduling);
-            self.plan.create = missing;
+            self.create_missing(missing, started_at.unwrap_or(view.now));
             return;
         }
         if let (false, Some(attempt)) = (has_pods, self.plan.record.status.attempts.last_mut()) {

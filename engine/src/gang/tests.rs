@@ -115,8 +115,8 @@ fn check(attempts: &str, pods: &str, now: i64, expected: &str) {
 #[test]
 fn attempts_are_recorded_before_their_pods() {
     check("", "", 0, "begin=0 create=[0, 1]");
-    check("live", "", 0, "create=[0, 1] wake=300");
-    check("live", "0@0P", 0, "create=[1] wake=300");
+    check("live", "", 0, "create=[0, 1] wake=60");
+    check("live", "0@0P", 60, "create=[1] wake=240");
     let late = "end=NotStarted:PodsNotMade delete=t-a0-r0:30";
     check("live", "0@0P", 300, late);
     check("live", "0@0P 1@0P", 7, "made ungated=7 wake=60");
@@ -235,6 +235,12 @@ fn start_stage_follows_from_pods() {
     check("made", "0@0P 1@0U", 2, 0, Some(Unschedulable));
     check("made@0", "0@0P 1@0U", 2, 300, None);
     check("made", "0@0S 1@0S", 2, 0, None);
+    // The API server does not accept the pods.
+    check("live", "", 2, 59, Some(Scheduling));
+    check("live", "", 2, 60, Some(Unschedulable));
+    check("live", "0@0R", 2, 60, Some(Unschedulable));
+    check("live", "", 1, 60, Some(Unschedulable));
+    check("live", "", 2, 300, None);
     // No scheduler processes the pod.
     check("made@0", "0@0P", 1, 59, Some(Scheduling));
     check("made@0", "0@0P", 1, 60, Some(Unschedulable));

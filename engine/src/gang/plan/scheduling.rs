@@ -1,7 +1,8 @@
-//! Waits until all pods of an attempt are scheduled, with deadlines.
+//! Waits until all pods of an attempt are created and scheduled, with deadlines.
 
 use std::collections::BTreeMap;
 
+use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 
 use super::super::admission::StartStage;
@@ -11,8 +12,33 @@ use super::Planner;
 /// Seconds that a start blocks other starts while no scheduler has processed its pods. A pod may
 /// name a scheduler that does not exist.
 const SCHEDULER_RESPONSE_SECONDS: u64 = 60;
+/// Seconds that a start blocks other starts while its pods cannot be created. A webhook of one
+/// namespace may be unavailable for hours.
+const CREATION_SECONDS: u64 = 60;
 
 impl Planner<'_> {
+    /// Creates the missing pods of an attempt, or ends the attempt at the start deadline.
+    pub(super) fn create_missing(&mut self, missing: Vec<u32>, started_at: Timestamp) {
+        let view = self.view;
+        let deadline = view.timeouts.start_deadline_seconds;
+        let until = started_at.plus(deadline);
+        if until <= view.now {
+            let text = format!("not all pods were created within {deadline} s");
+            self.end(AttemptEnd::NotStarted, "PodsNotMade", text);
+            return;
+        }
+        self.wake(until);
+        let creation_deadline = started_at.plus(CREATION_SECONDS);
+        self.plan.start_stage = match creation_deadline <= view.now {
+            true => Some(StartStage::Unschedulable),
+            false => {
+                self.wake(creation_deadline);
+                Some(StartStage::Scheduling)
+            }
+        };
+        self.plan.create = missing;
+    }
+
     /// Checks the pods that are not scheduled, and ends the attempt at the start deadline.
     pub(super) fn wait_for_start(&mut self, pods: &BTreeMap<u32, &ObservedPod>) {
         let view = self.view;

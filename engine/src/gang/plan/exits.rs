@@ -73,7 +73,9 @@ impl Planner<'_> {
         let outcomes = self.outcomes(pods);
         let are_clean = outcomes.iter().all(is_clean);
         if let Some(lead) = self.storing_lead(pods) {
-            let grace_seconds = match are_clean && !outcomes.is_empty() {
+            // The exit of a drained pod may never have been visible. If it was not clean, rank 0
+            // loses its connection and exits by itself.
+            let grace_seconds = match are_clean {
                 true => self.drain_grace_seconds(),
                 false => DELETE_GRACE_SECONDS,
             };
@@ -99,16 +101,18 @@ impl Planner<'_> {
         }
     }
 
-    /// Deletes the pods that run and are not being deleted, except pods on dead nodes.
-    fn delete_running(&mut self, pods: &BTreeMap<u32, &ObservedPod>, grace_seconds: u32) {
+    /// Deletes the pods that run and are not being deleted, except pods on dead nodes. Pod 0 gets
+    /// this grace period.
+    fn delete_running(&mut self, pods: &BTreeMap<u32, &ObservedPod>, lead_grace_seconds: u32) {
         let view = self.view;
-        let is_running = |pod: &&&ObservedPod| {
+        let is_running = |pod: &ObservedPod| {
             let has_ended = pod.is_terminal() || pod.has_program_exited();
             let is_on_dead_node = pod.is_on_dead_node(&view.timeouts, view.now);
             !has_ended && !is_on_dead_node && pod.deletion.is_none()
         };
-        for pod in pods.values().filter(is_running) {
-            self.delete(pod, grace_seconds);
+        for (index, pod) in pods.iter().filter(|(_, pod)| is_running(pod)) {
+            let is_lead = *index == LEAD_POD;
+            self.delete(pod, if is_lead { lead_grace_seconds } else { DELETE_GRACE_SECONDS });
         }
     }
 

@@ -46,7 +46,7 @@ fn a_deleted_pod_ends_the_attempt() {
 /// A drained pod disappears soon after it exited with code 79.
 #[test]
 fn rank_0_may_store_after_a_pod_is_deleted() {
-    check_end("0@0R", 9, "delete=t-a0-r0:30 wake=40");
+    check_end("0@0R", 9, "delete=t-a0-r0:600 wake=610");
     check_end("0@0RD39", 10, "wake=39");
     check_end("0@0RD39", 48, "wake=1");
     check_end("0@0RD39", 49, "end=Infrastructure:PodDeleted wake=1");
@@ -67,8 +67,8 @@ fn drains_leave_rank_0_time_to_store() {
         assert_eq!(live_attempt(&plan.record), Some(0), "{pods}");
         plan.delete.iter().map(|pod| pod.grace_seconds).collect::<Vec<_>>()
     };
-    // Nothing shows that pod 1 exited cleanly.
-    assert_eq!(graces("0@0R 2@0R"), [30, 30]);
+    // The exit of pod 1 may have been clean.
+    assert_eq!(graces("0@0R 2@0R"), [600, 30]);
     assert_eq!(graces("0@0R 2@0E81"), [30]);
     assert_eq!(graces("0@0R 2@0E79"), [600]);
     assert_eq!(graces("0@0R 1@0E79D200 2@0R"), [600]);

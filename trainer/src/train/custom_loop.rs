@@ -153,6 +153,11 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         match self.stage {
             Stage::Start => {
                 self.stage = Stage::Idle;
+                if let Some(due) = self.run.begin_interrupted_validation() {
+                    // The checkpoint at this batch lacks the result.
+                    self.run.saved = None;
+                    return self.validate(Stage::Validate(due));
+                }
                 if self.run.validates_first() {
                     return self.validate(Stage::ValidateFirst);
                 }

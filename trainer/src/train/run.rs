@@ -75,7 +75,11 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         } else if self.state.batches == 0 {
             self.context.run_stage(TestStage::Validation, || self.check_searched_metric())?;
         }
-        self.make_up_validation()?;
+        if let Some(due) = self.begin_interrupted_validation() {
+            let is_best = self.validate_after_batch()?;
+            self.saved = None;
+            self.after_validation(due, is_best)?;
+        }
         let context = self.context;
         let mut batches = self.loader();
         loop {
@@ -109,19 +113,15 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.finish()
     }
 
-    /// Validates after a resume if a signal has interrupted the validation at this batch, and does
-    /// what follows. The row of metrics was written before.
-    fn make_up_validation(&mut self) -> Result<()> {
-        if !self.state.is_validation_due {
-            return Ok(());
+    /// Returns what is due after the validation at this batch if a signal has interrupted it. The
+    /// row of metrics was written before.
+    pub(super) fn begin_interrupted_validation(&mut self) -> Option<Due> {
+        if !std::mem::take(&mut self.state.is_validation_due) {
+            return None;
         }
-        let due = self.timetable.due(self.state.batches, self.granted);
-        let due = Due { row: false, validation: true, ..due };
         self.update_control();
-        let is_best = self.validate_after_batch()?;
-        // The checkpoint at this batch lacks the result of the validation.
-        self.saved = None;
-        self.after_validation(due, is_best)
+        let due = self.timetable.due(self.state.batches, self.granted);
+        Some(Due { row: false, validation: true, ..due })
     }
 
     /// Locks the trial I/O. Must not be called twice in one expression, which would deadlock.

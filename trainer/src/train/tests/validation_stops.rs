@@ -7,7 +7,7 @@ use super::early_ends::config_under_runner;
 use super::*;
 use crate::reporter::tests::TestReportServer;
 use crate::trial_io::TrialIo;
-use crate::{Distributed, ThreadRank};
+use crate::{Distributed, NextAction, ThreadRank};
 
 /// Requests a stop like a signal, after this batch of the validation after this training batch.
 struct StopInValidation(Option<[u64; 2]>, StopSignal);
@@ -60,6 +60,38 @@ fn interrupted_validations_start_over_after_a_resume() {
             assert!(last_checkpoint(folder.path()) == files, "{stop_at:?}");
         }
     }
+}
+
+#[test]
+fn custom_loops_make_up_interrupted_validations() {
+    let _stream = lock_random_stream();
+    let (straight, folder) = (brief_folder(), brief_folder());
+    let fitted = train_until(straight.path(), None).unwrap();
+    train_until(folder.path(), Some([7, 2])).unwrap_err();
+    let context = alone(Some(folder.path()), 20).context().unwrap();
+    let callbacks = vec![
+        EarlyStopping::new("val_loss").patience(9).boxed(),
+        StopInValidation(None, context.stop.clone()).boxed(),
+    ];
+    let data = || Data::arrays(samples()).unwrap();
+    let fit = Fit::new(data()).batch_size(16).callbacks(callbacks);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    let mut training = context.training(Net::new(context.device()), optimizers(), fit).unwrap();
+    while let Some(action) = training.next().unwrap() {
+        match action {
+            NextAction::Train(batch) => {
+                let output = batch.map(|batch| step(&training.model(), batch));
+                training.learn(output).unwrap();
+            }
+            NextAction::Validate => {
+                let metrics = context.evaluate(&*training.model(), step, &data(), 16).unwrap();
+                training.validated(&metrics).unwrap();
+            }
+        }
+    }
+    assert_eq!(training.finish().unwrap().history, fitted.history);
+    assert_eq!(rows(folder.path()), rows(straight.path()));
+    assert!(last_checkpoint(folder.path()) == last_checkpoint(straight.path()));
 }
 
 #[test]

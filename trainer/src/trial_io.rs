@@ -108,8 +108,6 @@ impl TrialIo {
         let (mut files, mut retention, mut lock) = (None, None, None);
         if !config.storage.url.is_empty() {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
-            // The training since the last checkpoint is lost if a save fails.
-            let storage = storage.with_long_retries();
             if let Some(limits) = standalone_limits {
                 if is_lead {
                     lock = storage.folder().map(lock::lock).transpose()?;
@@ -124,6 +122,8 @@ impl TrialIo {
                 };
                 retention = is_lead.then(|| Retention::start(&rt, task));
             }
+            // The training since the last checkpoint is lost if one of these writes fails.
+            let storage = storage.with_long_retries();
             let checkpointer = Checkpointer::new(rt.clone(), storage.clone(), config);
             let metrics = MetricsWriter::new(rt.clone(), storage, config);
             files = Some(TrialFiles { checkpointer, metrics });

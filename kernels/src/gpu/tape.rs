@@ -65,9 +65,11 @@ impl Operand {
     /// kernels are off.
     pub(super) fn new<const D: usize>(tensor: &Tensor<D>) -> Option<Self> {
         let has_type = matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16);
-        if switch() == Switch::Off || !has_type {
-            return None;
-        }
+        if switch() == Switch::Off || !has_type { None } else { Self::of_any_type(tensor) }
+    }
+
+    /// Returns `None` if the tensor is not on a GPU.
+    pub(super) fn of_any_type<const D: usize>(tensor: &Tensor<D>) -> Option<Self> {
         if tensor.clone().into_dispatch().autodiff == DispatchAutodiffContext::Disabled {
             let value = tensor.clone().try_into_primitive::<Cube>().ok()?;
             return Some(Self { value, guard: None });

@@ -88,12 +88,14 @@ fn launch(command: &[String]) -> Result<LaunchOutcome> {
     if command.is_empty() {
         return Err("launch requires a program: stoker-trainer launch -- PROGRAM ARGS".into());
     }
-    let config = trial_config()?;
-    let layout =
-        GangLayout::new(config.as_ref().and_then(|config| config.gang.as_ref()), pod_index()?)?;
     let runtime = runtime()?;
     runtime.block_on(async {
+        // First of all: the kernel drops signals for which the first process of a container does
+        // not listen.
         let mut signals = Signals::listen()?;
+        let config = trial_config()?;
+        let gang = config.as_ref().and_then(|config| config.gang.as_ref());
+        let layout = GangLayout::new(gang, pod_index()?)?;
         let storage = open_storage(config.as_ref())?;
         if let (Some(storage), 0) = (&storage, layout.pod_index) {
             tokio::select! {

@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use stoker_api::contract::{Directive, Report, ReportEvent};
+use stoker_api::experiment::DesiredState;
 use stoker_api::inference::InferenceStatus;
 use stoker_engine::inference::{is_live, record_progress};
 
@@ -23,8 +24,14 @@ const TRIES_MAX: u32 = 16;
 /// Steps of a job's progress that are recorded, over all slots. Logs have finer progress.
 const PROGRESS_STEPS: u64 = 64;
 
-/// Directive for a process of a live attempt. Pause and cancellation reach it as a signal.
-const CONTINUE: Directive = Directive::Continue { units: 0 };
+/// Returns the directive for a process of a live attempt. A pause or cancellation also reaches it
+/// as a signal, but a process that is starting may miss that.
+fn directive(job: &CachedJob) -> Directive {
+    match &job.object {
+        Ok(object) if object.spec.state != DesiredState::Active => Directive::Preempt,
+        _ => Directive::Continue { units: 0 },
+    }
+}
 
 /// Handles one report of a job's process.
 pub(super) async fn report(
@@ -121,18 +128,19 @@ impl ReportServer {
         slot: u32,
         report: &Report,
     ) -> Result<Accepted, Refusal> {
-        let repeat = || Ok(Accepted::new(Answer::Repeat, CONTINUE));
+        let repeat = |job: &CachedJob| Ok(Accepted::new(Answer::Repeat, directive(job)));
+        let Some(job) = self.owned_job(key, uid).await? else { return Ok(Accepted::fenced()) };
         let ReportEvent::Progress { batches_total, .. } = report.event else {
             // The pod's exit shows how the process ended, and progress shows that it has started.
-            return repeat();
+            return repeat(&job);
         };
         let is_idle = |before: &InferenceStatus| {
             let mut after = before.clone();
             record_progress(&mut after, report.attempt, report.batches, batches_total)
                 && is_minor_progress(before, &after, slot, batches_total)
         };
-        if self.owned_job(key, uid).await?.is_some_and(|job| is_idle(&job.status())) {
-            return repeat();
+        if is_idle(&job.status()) {
+            return repeat(&job);
         }
         // Wait before taking the lock: one namespace must not block the jobs of others.
         self.wait_to_write(key, true).await?;
@@ -149,10 +157,10 @@ impl ReportServer {
             let mut after = before.clone();
             if record_progress(&mut after, report.attempt, report.batches, batches_total) {
                 if is_minor_progress(&before, &after, slot, batches_total) {
-                    return repeat();
+                    return repeat(&job);
                 }
                 match write_status(&self.context, key, object, after).await {
-                    Ok(_) => return Ok(Accepted::new(Answer::Directive, CONTINUE)),
+                    Ok(_) => return Ok(Accepted::new(Answer::Directive, directive(&job))),
                     Err(Error::Conflict { .. } | Error::Gone { .. }) => {}
                     Err(error) => return Err(Refusal::unavailable(error.to_string())),
                 }

@@ -97,7 +97,9 @@ pub(crate) fn render(
         0 => String::new(),
         num => format!(", {num} of them rejected"),
     };
-    let (rows, total, percent) = (status.rows, status.rows_total, status.progress_percent);
+    // Earlier versions recorded no percentage of a completed job.
+    let percent = stoker_engine::inference::percent(&status);
+    let (rows, total) = (status.rows, status.rows_total);
     fields.add("Progress", format!("{percent}%, {rows} of {total} rows{rejected}"));
     let image = spec.pod.image.as_deref().unwrap_or("the stock image");
     let place = if is_local { String::new() } else { format!(" in {image}") };

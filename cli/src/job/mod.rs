@@ -288,11 +288,7 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     let storage = Storage::open(&run_root.root, spec.storage.endpoint.as_deref()).map_err(input)?;
     storage.probe().await?;
     let slots = args.slots.unwrap_or(spec.resources.slots);
-    let found = match args.fresh {
-        true => Some(record::found_output(spec, &folder).await?),
-        false => None,
-    };
-    let opened = record::open(&run_root, &loaded, &folder, found.as_deref())?;
+    let opened = record::open(&run_root, &loaded, &folder, args.fresh).await?;
     let url = opened.record.output_url(&run_root, spec, &folder);
     let endpoint =
         spec.output.url.as_ref().map_or(&spec.storage.endpoint, |_| &spec.output.endpoint);

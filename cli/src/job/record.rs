@@ -47,13 +47,13 @@ pub(super) struct Record {
     job: InferenceJob,
 }
 
-/// Opens the record of the job in `loaded`, or creates one. With `fresh`, always creates a new
-/// record and keeps the earlier one. The value is the result of [`found_output`].
-pub(super) fn open(
+/// Opens the record of the job in `loaded`, or creates one. With `is_fresh`, always creates a new
+/// record and keeps the earlier one. The new job may replace the output that it finds.
+pub(super) async fn open(
     run_root: &RunRoot,
     loaded: &LoadedJob,
     folder: &Path,
-    fresh: Option<&str>,
+    is_fresh: bool,
 ) -> Result<OpenedRecord, Failure> {
     let local = run_root.records_dir();
     std::fs::create_dir_all(&local).map_err(|error| Failure::file("create", &local, error))?;
@@ -62,9 +62,7 @@ pub(super) fn open(
     let trainers = local.join(format!("{key}.trainers"));
     files::wait_for_trainers(&trainers)?;
     let pointer = local.join(format!("{key}.current"));
-    if fresh.is_none()
-        && let Some(uid) = setup::current_uid(&pointer)?
-    {
+    if !is_fresh && let Some(uid) = setup::current_uid(&pointer)? {
         let path = run_root.record_dir(&loaded.name, &uid);
         if path.join("job.json").exists() {
             let job: InferenceJob =
@@ -78,12 +76,17 @@ pub(super) fn open(
             return Ok(OpenedRecord { record, is_resumed: true, _lock: lock, trainers });
         }
     }
+    // Not before: processes of an earlier runner may have written their output until now.
+    let replaced_job = match is_fresh {
+        true => found_output(&loaded.valid.spec, folder).await?,
+        false => String::new(),
+    };
     let uid = files::random_hex(16)?;
     let record_folder = RecordDir::new(run_root.record_dir(&loaded.name, &uid));
     let attempts = record_folder.path().join("attempts");
     std::fs::create_dir_all(&attempts)
         .map_err(|error| Failure::file("create", &attempts, error))?;
-    let job = new_job(run_root, loaded, folder, &uid, fresh.unwrap_or_default());
+    let job = new_job(run_root, loaded, folder, &uid, &replaced_job);
     let mut record = Record { folder: record_folder, job };
     record.save()?;
     files::write(&pointer, format!("{uid}\n").as_bytes())?;
@@ -253,11 +256,8 @@ fn own_path(job: &InferenceJob) -> String {
 }
 
 /// Returns the run ID of the job whose output a new run with `--fresh` may replace; empty if there
-/// is none. Call this before the run is recorded. Later, the output may be that of another job.
-pub(super) async fn found_output(
-    spec: &InferenceJobSpec,
-    folder: &Path,
-) -> Result<String, Failure> {
+/// is none. Call this before the run is recorded. Later, another job may have written the output.
+async fn found_output(spec: &InferenceJobSpec, folder: &Path) -> Result<String, Failure> {
     // Without a URL in the file, each run has a separate directory.
     let Some(url) = named_output_url(spec, folder) else { return Ok(String::new()) };
     let output = Storage::open(&url, spec.output.endpoint.as_deref())
@@ -310,10 +310,32 @@ pub(crate) fn recorded_output_url(run_root: &RunRoot, job: &InferenceJob) -> Str
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, File};
+    use std::thread;
+    use std::time::Duration;
+
+    use rustix::fs::{FlockOperation, flock};
     use serde_json::json;
 
     use super::*;
     use crate::file::load_job;
+
+    /// Writes and loads a job file whose job writes to the directory `out`.
+    fn load(folder: &Path) -> LoadedJob {
+        let file = folder.join("job.yaml");
+        let text = "apiVersion: stoker.dev/v1alpha1\nkind: InferenceJob\nmetadata: {name: a}\n\
+                    spec: {entrypoint: {command: [x]}, input: {url: in}, output: {url: out}}\n";
+        fs::write(&file, text).unwrap();
+        load_job(&file, &[]).unwrap()
+    }
+
+    fn leave_output(folder: &Path, uid: &str) {
+        let text = json!({
+            "format": 1, "job": "b", "jobId": uid, "outputFormat": "jsonLines", "rows": 0,
+            "inputRows": 0, "rejected": 0, "parts": [], "input": [],
+        });
+        fs::write(folder.join("out/manifest.json"), text.to_string()).unwrap();
+    }
 
     #[test]
     fn job_with_a_damaged_request_starts() {
@@ -344,40 +366,50 @@ mod tests {
     #[tokio::test]
     async fn resumed_job_replaces_only_the_earlier_output() {
         let root = tempfile::tempdir().unwrap();
-        let (folder, file) = (root.path(), root.path().join("job.yaml"));
-        let text = "apiVersion: stoker.dev/v1alpha1\nkind: InferenceJob\nmetadata: {name: a}\n\
-                    spec: {entrypoint: {command: [x]}, input: {url: in}, output: {url: out}}\n";
-        std::fs::write(&file, text).unwrap();
-        let loaded = load_job(&file, &[]).unwrap();
+        let folder = root.path();
+        let loaded = load(folder);
         let run_root = RunRoot::resolve(folder.to_str(), None).unwrap();
         let output = Storage::open(&folder.join("out").display().to_string(), None).unwrap();
-        let manifest = folder.join("out/manifest.json");
-        let leave_output = |uid: &str| {
-            let text = json!({
-                "format": 1, "job": "b", "jobId": uid, "outputFormat": "jsonLines", "rows": 0,
-                "inputRows": 0, "rejected": 0, "parts": [], "input": [],
-            });
-            std::fs::write(&manifest, text.to_string()).unwrap();
-        };
         // The runner is killed as soon as it has recorded the job.
-        let start_over = async || {
-            let found = found_output(&loaded.valid.spec, folder).await.unwrap();
-            drop(open(&run_root, &loaded, folder, Some(&found)).unwrap());
-        };
+        let start_over = async || drop(open(&run_root, &loaded, folder, true).await.unwrap());
         let replaced_job = async || {
-            let opened = open(&run_root, &loaded, folder, None).unwrap();
+            let opened = open(&run_root, &loaded, folder, false).await.unwrap();
             opened.record.replaced_job(&output).await.unwrap()
         };
-        leave_output("0b3f9c1e77");
+        leave_output(folder, "0b3f9c1e77");
         assert_eq!(replaced_job().await, None, "without --fresh");
         start_over().await;
         assert_eq!(replaced_job().await.as_deref(), Some("0b3f9c1e77"));
-        leave_output("77aa0b3f9c");
+        leave_output(folder, "77aa0b3f9c");
         assert_eq!(replaced_job().await, None, "another job has finished since");
-        std::fs::remove_file(&manifest).unwrap();
+        fs::remove_file(folder.join("out/manifest.json")).unwrap();
         start_over().await;
-        leave_output("77aa0b3f9c");
+        leave_output(folder, "77aa0b3f9c");
         assert_eq!(replaced_job().await, None, "the output is later");
+    }
+
+    #[tokio::test]
+    async fn fresh_job_replaces_output_of_exiting_processes() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().to_owned();
+        let loaded = load(&folder);
+        let run_root = RunRoot::resolve(folder.to_str(), None).unwrap();
+        let output = Storage::open(&folder.join("out").display().to_string(), None).unwrap();
+        let local = run_root.records_dir();
+        fs::create_dir_all(&local).unwrap();
+        let trainers = local.join(format!("{}.a.job.trainers", loaded.namespace));
+        let process = File::create(trainers).unwrap();
+        flock(&process, FlockOperation::LockShared).unwrap();
+        let path = folder.clone();
+        let process = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            leave_output(&path, "0b3f9c1e77");
+            drop(process);
+        });
+        let opened = open(&run_root, &loaded, &folder, true).await.unwrap();
+        process.join().unwrap();
+        let replaced = opened.record.replaced_job(&output).await.unwrap();
+        assert_eq!(replaced.as_deref(), Some("0b3f9c1e77"));
     }
 
     #[test]

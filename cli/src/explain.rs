@@ -2,9 +2,8 @@
 
 use serde_json::{Value, json};
 use stoker_api::experiment::{Experiment, Phase, Unit};
-use stoker_api::validate::validate_started;
 use stoker_engine::experiment::explain::{Decision, Explanation, State, TrialExplanation, metric};
-use stoker_engine::experiment::{Ledger, Record};
+use stoker_engine::experiment::{Ledger, Record, validate_recorded};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 use stoker_engine::trial::config::experiment_seed;
@@ -113,9 +112,9 @@ impl Explained {
 
 /// Returns the search of an experiment, or the reason why it is not valid.
 pub(crate) fn config(experiment: &Experiment) -> Result<SearchConfig, String> {
-    let (metadata, spec) = (&experiment.metadata, &experiment.spec);
+    let Experiment { metadata, spec, status, .. } = experiment;
     let name = metadata.name.as_deref().unwrap_or_default();
-    let valid = validate_started(name, spec).map_err(|errors| {
+    let valid = validate_recorded(name, spec, status.as_ref()).map_err(|errors| {
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         format!("cannot explain an invalid experiment: {}", errors.join("; "))
     })?;
@@ -208,6 +207,7 @@ fn rungs(explanation: &Explanation, unit: Unit) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use stoker_api::validate::validate_started;
     use stoker_engine::experiment::{Write, append};
 
     use super::*;
@@ -295,6 +295,14 @@ continues (it has 0.3)";
         let why = "promoted to 9 epochs: 0.3 ranks 1st of 3 results at 3 epochs, and the best one \
                    continues";
         assert_eq!(explained.why(1).unwrap(), why);
+    }
+
+    #[test]
+    fn invalid_edit_does_not_hide_the_explanation() {
+        let (mut experiment, trials) = record();
+        let before = Explained::new(&experiment, &trials).search_sections();
+        experiment.spec.searcher.async_halving.as_mut().unwrap().max_trials = 0;
+        assert_eq!(Explained::new(&experiment, &trials).search_sections(), before);
     }
 
     #[test]

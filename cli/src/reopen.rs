@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 use stoker_api::condition::{self, ConditionStatus};
 use stoker_api::experiment::{DesiredState, Experiment, Phase, ReopenRequest, ReopenedTrials};
-use stoker_api::validate::validate_started;
-use stoker_engine::experiment::{Ledger, Record, Refusal, Summary};
+use stoker_engine::experiment::{Ledger, Record, Refusal, Summary, validate_recorded};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 use stoker_engine::trial::config::experiment_seed;
@@ -178,7 +177,8 @@ fn check(experiment: &Experiment) -> Result<(), String> {
 /// Rebuilds the search, with all facts that its runner has not taken in.
 fn ledger(experiment: &Experiment, trials: &BTreeMap<u32, TrialRecord>) -> Result<Ledger, String> {
     let name = text(experiment.metadata.name.as_ref());
-    let valid = validate_started(name, &experiment.spec).map_err(|errors| {
+    let (spec, status) = (&experiment.spec, experiment.status.as_ref());
+    let valid = validate_recorded(name, spec, status).map_err(|errors| {
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         format!("its spec is invalid: {}", errors.join("; "))
     })?;
@@ -250,4 +250,20 @@ fn list(trials: &[u32]) -> String {
 
 fn text(text: Option<&String>) -> &str {
     text.map_or("", String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::explain::tests::record;
+
+    #[test]
+    fn invalid_edit_does_not_prevent_a_request() {
+        let (mut experiment, trials) = record();
+        let trials: BTreeMap<u32, TrialRecord> =
+            trials.into_iter().map(|record| (record.spec.index, record)).collect();
+        experiment.spec.searcher.async_halving.as_mut().unwrap().max_trials = 0;
+        let ledger = ledger(&experiment, &trials).unwrap();
+        assert_eq!(ledger.config().settings().max_trials, Some(5));
+    }
 }

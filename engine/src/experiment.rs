@@ -7,6 +7,7 @@
 //! 5. [`importance`]: the share of the results' variance that each hyperparameter explains.
 //! 6. [`prior_trials`]: trials of earlier experiments from which a search learns.
 //! 7. [`conditions`], [`refusal`]: conditions and messages for users.
+//! 8. [`validate_recorded`]: validation despite an invalid edit.
 
 pub mod explain;
 pub mod importance;
@@ -17,6 +18,7 @@ mod recorded;
 mod refusal;
 mod steer;
 mod summary;
+mod validity;
 
 pub use crate::trial::TrialRecord;
 pub use ledger::{
@@ -33,6 +35,7 @@ pub use steer::{
     start_position, without_search,
 };
 pub use summary::{Summary, best_metric};
+pub use validity::{validate_recorded, without_edit};
 
 #[cfg(test)]
 mod tests;

@@ -6,13 +6,13 @@ use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
-use stoker_api::experiment::{Experiment, ExperimentSpec};
+use stoker_api::experiment::Experiment;
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::validate::{
     FieldError, ValidExperiment, ValidInferenceJob, check_on_cluster, validate,
-    validate_inference_on_cluster, validate_started, validate_started_inference, with_settings,
+    validate_inference_on_cluster, validate_started, validate_started_inference,
 };
-use stoker_engine::experiment::recorded_settings;
+use stoker_engine::experiment::without_edit;
 
 use crate::cache::{Cached, Key};
 use crate::objects::without_managed_fields;
@@ -46,19 +46,11 @@ impl UserResource for Experiment {
             true => validate(name, &self.spec).or_else(|_| validate_started(name, &self.spec)),
             false => validate(name, &self.spec),
         };
-        let valid = valid.or_else(|errors| without_edit(name, self).ok_or(errors))?;
+        let valid = valid
+            .or_else(|errors| without_edit(name, &self.spec, self.status.as_ref()).ok_or(errors))?;
         check_on_cluster(&self.spec.searcher).map_err(|error| vec![error])?;
         Ok(valid)
     }
-}
-
-/// Returns an experiment that was valid before its last edit, with the settings that its search has
-/// recorded; `None` if it is invalid with them too. Otherwise, such an edit would stop all trials.
-fn without_edit(name: &str, experiment: &Experiment) -> Option<ValidExperiment> {
-    let recorded = recorded_settings(&experiment.status.as_ref()?.log)?;
-    let searcher = with_settings(&experiment.spec.searcher, recorded);
-    let spec = ExperimentSpec { searcher, ..experiment.spec.clone() };
-    validate_started(name, &spec).ok()
 }
 
 impl UserResource for InferenceJob {

@@ -11,10 +11,10 @@ use stoker_api::experiment::{Experiment, Unit};
 use stoker_api::hyperparameters::{Parameter, Space};
 use stoker_api::number;
 use stoker_api::trial::Fact;
-use stoker_api::validate::{ValidExperiment, validate_started};
+use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::explain::{Explanation, TrialExplanation};
 use stoker_engine::experiment::importance::{self, Importance, importance_at};
-use stoker_engine::experiment::{Ledger, Record};
+use stoker_engine::experiment::{Ledger, Record, validate_recorded};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 use stoker_engine::trial::config::experiment_seed;
@@ -151,8 +151,9 @@ fn importance_of<'a>(
 }
 
 fn valid(experiment: &Experiment) -> Result<ValidExperiment, String> {
-    let name = experiment.metadata.name.as_deref().unwrap_or_default();
-    validate_started(name, &experiment.spec).map_err(|errors| {
+    let Experiment { metadata, spec, status, .. } = experiment;
+    let name = metadata.name.as_deref().unwrap_or_default();
+    validate_recorded(name, spec, status.as_ref()).map_err(|errors| {
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         format!("cannot explain an invalid experiment: {}", errors.join("; "))
     })

@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::tasks::EndedTask;
 use lease::Candidate;
-pub(crate) use sweep::{fence_experiment, fence_trial};
+pub(crate) use sweep::{fence_experiment, fence_trial, read_experiment, read_trial};
 use workers::Workers;
 
 /// Takes part in the election until `stop` is set, and runs the controllers while leading.

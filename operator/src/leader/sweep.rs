@@ -180,7 +180,7 @@ where
 ///
 /// # Errors
 ///
-/// The API server does not answer, or the experiment has changed meanwhile.
+/// The API server does not answer or refuses the write, or the experiment has changed meanwhile.
 pub(crate) async fn fence_experiment(context: &Context, key: &Key) -> Result<(), Error> {
     context.metrics.writes.get_or_create(&Kind { kind: "experiment_touch" }).inc();
     fence(context, &context.experiments, CachedExperiment::new, key).await
@@ -210,9 +210,53 @@ where
 {
     let patch = leader_patch(&context.options.identity, Timestamp::now());
     match try_touch(&context.client, cache, read, key, &patch).await {
-        // The API server would refuse the earlier write too.
-        Err(Error::Gone { .. } | Error::Refused { .. }) => Ok(()),
+        Err(Error::Gone { .. }) => Ok(()),
         result => result,
+    }
+}
+
+/// Reads an experiment from the API server into the cache.
+///
+/// # Errors
+///
+/// The API server does not answer, or refuses the request.
+pub(crate) async fn read_experiment(context: &Context, key: &Key) -> Result<(), Error> {
+    read_again(&context.client, &context.experiments, CachedExperiment::new, key).await
+}
+
+/// Same as [`read_experiment`], for a trial.
+///
+/// # Errors
+///
+/// See [`read_experiment`].
+pub(crate) async fn read_trial(context: &Context, key: &Key) -> Result<(), Error> {
+    read_again(&context.client, &context.trials, CachedTrial::read, key).await
+}
+
+async fn read_again<K, T: Cached>(
+    client: &Client,
+    cache: &Cache<T>,
+    read: fn(DeserializeGuard<K>) -> T,
+    key: &Key,
+) -> Result<(), Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let api: Api<DeserializeGuard<K>> = Api::namespaced(client.clone(), &key.namespace);
+    let operation = format!("read {} {key}", K::kind(&()).to_lowercase());
+    match request(operation, api.get(&key.name)).await {
+        Ok(object) => {
+            cache.put(read(object));
+            Ok(())
+        }
+        Err(Error::Gone { .. }) => {
+            cache.forget(key);
+            Ok(())
+        }
+        Err(error) => Err(error),
     }
 }
 

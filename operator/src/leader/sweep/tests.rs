@@ -86,6 +86,22 @@ async fn unparsable_objects_are_written_once() {
     assert_eq!(server.num_requests(), 1);
 }
 
+#[tokio::test]
+async fn reading_again_updates_the_cache() {
+    let key = Key::new("ns", "e-0");
+    let (experiments, _changes) = Cache::<CachedExperiment>::new();
+    let read_from = async |server: Server| {
+        let read = CachedExperiment::new;
+        read_again::<Experiment, _>(&server.client(), &experiments, read, &key).await.is_ok()
+    };
+    assert!(read_from(Server::new(200, &newer("Experiment"))).await);
+    assert_eq!(experiments.get(&key).unwrap().version(), "9");
+    assert!(!read_from(Server::new(503, &failure(503))).await);
+    assert_eq!(experiments.len(), 1);
+    assert!(read_from(Server::new(404, &failure(404))).await);
+    assert!(experiments.is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn failing_writes_delay_a_takeover_briefly() {
     let check = async |code: u16, num: u32, num_requests: usize, seconds: f64| {

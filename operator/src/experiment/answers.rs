@@ -49,7 +49,7 @@ pub(super) async fn take_answers(
             }
             Progress::Answered(asked, answer) => (asked, answer),
         };
-        let writes = match ledger.answer(asked, answer, request.now) {
+        let writes = match ledger.answer_on_cluster(asked, answer, request.now) {
             Ok(writes) => writes,
             Err(why) => {
                 let error = stoker_searcher::refused(&why);

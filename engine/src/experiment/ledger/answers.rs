@@ -89,6 +89,23 @@ impl Ledger {
         Ok(turn.map(|turn| self.log(turn, event, now)).unwrap_or_default())
     }
 
+    /// Same as [`answer`](Self::answer), on a cluster, where the record of a trial is bounded.
+    ///
+    /// # Errors
+    ///
+    /// See [`answer`](Self::answer).
+    pub fn answer_on_cluster(
+        &mut self,
+        asked: Asked,
+        answer: Answer,
+        now: Timestamp,
+    ) -> Result<Vec<Write>, String> {
+        if self.asks().is_some_and(|due| due.call == asked.call) {
+            self.search.check_grants(&answer.actions)?;
+        }
+        self.answer(asked, answer, now)
+    }
+
     /// Adds the tags of trials that an answer creates, from index `next` on.
     pub(super) fn tag_missing(&mut self, event: &LogEvent, next: u32) {
         for (index, create) in (next..).zip(creates(event)) {

@@ -2,8 +2,8 @@
 
 use stoker_api::decisions::AnsweredEvent;
 use stoker_api::external::{
-    ACTIONS_BYTES_MAX, ClosedEvent, EditEvent, NoFields, OrderedEvent, ResultEvent, SearchEvent,
-    TrialEvent,
+    ACTIONS_BYTES_MAX, Action, ClosedEvent, EditEvent, NoFields, OrderedEvent, ResultEvent,
+    SearchEvent, TrialEvent,
 };
 
 use super::{AnyMethod, SearchState, Turn};
@@ -59,6 +59,18 @@ impl SearchState {
         let Some(question) = self.question() else { return Ok(None) };
         let steps = self.steps(question, &answered)?;
         Ok(self.advance_with(vec![Event::Answered(answered)], steps))
+    }
+
+    /// Checks that the records of trials on a cluster have space for what follows from an answer.
+    ///
+    /// # Errors
+    ///
+    /// Why the answer is refused.
+    pub fn check_grants(&self, actions: &[Action]) -> Result<(), String> {
+        match &self.method {
+            AnyMethod::External(method) => method.check_grants(actions, &self.book),
+            _ => Ok(()),
+        }
     }
 
     fn steps(&self, question: DueQuestion, answered: &AnsweredEvent) -> Result<Vec<Step>, String> {

@@ -45,6 +45,27 @@ impl External {
         }
         Ok(plan.steps)
     }
+
+    /// Checks that the records of trials on a cluster have space for what follows from an answer.
+    ///
+    /// # Errors
+    ///
+    /// The first action that continues a trial whose record is full.
+    pub fn check_grants(&self, actions: &[Action], book: &Book) -> Result<(), String> {
+        for (i, action) in actions.iter().enumerate() {
+            let Action::Continue(ContinueAction { trial, .. }) = action else { continue };
+            let state = book.trials().get(*trial as usize).map(|entry| entry.state);
+            let num_grants = self.num_grants.get(trial).copied().unwrap_or_default();
+            let continues = matches!(state, Some(TrialState::Waiting | TrialState::Paused));
+            if continues && num_grants + GRANTS_OF_CONTINUE > GRANTS_MAX {
+                return Err(format!(
+                    "actions[{i}].continue.trial: {trial}: its record is full: it has \
+                     {num_grants} results, continues and pauses; stop it"
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 struct Plan<'a> {
@@ -166,13 +187,6 @@ impl Plan<'_> {
         if units > units_max {
             return Err(format!(
                 "units: {units}: must be at most spec.searcher.maxLength, which is {units_max}"
-            ));
-        }
-        let num_grants = self.method.num_grants.get(&trial).copied().unwrap_or_default();
-        if num_grants + GRANTS_OF_CONTINUE > GRANTS_MAX {
-            return Err(format!(
-                "trial: {trial}: its record is full: it has {num_grants} results, continues and \
-                 pauses; stop it"
             ));
         }
         Ok(Some(Step::Continue { trial, units }))

@@ -1,6 +1,7 @@
 //! Validation of experiments and inference jobs. Code that receives a [`ValidExperiment`] need not
 //! check the user's input again.
 
+mod at_once;
 mod edits;
 mod external;
 mod inference;
@@ -24,6 +25,7 @@ use crate::experiment::{
 use crate::hyperparameters::Space;
 use crate::inference::InferenceJobSpec;
 
+pub use at_once::check_num_at_once;
 pub use edits::{check_edit, check_max_trials, with_edits, with_settings};
 pub use external::check_on_cluster;
 

@@ -3,14 +3,11 @@
 
 use serde_json::{Value, json};
 
+use super::at_once::check_num_at_once;
 use super::searches::RUNGS_MAX;
 use super::{FieldError, Method, TRIALS_MAX, ValidExperiment, item, member, rules, sizes};
 use crate::experiment::ExperimentSpec;
 use crate::hyperparameters::{ONE_OF, Parameter, ROOT, Space};
-
-/// Maximum number of trials that a search creates at once. One entry of the experiment's log records
-/// them with up to 70 bytes each, and etcd stores objects of at most 1.5 MB.
-const CREATED_AT_ONCE_MAX: u32 = 20_000;
 
 /// Remedy for a budget of too many trials.
 const LOWER: &str = "lower it, or raise maxLength";
@@ -32,7 +29,7 @@ pub(super) fn check_values(spec: &ExperimentSpec) -> Vec<FieldError> {
 pub(super) fn check_search(valid: &ValidExperiment) -> Vec<FieldError> {
     let num_brackets = check_num_brackets(&valid.method);
     let num_trials = check_num_trials(&valid.method, valid.units_max);
-    let num_at_once = check_num_at_once(valid);
+    let num_at_once = check_num_at_once(valid, 0);
     num_brackets.into_iter().chain(num_trials).chain(num_at_once).collect()
 }
 
@@ -71,59 +68,15 @@ fn check_num_brackets(method: &Method) -> Option<FieldError> {
     is_long.then(|| FieldError::new(&path, &json!(bracket_rungs), &rule))
 }
 
-/// Checks the number of trials that a search with a total number of trials creates at once.
-fn check_num_at_once(valid: &ValidExperiment) -> Option<FieldError> {
-    let (method, concurrency, num_trials): (_, u32, u128) = match &valid.method {
-        Method::Random { max_trials, max_concurrent } => {
-            ("random", *max_concurrent, (*max_trials).into())
-        }
-        Method::Grid { max_concurrent } => ("grid", *max_concurrent, valid.space.num_points()),
-        Method::Tpe(search) => ("tpe", search.max_concurrent_trials, search.max_trials.into()),
-        Method::Sobol(search) => ("sobol", search.max_concurrent_trials, search.max_trials.into()),
-        // Without a limit, the number of trials follows from the rungs.
-        Method::AsyncHalving(search) if search.max_concurrent_trials > 0 => {
-            ("asyncHalving", search.max_concurrent_trials, search.max_trials.into())
-        }
-        Method::AdaptiveAsha(search) if search.max_concurrent_trials > 0 => {
-            ("adaptiveAsha", search.max_concurrent_trials, search.max_trials.into())
-        }
-        Method::AdaptiveSimple(search) => {
-            ("adaptiveSimple", search.max_concurrent_trials, search.max_trials.into())
-        }
-        _ => return None,
-    };
-    let num_at_once = match concurrency {
-        0 => num_trials,
-        limit => num_trials.min(limit.into()),
-    };
-    let rule = format!(
-        "lets the search create {num_at_once} trials at once; set it to a number from 1 to \
-         {CREATED_AT_ONCE_MAX}"
-    );
-    let path = format!("spec.searcher.{method}.maxConcurrentTrials");
-    let is_large = num_at_once > u128::from(CREATED_AT_ONCE_MAX);
-    is_large.then(|| FieldError::new(&path, &json!(concurrency), &rule))
-}
-
 /// Checks the number of trials of methods for which it follows from `units`, the full length.
 fn check_num_trials(method: &Method, units: u64) -> Option<FieldError> {
-    let (field, value, num_trials, remedy): (_, Value, u128, _) = match method {
-        Method::SyncHalving { search, budget } => {
-            let sizes = sizes::budget_sizes(units, search.divisor, search.num_rungs, *budget);
-            ("syncHalving.budget", json!(search.budget), sizes[0], LOWER)
-        }
-        Method::Adaptive { search, budget } => {
-            let rungs = search.rungs(units);
-            let share = budget / rungs.len() as u64;
-            let size = |rungs: &u32| sizes::budget_sizes(units, search.divisor, *rungs, share)[0];
-            let num_trials = rungs.iter().map(size).sum();
-            ("adaptive.budget", json!(search.budget), num_trials, LOWER)
-        }
+    let num_trials = num_trials(method, units)?;
+    let (field, value, remedy): (_, Value, _) = match method {
+        Method::SyncHalving { search, .. } => ("syncHalving.budget", json!(search.budget), LOWER),
+        Method::Adaptive { search, .. } => ("adaptive.budget", json!(search.budget), LOWER),
         Method::Hyperband(search) => {
-            let brackets = sizes::hyperband_sizes(units, search.divisor, search.num_brackets);
-            let num_trials = brackets.iter().map(|sizes| sizes[0]).sum();
             let remedy = "raise it, or give maxLength in larger units";
-            ("hyperband.divisor", json!(search.divisor), num_trials, remedy)
+            ("hyperband.divisor", json!(search.divisor), remedy)
         }
         _ => return None,
     };
@@ -133,5 +86,25 @@ fn check_num_trials(method: &Method, units: u64) -> Option<FieldError> {
     is_large.then(|| {
         let error = FieldError::new(&format!("spec.searcher.{field}"), &value, &rule);
         error.reading(&[rules::MAX_LENGTH, method.as_deref().unwrap_or_default()])
+    })
+}
+
+/// Returns the number of trials of methods for which it follows from `units`, the full length.
+pub(super) fn num_trials(method: &Method, units: u64) -> Option<u128> {
+    Some(match method {
+        Method::SyncHalving { search, budget } => {
+            sizes::budget_sizes(units, search.divisor, search.num_rungs, *budget)[0]
+        }
+        Method::Adaptive { search, budget } => {
+            let rungs = search.rungs(units);
+            let share = budget / rungs.len() as u64;
+            let size = |rungs: &u32| sizes::budget_sizes(units, search.divisor, *rungs, share)[0];
+            rungs.iter().map(size).sum()
+        }
+        Method::Hyperband(search) => {
+            let brackets = sizes::hyperband_sizes(units, search.divisor, search.num_brackets);
+            brackets.iter().map(|sizes| sizes[0]).sum()
+        }
+        _ => return None,
     })
 }

@@ -24,7 +24,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub use answers::{Asked, append};
-pub use edits::{EDIT_REFUSED, is_edited, is_requested, recorded_settings, refused_edit};
+pub use edits::{
+    EDIT_REFUSED, is_edited, is_requested, large_edit, recorded_settings, refused_edit,
+};
 pub use full_log::{full_log, may_delete};
 
 use stoker_api::decisions::{

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use stoker_api::experiment::SearchMode;
-use stoker_api::validate::sizes::{self, bracket_rungs, integer_log, rung_lengths};
+use stoker_api::validate::sizes::{self, bracket_rungs, integer_log, rung_lengths, split_trials};
 
 use super::methods::{AsyncHalvingConfig, BracketConfig};
 
@@ -71,31 +71,6 @@ pub fn split_concurrency(concurrency: u32, divisor: u32, trials: &[u32]) -> Vec<
 /// Splits a number evenly; the first parts get one more if it is not divisible.
 pub fn split_evenly(total: u32, parts: u32) -> Vec<u32> {
     (0..parts).map(|part| total / parts + u32::from(part < total % parts)).collect()
-}
-
-/// Splits trials over brackets by the weights `d^(n-1) / n`, at least one each. The first bracket
-/// gets the rest.
-fn split_trials(max_trials: u32, divisor: u32, rungs: &[u32]) -> Vec<u32> {
-    // With a common denominator, all weights are integers. That of 1 to 16 is 720,720.
-    let denominator = rungs.iter().fold(1, |multiple, num| lcm(multiple, u128::from(*num)));
-    let weight = |num: u32| u128::from(divisor).pow(num - 1) * (denominator / u128::from(num));
-    let total: u128 = rungs.iter().map(|num| weight(*num)).sum();
-    let share = |num: &u32| (u128::from(max_trials) * weight(*num) / total).max(1) as u32;
-    let mut trials: Vec<u32> = rungs.iter().map(share).collect();
-    let sum: u32 = trials.iter().sum();
-    if let Some(first) = trials.first_mut() {
-        *first += max_trials.saturating_sub(sum);
-    }
-    trials
-}
-
-/// Returns the least common multiple of two positive numbers.
-fn lcm(one: u128, other: u128) -> u128 {
-    let (mut divisor, mut rest) = (one, other);
-    while rest > 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    one / divisor * other
 }
 
 /// Splits trials as [`AdaptiveAsha::brackets`] does, but gives no bracket less than it has made.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stoker_api::decisions::PriorTrial;
+use stoker_api::decisions::{LogEntry, PriorTrial};
 use stoker_api::experiment::{DesiredState, ReopenRequest};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{
-    Ledger, Refusal, Request, Unreadable, Write, desired_states, full_log, may_delete,
+    Ledger, Refusal, Request, Unreadable, Write, desired_states, full_log, large_edit, may_delete,
     refused_edit, without_search,
 };
 use stoker_engine::search::SearchConfig;
@@ -46,10 +46,9 @@ pub(super) async fn decide(
     let mut is_recorded = true;
     let mut ask_wait = None;
     let status = writer.status();
-    let num_created = ledger.book().next_index() - ledger.num_uncreated();
     let full = full_log(config, valid.spec.reopen, &status.log);
     let reopen = valid.spec.reopen.filter(|_| full.is_none());
-    let mut refusal = refused_edit(&valid.spec.searcher, &status.log, num_created).or(full);
+    let mut refusal = refused_numbers(valid, config, &ledger, &status.log).or(full);
     // The search cannot follow the edit, so it continues with its own numbers.
     let recorded = ledger.config().clone();
     let config = if refusal.is_some() { &recorded } else { config };
@@ -101,6 +100,19 @@ pub(super) async fn decide(
         writer.keep(&ledger);
     }
     Ok(Decided { ledger, wake, creation, refusal })
+}
+
+/// Returns why the search cannot follow edited numbers of trials.
+fn refused_numbers(
+    valid: &ValidExperiment,
+    config: &SearchConfig,
+    ledger: &Ledger,
+    log: &[LogEntry],
+) -> Option<Refusal> {
+    let num_decided = ledger.book().next_index();
+    let num_created = num_decided - ledger.num_uncreated();
+    refused_edit(&valid.spec.searcher, log, num_created)
+        .or_else(|| large_edit(valid, config, log, num_decided))
 }
 
 /// Writes the desired states of the trials. While a turn is not recorded, no trial starts. Returns

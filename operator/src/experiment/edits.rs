@@ -6,8 +6,8 @@ use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
 use stoker_api::validate::{ValidExperiment, validate_started, with_edits};
 use stoker_engine::experiment::{
-    EDIT_REFUSED, POD_INVALID, Refusal, TRIAL_INVALID, full_log, is_edited, refused_edit,
-    set_refusal,
+    EDIT_REFUSED, POD_INVALID, Refusal, TRIAL_INVALID, full_log, is_edited, large_edit,
+    refused_edit, set_refusal,
 };
 use stoker_engine::search::SearchConfig;
 
@@ -25,8 +25,10 @@ pub(super) async fn reconcile_ended(
     valid: &ValidExperiment,
     status: &ExperimentStatus,
 ) -> Result<Option<Duration>, Error> {
+    let config = SearchConfig::new(valid, 0);
     let refused = refused_edit(&valid.spec.searcher, &status.log, status.trials_created)
-        .or_else(|| full_log(&SearchConfig::new(valid, 0), valid.spec.reopen, &status.log));
+        .or_else(|| large_edit(valid, &config, &status.log, status.trials_created))
+        .or_else(|| full_log(&config, valid.spec.reopen, &status.log));
     let mut is_wanted = true;
     if refused.is_none() && is_continued(experiment, valid, status) {
         match clean_up::stop(context, key, experiment, valid, status).await? {

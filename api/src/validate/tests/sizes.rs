@@ -72,6 +72,43 @@ fn searches_create_at_most_20000_trials_at_once() {
     }
 }
 
+#[test]
+fn trials_at_once_follow_from_rungs() {
+    let spec = |method: &str, fields: &Value, concurrency: u32| {
+        let mut searcher = json!({ "metric": "loss", "maxLength": { "batches": 200_000 } });
+        searcher[method] = fields.clone();
+        searcher[method]["maxConcurrentTrials"] = json!(concurrency);
+        let mut spec = good();
+        spec["searcher"] = searcher;
+        spec
+    };
+    let halving = |rungs: u32| json!({ "maxTrials": 100_000, "numRungs": rungs, "divisor": 4 });
+    let asha = |mode: &str| json!({ "maxTrials": 100_000, "mode": mode, "divisor": 4 });
+    let sync = json!({ "numRungs": 1, "divisor": 4, "budget": { "batches": 4_000_200_000_u64 } });
+    let budget = json!({ "batches": 10_000_000_000_u64 });
+    let adaptive = json!({ "bracketRungs": [1, 1], "divisor": 4, "budget": budget });
+    for (method, fields, num_at_once) in [
+        ("asyncHalving", halving(9), Some(65_536)),
+        ("asyncHalving", halving(8), None),
+        ("adaptiveAsha", asha("aggressive"), Some(100_000)),
+        ("adaptiveAsha", asha("conservative"), None),
+        ("syncHalving", sync, Some(20_001)),
+        ("adaptive", adaptive, Some(50_000)),
+        ("hyperband", json!({ "divisor": 4 }), Some(91_451)),
+    ] {
+        run("x", spec(method, &fields, 16)).unwrap();
+        let result = run("x", spec(method, &fields, 0));
+        let Some(num) = num_at_once else {
+            result.unwrap();
+            continue;
+        };
+        let errors = result.expect_err(method);
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert_eq!(errors[0].path, format!("spec.searcher.{method}.maxConcurrentTrials"));
+        assert!(errors[0].rule.contains(&format!("{num} trials at once")), "{errors:?}");
+    }
+}
+
 /// Programs get these fields in an annotation of their pod.
 #[test]
 fn large_fields_are_refused_before_the_start() {

@@ -6,7 +6,7 @@
 use stoker_api::decisions::{EditedEvent, LogEntry, LogEvent, SearchSettings};
 use stoker_api::experiment::{ReopenRequest, Searcher};
 use stoker_api::time::Timestamp;
-use stoker_api::validate::check_max_trials;
+use stoker_api::validate::{ValidExperiment, check_max_trials, check_num_at_once};
 
 use super::reopened::{Continued, last_request};
 use super::{Ledger, Write};
@@ -85,6 +85,22 @@ pub fn refused_edit(searcher: &Searcher, log: &[LogEntry], trials_created: u32) 
     let before = recorded_settings(log)?.max_trials?;
     let error = check_max_trials(searcher, before, trials_created)?;
     let message = format!("{error}. The search continues with {before} until this is corrected");
+    Some(Refusal { reason: EDIT_REFUSED.to_owned(), message })
+}
+
+/// Returns why an edit would create more trials than the log can record at once; `None` if it would
+/// not, or nothing was edited. The search continues with the settings before the edit.
+pub fn large_edit(
+    valid: &ValidExperiment,
+    config: &SearchConfig,
+    log: &[LogEntry],
+    trials_created: u32,
+) -> Option<Refusal> {
+    if !is_edited(config, None, log) {
+        return None;
+    }
+    let error = check_num_at_once(valid, trials_created)?;
+    let message = format!("{error}. The search continues with the settings before this edit");
     Some(Refusal { reason: EDIT_REFUSED.to_owned(), message })
 }
 

@@ -5,7 +5,7 @@ use stoker_api::experiment::{
     AdaptiveAshaSearch, AsyncHalvingSearch, ReopenedTrials, SearchLimits, SearchMode,
 };
 use stoker_api::trial::CloseCause;
-use stoker_api::validate::Method;
+use stoker_api::validate::{Method, validate_started};
 
 use super::super::tests::case::{Case, random, reopened};
 use super::*;
@@ -167,4 +167,34 @@ fn total_below_created_trials_is_refused() {
     assert!(refused.message.contains("`stoker experiment cancel` (found 2)"), "{refused:?}");
     assert!(refused.message.contains("continues with 5"), "{refused:?}");
     assert!(!refused.is_final());
+}
+
+#[test]
+fn edits_that_create_too_many_trials_are_refused() {
+    let valid = |max_trials: u32, concurrency: u32| {
+        let spec = serde_json::json!({
+            "entrypoint": { "command": ["train"] },
+            "searcher": {
+                "metric": "loss",
+                "maxLength": { "epochs": 9 },
+                "random": { "maxTrials": max_trials, "maxConcurrentTrials": concurrency },
+            },
+        });
+        validate_started("e", &serde_json::from_value(spec).unwrap()).unwrap()
+    };
+    let case = Case::new(random(5));
+    let refused = |valid: &ValidExperiment, log: &[LogEntry]| {
+        large_edit(valid, &SearchConfig::new(valid, 7), log, 5)
+    };
+    for (max_trials, concurrency, is_refused) in
+        [(90_000, 2, false), (20_005, 0, false), (20_006, 0, true), (90_000, 20_001, true)]
+    {
+        let refused = refused(&valid(max_trials, concurrency), &case.log);
+        assert_eq!(refused.is_some(), is_refused, "{max_trials} {concurrency}: {refused:?}");
+    }
+    let large = valid(90_000, 0);
+    let message = refused(&large, &case.log).unwrap().message;
+    assert!(message.contains("maxConcurrentTrials: lets the search create 89995"), "{message}");
+    // Without recorded settings, nothing was edited.
+    assert_eq!(refused(&large, &[]), None);
 }

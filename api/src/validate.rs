@@ -134,6 +134,23 @@ pub enum Method {
 ///
 /// All violated rules, grouped by part of the spec.
 pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
+    let valid = validate_local(name, spec)?;
+    match check_num_at_once(&valid, 0) {
+        Some(error) => Err(vec![error]),
+        None => Ok(valid),
+    }
+}
+
+/// Same as [`validate`], for an experiment on one machine. Its log has space for any number of
+/// trials that the search creates at once.
+///
+/// # Errors
+///
+/// Same as [`validate`].
+pub fn validate_local(
+    name: &str,
+    spec: &ExperimentSpec,
+) -> Result<ValidExperiment, Vec<FieldError>> {
     let mut more = new::check_values(spec);
     match rules::check(name, spec) {
         Ok(valid) => {

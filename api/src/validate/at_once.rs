@@ -28,6 +28,7 @@ impl Trials {
 }
 
 /// Checks the number of trials that a search creates at once after it has created `trials_created`.
+/// Only clusters have this limit.
 pub fn check_num_at_once(valid: &ValidExperiment, trials_created: u32) -> Option<FieldError> {
     let Trials { method, concurrency, num, unlimited } = trials(valid)?;
     let places = match concurrency {

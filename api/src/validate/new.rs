@@ -3,7 +3,6 @@
 
 use serde_json::{Value, json};
 
-use super::at_once::check_num_at_once;
 use super::searches::RUNGS_MAX;
 use super::{FieldError, Method, TRIALS_MAX, ValidExperiment, item, member, rules, sizes};
 use crate::experiment::ExperimentSpec;
@@ -29,8 +28,7 @@ pub(super) fn check_values(spec: &ExperimentSpec) -> Vec<FieldError> {
 pub(super) fn check_search(valid: &ValidExperiment) -> Vec<FieldError> {
     let num_brackets = check_num_brackets(&valid.method);
     let num_trials = check_num_trials(&valid.method, valid.units_max);
-    let num_at_once = check_num_at_once(valid, 0);
-    num_brackets.into_iter().chain(num_trials).chain(num_at_once).collect()
+    num_brackets.into_iter().chain(num_trials).collect()
 }
 
 /// With base 1, all values are equal. With less, the bounds of values are in reverse order.

@@ -21,10 +21,11 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
+use stoker_api::experiment::ExperimentSpec;
 use stoker_api::inference::InferenceJobSpec;
 use stoker_api::validate::{
-    FieldError, ValidExperiment, ValidInferenceJob, validate, validate_inference,
-    validate_inference_on_cluster,
+    FieldError, ValidExperiment, ValidInferenceJob, check_num_at_once, validate,
+    validate_inference, validate_inference_on_cluster, validate_local,
 };
 
 pub(crate) use metadata::Metadata;
@@ -211,13 +212,19 @@ fn parse_tree(
         return Err(with_positions(problems, &[error], &tree));
     }
     let schema = file_schema(EXPERIMENT, stoker_api::crd::experiment_spec_schema());
-    match check(&tree, &schema, target, validate) {
+    let rules = |name: &str, spec: &ExperimentSpec| match target {
+        Target::Local => validate_local(name, spec),
+        Target::Cluster => validate(name, spec),
+    };
+    match check(&tree, &schema, target, rules) {
         Ok((metadata, valid)) if problems.is_empty() => {
             let spec_json = json!(valid.spec);
             let namespace = metadata.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
             let name = valid.name.clone();
             notes.extend(metadata.notes(&tree));
             notes.extend(notes::notes(&valid, &tree.value, is_legacy));
+            let refused = check_num_at_once(&valid, 0);
+            notes.extend(refused.map(|error| format!("note: a cluster refuses {error}")));
             Ok(Loaded { name, namespace, metadata, valid, notes, spec_json })
         }
         Ok(_) => Err(problems),

@@ -47,6 +47,21 @@ fn labels_of_local_files_are_only_noted() {
     assert_eq!(error.problems[0].field, "metadata.labels.team");
 }
 
+#[test]
+fn many_trials_at_once_of_local_files_are_noted() {
+    let method = "random: {maxTrials: 20001, maxConcurrentTrials: 0}";
+    let text = GOOD.replacen("random: {maxTrials: 4}", method, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("experiment.yaml");
+    std::fs::write(&path, text).unwrap();
+    let loaded = load(&path, &[]).unwrap();
+    let field = "spec.searcher.random.maxConcurrentTrials";
+    let start = format!("note: a cluster refuses {field}: lets the search create 20001");
+    assert!(loaded.notes.iter().any(|note| note.starts_with(&start)), "{:?}", loaded.notes);
+    let error = load_for_cluster(&path, &[]).unwrap_err();
+    assert_eq!(error.problems[0].field, field);
+}
+
 /// Checks that each error starts with `LINE:COLUMN: FIELD` and contains the words of its row.
 fn check_errors(text: &str, sets: &[&str], expected: &[(&str, &str)]) {
     let error = load_text(text, sets).expect_err(text);

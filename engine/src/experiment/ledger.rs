@@ -27,7 +27,7 @@ pub use answers::{Asked, append};
 pub use edits::{
     EDIT_REFUSED, is_edited, is_requested, large_edit, recorded_settings, refused_edit,
 };
-pub use full_log::{full_log, may_delete};
+pub use full_log::{LOG_FULL, full_log, refused_deletions};
 
 use stoker_api::decisions::{
     BeganEvent, LimitReachedEvent, LogEntry, LogEvent, PriorTrial, StepRecord,

@@ -110,6 +110,12 @@ impl<'a> Writer<'a> {
         self.experiment.status.clone().unwrap_or_default()
     }
 
+    /// Returns whether the cache lacks trials that the search knows.
+    pub(super) fn lacks_trials(&self, ledger: &Ledger) -> bool {
+        let trials = self.trials.iter().map(|(index, trial)| (*index, &trial.record)).collect();
+        !ledger.deleted(&trials).is_empty()
+    }
+
     /// Returns the trials that the search knows and that do not exist. The cache may lag behind,
     /// so the API server is asked.
     pub(super) async fn deleted(&mut self, ledger: &Ledger) -> Result<Vec<u32>, Error> {

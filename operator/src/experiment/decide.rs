@@ -7,8 +7,8 @@ use stoker_api::decisions::{LogEntry, PriorTrial};
 use stoker_api::experiment::{DesiredState, ReopenRequest};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{
-    Ledger, Refusal, Request, Unreadable, Write, desired_states, full_log, large_edit, may_delete,
-    refused_edit, without_search,
+    Ledger, Refusal, Request, Unreadable, Write, desired_states, full_log, large_edit,
+    refused_deletions, refused_edit, without_search,
 };
 use stoker_engine::search::SearchConfig;
 
@@ -152,11 +152,12 @@ async fn take_all(
 ) -> Result<Waiting, Error> {
     let request = input.request;
     writer.check_settled()?;
-    take_turns(writer, ledger, input, creation).await?;
+    let full = take_turns(writer, ledger, input, creation).await?;
     if creation.is_some() || request.state != DesiredState::Active {
-        return Ok(Waiting::default());
+        return Ok(Waiting { refusal: full, wait: None });
     }
-    take_answers(writer, ledger, valid, request, creation).await
+    let waiting = take_answers(writer, ledger, valid, request, creation).await?;
+    Ok(Waiting { refusal: waiting.refusal.or(full), ..waiting })
 }
 
 /// What the user wants, and what is missing in the record.
@@ -171,13 +172,13 @@ struct Input<'a> {
 }
 
 /// Writes all turns that follow from the record. Each turn is complete before the next one. Sets
-/// the error of a creation.
+/// the error of a creation. Returns why the search cannot take in deleted trials.
 async fn take_turns(
     writer: &mut Writer<'_>,
     ledger: &mut Ledger,
     Input { config, reopen, prior, missing, request }: Input<'_>,
     creation: &mut Option<Error>,
-) -> Result<(), Error> {
+) -> Result<Option<Refusal>, Error> {
     let missing = missing.into_iter().filter_map(|write| match write {
         Write::Grant { trial, grant } => Some((trial, grant)),
         Write::Log(_) | Write::Pin { .. } => None,
@@ -190,13 +191,15 @@ async fn take_turns(
     let spending = writer.spending(config);
     let edited = ledger.edit(config, &spending, |index| writer.record(index), request.now);
     // Trials that the edit continues have not ended yet. Their ends lead to the next pass.
-    let Some(writes) = edited else { return Ok(()) };
+    let Some(writes) = edited else { return Ok(None) };
     let decided = ledger.decisions(None, &writes);
     writer.turn(writes, decided).await?;
-    let deleted = match may_delete(&writer.status().log) {
-        true => writer.deleted(ledger).await?,
-        false => vec![],
+    let full = refused_deletions(&writer.status().log);
+    let deleted = match full {
+        None => writer.deleted(ledger).await?,
+        Some(_) => vec![],
     };
+    let full = full.filter(|_| writer.lacks_trials(ledger));
     if !deleted.is_empty() {
         let writes = ledger.delete(deleted, request.now);
         let decided = ledger.decisions(None, &writes);
@@ -207,7 +210,7 @@ async fn take_turns(
     writer.turn(writes, decided).await?;
     if let Err(error) = writer.create(ledger, request).await {
         *creation = Some(error);
-        return Ok(());
+        return Ok(full);
     }
     for fact in ledger.pending(writer.records()) {
         let writes = ledger.advance(&fact);
@@ -215,7 +218,7 @@ async fn take_turns(
         writer.turn(writes, decided).await?;
         if let Err(error) = writer.create(ledger, request).await {
             *creation = Some(error);
-            return Ok(());
+            return Ok(full);
         }
     }
     let spending = writer.spending(ledger.config());
@@ -225,5 +228,5 @@ async fn take_turns(
     if let Err(error) = writer.create(ledger, request).await {
         *creation = Some(error);
     }
-    Ok(())
+    Ok(full)
 }

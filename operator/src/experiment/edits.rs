@@ -6,7 +6,7 @@ use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
 use stoker_api::validate::{ValidExperiment, validate_started, with_edits};
 use stoker_engine::experiment::{
-    EDIT_REFUSED, POD_INVALID, Refusal, TRIAL_INVALID, full_log, is_edited, large_edit,
+    EDIT_REFUSED, LOG_FULL, POD_INVALID, Refusal, TRIAL_INVALID, full_log, is_edited, large_edit,
     refused_edit, set_refusal,
 };
 use stoker_engine::search::SearchConfig;
@@ -93,7 +93,9 @@ async fn report_refused_edit(
     status: &ExperimentStatus,
     refused: Option<&Refusal>,
 ) -> Result<(), Error> {
-    let is_reported = reported(status).is_some_and(|refused| refused.reason == EDIT_REFUSED);
+    // The search of an ended experiment does not wait for deleted trials any more.
+    let is_reported = reported(status)
+        .is_some_and(|refused| [EDIT_REFUSED, LOG_FULL].contains(&&*refused.reason));
     if refused.is_none() && !is_reported {
         return Ok(());
     }

@@ -20,15 +20,10 @@ const EDITS_MAX: usize = 768;
 /// Number of entries from which on deleted trials are not taken in.
 const DELETIONS_MAX: usize = 1016;
 /// Reason of a log without space for deleted trials.
-const LOG_FULL: &str = "LogFull";
+pub const LOG_FULL: &str = "LogFull";
 
-/// Returns whether the search can take in deleted trials.
-pub fn may_delete(log: &[LogEntry]) -> bool {
-    log.len() < DELETIONS_MAX
-}
-
-/// Returns why the log has no space for the edit or the request of the user, or for deleted trials;
-/// `None` if it has. The search continues without them.
+/// Returns why the log has no space for the edit or the request of the user; `None` if it has, or
+/// there is neither. The search continues without it.
 pub fn full_log(
     config: &SearchConfig,
     request: Option<ReopenRequest>,
@@ -36,22 +31,26 @@ pub fn full_log(
 ) -> Option<Refusal> {
     let num = log.len();
     let is_refused = num >= EDITS_MAX && is_edited(config, request, log);
-    let (reason, message) = if is_refused {
+    is_refused.then(|| {
         let message = format!(
             "status.log: too long for an edit or a request to continue trials ({num} entries, at \
              least {EDITS_MAX}); create another experiment. The search continues without it"
         );
-        (EDIT_REFUSED, message)
-    } else if !may_delete(log) {
+        Refusal { reason: EDIT_REFUSED.to_owned(), message }
+    })
+}
+
+/// Returns why the log has no space for trials that were deleted; `None` if it has. The search
+/// continues without their deletions.
+pub fn refused_deletions(log: &[LogEntry]) -> Option<Refusal> {
+    let num = log.len();
+    (num >= DELETIONS_MAX).then(|| {
         let message = format!(
             "status.log: too long for deletions of trials ({num} entries, at least \
              {DELETIONS_MAX}); if the search waits for a deleted trial, cancel the experiment"
         );
-        (LOG_FULL, message)
-    } else {
-        return None;
-    };
-    Some(Refusal { reason: reason.to_owned(), message })
+        Refusal { reason: LOG_FULL.to_owned(), message }
+    })
 }
 
 #[cfg(test)]
@@ -76,12 +75,14 @@ mod tests {
             let found =
                 [reason(&case.config, None), reason(&edited, None), reason(&case.config, request)];
             assert_eq!(found.each_ref().map(Option::as_deref), expected, "{num}");
-            assert_eq!(may_delete(&log), expected[0].is_none(), "{num}");
+            let is_refused =
+                refused_deletions(&log).is_some_and(|refusal| refusal.reason == LOG_FULL);
+            assert_eq!(is_refused, num >= DELETIONS_MAX, "{num}");
         };
         check(1, [None; 3]);
         check(EDITS_MAX - 1, [None; 3]);
         check(EDITS_MAX, [None, Some(EDIT_REFUSED), Some(EDIT_REFUSED)]);
         check(DELETIONS_MAX - 1, [None, Some(EDIT_REFUSED), Some(EDIT_REFUSED)]);
-        check(DELETIONS_MAX, [Some(LOG_FULL), Some(EDIT_REFUSED), Some(EDIT_REFUSED)]);
+        check(DELETIONS_MAX, [None, Some(EDIT_REFUSED), Some(EDIT_REFUSED)]);
     }
 }

@@ -327,9 +327,7 @@ impl Context {
             action: action.to_owned(),
             secondary: None,
         };
-        if !self.event_queue.add(event, object.object_ref(&())) {
-            tracing::warn!(reason, "cannot write an event: too many events wait");
-        }
+        self.event_queue.add(event, object.object_ref(&()));
     }
 }
 

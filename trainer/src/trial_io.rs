@@ -109,9 +109,7 @@ impl TrialIo {
         if !config.storage.url.is_empty() {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
             if let Some(limits) = standalone_limits {
-                if is_lead {
-                    lock = storage.folder().map(lock::lock).transpose()?;
-                }
+                lock = storage.folder().filter(|_| is_lead).map(lock::lock).transpose()?;
                 resume_latest(&rt, &storage, config)?;
                 let task = RetentionTask {
                     storage: storage.clone(),

@@ -74,8 +74,8 @@ async fn wait_for_trial(ns: &TestNamespace, condition: impl Fn(&Trial) -> bool) 
     }
 }
 
-/// Waits for events of promotions, pauses and stops, and checks that each decision has one, with the
-/// rank of the trial. An operator that was killed may have lost some.
+/// Waits for events of promotions, pauses and stops, and checks that each decision has one, with
+/// the rank of the trial. An operator that was killed may have lost some.
 async fn check_decision_events(ns: &TestNamespace, trials: &[Trial]) {
     let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {

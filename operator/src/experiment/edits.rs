@@ -6,8 +6,8 @@ use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
 use stoker_api::validate::{ValidExperiment, validate_started, with_edits};
 use stoker_engine::experiment::{
-    EDIT_REFUSED, LOG_FULL, POD_INVALID, Refusal, TRIAL_INVALID, full_log, is_edited, large_edit,
-    refused_edit, set_refusal,
+    EDIT_REFUSED, LOG_FULL, POD_INVALID, Refusal, TRIAL_INVALID, full_log, is_edited, is_requested,
+    large_edit, refused_edit, set_refusal,
 };
 use stoker_engine::search::SearchConfig;
 
@@ -27,10 +27,14 @@ pub(super) async fn reconcile_ended(
 ) -> Result<Option<Duration>, Error> {
     let config = SearchConfig::new(valid, 0);
     let refused = refused_edit(&valid.spec.searcher, &status.log, status.trials_created)
-        .or_else(|| large_edit(valid, &config, &status.log, status.trials_created))
-        .or_else(|| full_log(&config, valid.spec.reopen, &status.log));
+        .or_else(|| large_edit(valid, &config, &status.log, status.trials_created));
+    let full = full_log(&config, valid.spec.reopen, &status.log);
+    // A request to reopen trials applies also beside a refused edit.
+    let is_requested = is_requested(valid.spec.reopen, &status.log);
+    let may_continue = full.is_none() && (refused.is_none() || is_requested);
+    let refused = refused.or(full);
     let mut is_wanted = true;
-    if refused.is_none() && is_continued(experiment, valid, status) {
+    if may_continue && is_continued(experiment, valid, status) {
         match clean_up::stop(context, key, experiment, valid, status).await? {
             CleanUpState::Idle => {
                 return run(context, key, (experiment, valid), status, None).await;

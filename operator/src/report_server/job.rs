@@ -201,9 +201,26 @@ fn is_minor_progress(
 
 #[cfg(test)]
 mod tests {
-    use stoker_api::inference::WorkerStatus;
+    use kube::core::DeserializeGuard;
+    use serde_json::json;
+    use stoker_api::inference::{InferenceJob, WorkerStatus};
 
     use super::*;
+
+    #[test]
+    fn process_of_a_paused_job_is_preempted() {
+        let directive_of = |state: DesiredState| {
+            let spec = json!({ "entrypoint": { "command": ["x"] }, "input": { "url": "s3://b" } });
+            let mut job = InferenceJob::new("a", serde_json::from_value(spec).unwrap());
+            job.metadata.namespace = Some("default".to_owned());
+            job.spec.state = state;
+            directive(&CachedJob::new(DeserializeGuard(Ok(job))))
+        };
+        assert_eq!(directive_of(DesiredState::Active), Directive::Continue { units: 0 });
+        for state in [DesiredState::Paused, DesiredState::Cancelled, DesiredState::Killed] {
+            assert_eq!(directive_of(state), Directive::Preempt, "{state:?}");
+        }
+    }
 
     #[test]
     fn job_progress_is_recorded_in_parts() {

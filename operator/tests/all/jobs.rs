@@ -329,19 +329,5 @@ fn job_report_is_accepted_for_own_attempt_only() {
         check(&url, token_of_one, 0, 200, "continue").await;
         assert_eq!(status(&ns, "one").await.rows_total, 77);
         assert_eq!(status(&ns, "other").await.rows_total, 0);
-        set_state(&ns, "one", "paused").unwrap();
-        let report = json!({ "version": 1, "attempt": 0, "batches": 0,
-            "event": { "progress": { "batchesTotal": 77 } } })
-        .to_string();
-        // The report server learns of the pause by its watch.
-        loop {
-            let send = connection.send(report.clone().into_bytes(), token_of_one, &url);
-            let answer = send.await.unwrap();
-            match answer.1.contains("preempt") {
-                true => break,
-                false => assert!(answer.0 == 200 && answer.1.contains("continue"), "{answer:?}"),
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
     });
 }

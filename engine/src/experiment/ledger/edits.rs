@@ -88,15 +88,22 @@ pub fn refused_edit(searcher: &Searcher, log: &[LogEntry], trials_created: u32) 
     Some(Refusal { reason: EDIT_REFUSED.to_owned(), message })
 }
 
-/// Returns why an edit would create more trials than the log can record at once; `None` if it would
-/// not, or nothing was edited. The search continues with the settings before the edit.
+/// Returns why an edit of numbers of trials or of the length would create more trials than the log
+/// can record at once; `None` if it would not, or none of these was edited. The search continues
+/// with the settings before the edit.
+///
+/// Rungs count as for a new search. An edited search may keep its brackets, and then creates
+/// another number.
 pub fn large_edit(
     valid: &ValidExperiment,
     config: &SearchConfig,
     log: &[LogEntry],
     trials_created: u32,
 ) -> Option<Refusal> {
-    if !is_edited(config, None, log) {
+    let of = |settings: &SearchSettings| {
+        (settings.max_trials, settings.max_concurrent_trials, settings.max_length)
+    };
+    if of(recorded_settings(log)?) == of(&config.settings()) {
         return None;
     }
     let error = check_num_at_once(valid, trials_created)?;

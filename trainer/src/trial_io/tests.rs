@@ -151,7 +151,12 @@ fn unreadable_checkpoints_are_not_replaced() {
 fn stop_saves_although_an_earlier_save_failed() {
     let folder = tempfile::tempdir().unwrap();
     let context = alone(folder.path()).unwrap();
-    context.io().save(1, None, Box::new(|| Err("no memory".to_owned()))).unwrap();
+    // Slow, so that the save is still in progress.
+    let make = Box::new(|| {
+        std::thread::sleep(Duration::from_millis(300));
+        Err("no memory".to_owned())
+    });
+    context.io().save(1, None, make).unwrap();
     context.io().finish_earlier_save();
     save(&context, 2, None);
     assert_eq!(names(folder.path()), ["000000000002-0"]);

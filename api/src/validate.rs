@@ -135,7 +135,7 @@ pub enum Method {
 /// All violated rules, grouped by part of the spec.
 pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
     let valid = validate_local(name, spec)?;
-    match check_num_at_once(&valid, 0) {
+    match check_num_at_once(&valid) {
         Some(error) => Err(vec![error]),
         None => Ok(valid),
     }

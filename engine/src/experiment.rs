@@ -23,8 +23,7 @@ mod validity;
 pub use crate::trial::TrialRecord;
 pub use ledger::{
     Asked, EDIT_REFUSED, LOG_FULL, Ledger, PendingFact, Record, Unreadable, Write, append,
-    full_log, is_edited, is_requested, large_edit, recorded_settings, refused_deletions,
-    refused_edit,
+    full_log, is_edited, is_requested, recorded_settings, refused_deletions, refused_edit,
 };
 pub use prior::{PriorExperiment, prior_trials};
 pub use refusal::{

@@ -6,7 +6,7 @@ use super::sizes::{self, integer_log, split_trials};
 use super::{FieldError, Method, ValidExperiment, new};
 use crate::experiment::AdaptiveAshaSearch;
 
-/// Maximum number of trials that a search creates at once. One entry of the experiment's log
+/// Maximum number of trials that a search creates when it begins. One entry of the experiment's log
 /// records them with up to 70 bytes each, and etcd stores objects of at most 1.5 MB.
 const CREATED_AT_ONCE_MAX: u32 = 20_000;
 
@@ -27,15 +27,15 @@ impl Trials {
     }
 }
 
-/// Checks the number of trials that a search creates at once after it has created `trials_created`.
-/// Only clusters have this limit.
-pub fn check_num_at_once(valid: &ValidExperiment, trials_created: u32) -> Option<FieldError> {
+/// Checks the number of trials that a search creates at once when it begins. Only clusters have
+/// this limit.
+pub fn check_num_at_once(valid: &ValidExperiment) -> Option<FieldError> {
     let Trials { method, concurrency, num, unlimited } = trials(valid)?;
     let places = match concurrency {
         0 => unlimited,
         limit => limit.into(),
     };
-    let num_at_once = num.saturating_sub(trials_created.into()).min(places);
+    let num_at_once = num.min(places);
     let rule = format!(
         "lets the search create {num_at_once} trials at once; set it to a number from 1 to \
          {CREATED_AT_ONCE_MAX}"

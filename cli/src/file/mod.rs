@@ -223,7 +223,7 @@ fn parse_tree(
             let name = valid.name.clone();
             notes.extend(metadata.notes(&tree));
             notes.extend(notes::notes(&valid, &tree.value, is_legacy));
-            let refused = check_num_at_once(&valid, 0);
+            let refused = check_num_at_once(&valid);
             notes.extend(refused.map(|error| format!("note: a cluster refuses {error}")));
             Ok(Loaded { name, namespace, metadata, valid, notes, spec_json })
         }

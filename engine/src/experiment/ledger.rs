@@ -24,9 +24,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub use answers::{Asked, append};
-pub use edits::{
-    EDIT_REFUSED, is_edited, is_requested, large_edit, recorded_settings, refused_edit,
-};
+pub use edits::{EDIT_REFUSED, is_edited, is_requested, recorded_settings, refused_edit};
 pub use full_log::{LOG_FULL, full_log, refused_deletions};
 
 use stoker_api::decisions::{

@@ -53,6 +53,14 @@ fn record(step: &Step, next: u32, source_of: &impl Fn(u32) -> Option<TrialSource
     }
 }
 
+/// Returns the size of a recorded step in bytes of JSON, without the source of a copy. A new trial
+/// has the index `next`.
+pub(super) fn num_bytes(of: &Step, next: u32) -> usize {
+    let json = serde_json::to_string(&record(of, next, &|_| None));
+    // The comma after it counts too.
+    json.map_or(0, |json| json.len() + 1)
+}
+
 /// Returns a recorded step.
 pub(super) fn step(record: &StepRecord) -> Step {
     match record {

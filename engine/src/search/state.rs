@@ -177,8 +177,26 @@ impl SearchState {
     /// Takes in an edit or a request that reopens these trials, and decides what follows. The
     /// trials have ended, and [`may_reopen`](Self::may_reopen) is true for each.
     pub fn reopen(&mut self, event: Event, trials: Vec<u32>) -> Option<Turn> {
-        let given = if trials.is_empty() { vec![] } else { vec![Step::Reopen { trials }] };
-        self.advance_with(vec![event], given)
+        self.advance_with(vec![event], reopening(trials))
+    }
+
+    /// Passes the steps of [`reopen`](Self::reopen) to `takes`, in order, until it returns `false`.
+    /// Samples no hyperparameters.
+    pub fn preview(
+        mut self,
+        event: &Event,
+        trials: Vec<u32>,
+        mut takes: impl FnMut(&Step) -> bool,
+    ) {
+        let order = self.next_order;
+        self.observe(order, event);
+        let mut given = reopening(trials).into_iter();
+        while let Some(step) = given.next().or_else(|| self.decide()) {
+            if !takes(&step) || step == Step::Finish {
+                return;
+            }
+            self.commit(&step, &mut vec![]);
+        }
     }
 
     /// Returns the number of trials of each bracket, without those with invalid hyperparameters;
@@ -304,6 +322,11 @@ impl SearchState {
     pub fn random_words(&self) -> u64 {
         self.random.num_words()
     }
+}
+
+/// Returns the step that reopens these trials, if there are any.
+fn reopening(trials: Vec<u32>) -> Vec<Step> {
+    if trials.is_empty() { vec![] } else { vec![Step::Reopen { trials }] }
 }
 
 #[cfg(test)]

@@ -3,18 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stoker_api::decisions::{LogEntry, PriorTrial};
+use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::{DesiredState, ReopenRequest};
+use stoker_api::time::Timestamp;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{
-    Ledger, Refusal, Request, Unreadable, Write, desired_states, full_log, large_edit,
-    refused_deletions, refused_edit, without_search,
+    Ledger, Refusal, Request, Unreadable, Write, desired_states, full_log, refused_deletions,
+    refused_edit, without_search,
 };
 use stoker_engine::search::SearchConfig;
 
 use super::answers::{Waiting, take_answers};
 use super::apply::Writer;
-use super::kept::Kept;
+use super::edits::large_edit;
+use super::kept::{self, Kept};
 use crate::cache::Key;
 use crate::error::Error;
 
@@ -48,7 +50,7 @@ pub(super) async fn decide(
     let status = writer.status();
     let full = full_log(config, valid.spec.reopen, &status.log);
     let reopen = valid.spec.reopen.filter(|_| full.is_none());
-    let mut refusal = refused_numbers(valid, config, &ledger, &status.log).or(full);
+    let mut refusal = refused_numbers(writer, (valid, config), &ledger, request.now).or(full);
     // The search cannot follow the edit, so it continues with its own numbers.
     let recorded = ledger.config().clone();
     let config = if refusal.is_some() { &recorded } else { config };
@@ -104,15 +106,15 @@ pub(super) async fn decide(
 
 /// Returns why the search cannot follow edited numbers of trials.
 fn refused_numbers(
-    valid: &ValidExperiment,
-    config: &SearchConfig,
+    writer: &Writer<'_>,
+    (valid, config): (&ValidExperiment, &SearchConfig),
     ledger: &Ledger,
-    log: &[LogEntry],
+    now: Timestamp,
 ) -> Option<Refusal> {
-    let num_decided = ledger.book().next_index();
-    let num_created = num_decided - ledger.num_uncreated();
+    let log = kept::log(&writer.experiment);
+    let num_created = ledger.book().next_index() - ledger.num_uncreated();
     refused_edit(&valid.spec.searcher, log, num_created)
-        .or_else(|| large_edit(valid, config, log, num_decided))
+        .or_else(|| large_edit(writer, ledger, config, now))
 }
 
 /// Writes the desired states of the trials. While a turn is not recorded, no trial starts. Returns

@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
+use stoker_api::time::Timestamp;
 use stoker_api::validate::{ValidExperiment, validate_started, with_edits};
 use stoker_engine::experiment::{
-    EDIT_REFUSED, LOG_FULL, POD_INVALID, Refusal, TRIAL_INVALID, full_log, is_edited, is_requested,
-    large_edit, refused_edit, set_refusal,
+    EDIT_REFUSED, LOG_FULL, Ledger, POD_INVALID, Refusal, TRIAL_INVALID, full_log, is_edited,
+    is_requested, refused_edit, set_refusal,
 };
 use stoker_engine::search::SearchConfig;
+use stoker_engine::trial::config::experiment_seed;
 
+use super::apply::Writer;
 use super::clean_up::{self, CleanUpState};
-use super::{apply, emit_refusal, run};
+use super::{apply, emit_refusal, kept, run};
 use crate::cache::Key;
 use crate::context::{Context, now};
 use crate::error::Error;
@@ -26,15 +29,18 @@ pub(super) async fn reconcile_ended(
     status: &ExperimentStatus,
 ) -> Result<Option<Duration>, Error> {
     let config = SearchConfig::new(valid, 0);
-    let refused = refused_edit(&valid.spec.searcher, &status.log, status.trials_created)
-        .or_else(|| large_edit(valid, &config, &status.log, status.trials_created));
     let full = full_log(&config, valid.spec.reopen, &status.log);
+    let is_continued = full.is_none() && is_continued(experiment, valid, status);
+    let refused = refused_edit(&valid.spec.searcher, &status.log, status.trials_created);
+    let refused = refused.or_else(|| match is_continued {
+        true => large_edit_after_end(context, key, experiment, valid),
+        false => None,
+    });
     // A request to reopen trials applies also beside a refused edit.
-    let is_requested = is_requested(valid.spec.reopen, &status.log);
-    let may_continue = full.is_none() && (refused.is_none() || is_requested);
+    let may_continue = refused.is_none() || is_requested(valid.spec.reopen, &status.log);
     let refused = refused.or(full);
     let mut is_wanted = true;
-    if may_continue && is_continued(experiment, valid, status) {
+    if is_continued && may_continue {
         match clean_up::stop(context, key, experiment, valid, status).await? {
             CleanUpState::Idle => {
                 return run(context, key, (experiment, valid), status, None).await;
@@ -50,6 +56,45 @@ pub(super) async fn reconcile_ended(
         report_refused_edit(context, experiment, status, refused.as_ref()).await?;
     }
     Ok(wait)
+}
+
+/// Returns why an experiment cannot record the decisions on an edit; `None` if it can, or nothing
+/// was edited.
+pub(super) fn large_edit(
+    writer: &Writer<'_>,
+    ledger: &Ledger,
+    config: &SearchConfig,
+    now: Timestamp,
+) -> Option<Refusal> {
+    if !is_edited(config, None, kept::log(&writer.experiment)) {
+        return None;
+    }
+    let num_bytes = serde_json::to_string(&writer.experiment).map_or(0, |json| json.len());
+    let spending = writer.spending(config);
+    ledger.large_edit(config, &spending, |index| writer.record(index), num_bytes, now)
+}
+
+/// Same as [`large_edit`], for an ended experiment.
+fn large_edit_after_end(
+    context: &Context,
+    key: &Key,
+    experiment: &Experiment,
+    valid: &ValidExperiment,
+) -> Option<Refusal> {
+    let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
+    let config = SearchConfig::new(valid, experiment_seed(valid, uid));
+    // The search is rebuilt only for an edit.
+    if !is_edited(&config, None, kept::log(experiment)) {
+        return None;
+    }
+    let trials = apply::trials_of(context, key, uid);
+    // An experiment that continues reports unreadable objects, and decides nothing.
+    if trials.iter().any(|trial| trial.unreadable.is_some()) {
+        return None;
+    }
+    let writer = Writer::new(context, experiment, &trials);
+    let (ledger, _) = writer.rebuild(&config).ok()?;
+    large_edit(&writer, &ledger, &config, now())
 }
 
 /// Returns whether the user has edited an experiment that may continue, or has asked to reopen

@@ -138,7 +138,8 @@ impl Writer<'_> {
     }
 }
 
-fn log(experiment: &Experiment) -> &[LogEntry] {
+/// Returns the log of an experiment.
+pub(super) fn log(experiment: &Experiment) -> &[LogEntry] {
     experiment.status.as_ref().map_or(&[], |status| &status.log)
 }
 

@@ -6,17 +6,31 @@
 use stoker_api::decisions::{EditedEvent, LogEntry, LogEvent, SearchSettings};
 use stoker_api::experiment::{ReopenRequest, Searcher};
 use stoker_api::time::Timestamp;
-use stoker_api::validate::{ValidExperiment, check_max_trials, check_num_at_once};
+use stoker_api::validate::check_max_trials;
 
 use super::reopened::{Continued, last_request};
 use super::{Ledger, Write};
-use crate::experiment::{Refusal, Summary};
+use crate::experiment::{Refusal, Summary, recorded};
 use crate::search::SearchConfig;
-use crate::search::turn::Event;
+use crate::search::turn::{Event, Step};
 use crate::trial::TrialRecord;
 
 /// Reason of an edit that the search cannot follow.
 pub const EDIT_REFUSED: &str = "EditRefused";
+/// Maximum size of an experiment in bytes of JSON, with the decisions on an edit. etcd stores
+/// objects of at most 1.5 MiB; the rest is for later decisions and for the status.
+const EXPERIMENT_BYTES_MAX: usize = 1_500_000;
+
+/// An edit that the search has not taken in.
+#[derive(Debug)]
+enum DueEdit {
+    /// Nothing was edited.
+    Nothing,
+    /// Trials that will continue have not ended yet.
+    Waits,
+    /// The event, and the trials that continue.
+    Now(EditedEvent, Vec<u32>),
+}
 
 impl Ledger {
     /// Takes in an edit. `config` is the search of the current spec, and `record_of` returns the
@@ -33,31 +47,81 @@ impl Ledger {
         record_of: impl Fn(u32) -> Option<&'a TrialRecord> + Copy,
         now: Timestamp,
     ) -> Option<Vec<Write>> {
-        let settings = config.settings();
+        let (event, continued) = match self.due_edit(config, summary, record_of, now) {
+            DueEdit::Nothing => return Some(vec![]),
+            DueEdit::Waits => return None,
+            DueEdit::Now(event, continued) => (event, continued),
+        };
+        self.config = config.clone();
+        self.place_facts(&continued, record_of);
+        let turn = self.search.reopen(Event::Edited((&event).into()), continued);
+        Some(turn.map(|turn| self.log(turn, LogEvent::Edited(event), now)).unwrap_or_default())
+    }
+
+    /// Returns why an experiment of `num_bytes` bytes of JSON cannot record the trials that an edit
+    /// creates; `None` if it can, or nothing was edited. The search continues with the settings
+    /// before the edit. Only clusters have this limit.
+    pub fn large_edit<'a>(
+        &self,
+        config: &SearchConfig,
+        summary: &Summary,
+        record_of: impl Fn(u32) -> Option<&'a TrialRecord>,
+        num_bytes: usize,
+        now: Timestamp,
+    ) -> Option<Refusal> {
+        // Settings that an earlier version did not record are recorded in any case.
+        if !self.has_settings {
+            return None;
+        }
+        let due = self.due_edit(config, summary, record_of, now);
+        let DueEdit::Now(event, continued) = due else { return None };
+        let num_free = EXPERIMENT_BYTES_MAX.saturating_sub(num_bytes);
+        let (mut next, mut num_added) = (self.book().next_index(), 0);
+        self.search.clone().preview(&Event::Edited((&event).into()), continued, |step| {
+            if matches!(step, Step::Create { .. }) {
+                num_added += recorded::num_bytes(step, next);
+                next += 1;
+            }
+            num_added <= num_free
+        });
+        (num_added > num_free).then(|| {
+            let message = format!(
+                "spec.searcher: creates more trials at once than the experiment can record \
+                 ({num_bytes} of {EXPERIMENT_BYTES_MAX} bytes are in use); lower \
+                 maxConcurrentTrials, or create another experiment. The search continues with the \
+                 settings before this edit"
+            );
+            Refusal { reason: EDIT_REFUSED.to_owned(), message }
+        })
+    }
+
+    fn due_edit<'a>(
+        &self,
+        config: &SearchConfig,
+        summary: &Summary,
+        record_of: impl Fn(u32) -> Option<&'a TrialRecord>,
+        now: Timestamp,
+    ) -> DueEdit {
+        let (before, settings) = (self.config.settings(), config.settings());
         // An earlier version has recorded no settings. An edit would not be noticed.
         let is_unknown = !self.has_settings && !self.book().is_finished();
-        let is_edited = self.has_settings && settings != self.config.settings();
+        let is_edited = self.has_settings && settings != before;
         if !self.has_begun || !(is_unknown || is_edited) {
-            return Some(vec![]);
+            return DueEdit::Nothing;
         }
-        let before = std::mem::replace(&mut self.config, config.clone());
-        let is_limited = self.limit_reached.is_some() && self.crossed(summary, now).is_some();
+        let is_limited =
+            self.limit_reached.is_some() && self.crossed_of(config, summary, now).is_some();
         let is_freed = self.limit_reached.is_some() && !is_limited;
-        let shorter = Some(before.units_max).filter(|length| *length < config.units_max);
+        let shorter = Some(before.max_length).filter(|length| *length < settings.max_length);
         let continued = match is_limited {
             true => Continued::default(),
             false => self.continued_by_edit(is_freed, shorter, record_of),
         };
         if continued.waits {
-            self.config = before;
-            return None;
+            return DueEdit::Waits;
         }
-        self.place_facts(&continued.trials, record_of);
-        let event =
-            EditedEvent { settings, is_limited, bracket_trials: self.search.bracket_trials() };
-        let edit = Event::Edited((&event).into());
-        let turn = self.search.reopen(edit, continued.trials);
-        Some(turn.map(|turn| self.log(turn, LogEvent::Edited(event), now)).unwrap_or_default())
+        let bracket_trials = self.search.bracket_trials();
+        DueEdit::Now(EditedEvent { settings, is_limited, bracket_trials }, continued.trials)
     }
 }
 
@@ -85,29 +149,6 @@ pub fn refused_edit(searcher: &Searcher, log: &[LogEntry], trials_created: u32) 
     let before = recorded_settings(log)?.max_trials?;
     let error = check_max_trials(searcher, before, trials_created)?;
     let message = format!("{error}. The search continues with {before} until this is corrected");
-    Some(Refusal { reason: EDIT_REFUSED.to_owned(), message })
-}
-
-/// Returns why an edit of numbers of trials or of the length would create more trials than the log
-/// can record at once; `None` if it would not, or none of these was edited. The search continues
-/// with the settings before the edit.
-///
-/// Rungs count as for a new search. An edited search may keep its brackets, and then creates
-/// another number.
-pub fn large_edit(
-    valid: &ValidExperiment,
-    config: &SearchConfig,
-    log: &[LogEntry],
-    trials_created: u32,
-) -> Option<Refusal> {
-    let of = |settings: &SearchSettings| {
-        (settings.max_trials, settings.max_concurrent_trials, settings.max_length)
-    };
-    if of(recorded_settings(log)?) == of(&config.settings()) {
-        return None;
-    }
-    let error = check_num_at_once(valid, trials_created)?;
-    let message = format!("{error}. The search continues with the settings before this edit");
     Some(Refusal { reason: EDIT_REFUSED.to_owned(), message })
 }
 

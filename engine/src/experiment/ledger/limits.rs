@@ -13,6 +13,7 @@ use stoker_api::time::Timestamp;
 
 use super::{Ledger, Write};
 use crate::experiment::Summary;
+use crate::search::SearchConfig;
 use crate::search::turn::Event;
 
 impl Ledger {
@@ -50,7 +51,17 @@ impl Ledger {
 
     /// Returns the first limit that is reached, even if the search has ended otherwise.
     pub fn crossed(&self, summary: &Summary, now: Timestamp) -> Option<LimitReachedEvent> {
-        self.config.limits.all().find_map(|(limit, maximum)| {
+        self.crossed_of(&self.config, summary, now)
+    }
+
+    /// Same as [`crossed`](Self::crossed), with the limits of an edited search.
+    pub(super) fn crossed_of(
+        &self,
+        config: &SearchConfig,
+        summary: &Summary,
+        now: Timestamp,
+    ) -> Option<LimitReachedEvent> {
+        config.limits.all().find_map(|(limit, maximum)| {
             let spent = self.spent(limit, summary, now);
             (spent >= maximum).then_some(LimitReachedEvent { limit, maximum, spent })
         })

@@ -5,7 +5,7 @@ use stoker_api::experiment::{
     AdaptiveAshaSearch, AsyncHalvingSearch, ReopenedTrials, SearchLimits, SearchMode,
 };
 use stoker_api::trial::CloseCause;
-use stoker_api::validate::{Method, validate_started};
+use stoker_api::validate::Method;
 
 use super::super::tests::case::{Case, random, reopened};
 use super::*;
@@ -169,32 +169,47 @@ fn total_below_created_trials_is_refused() {
     assert!(!refused.is_final());
 }
 
+/// Returns why an experiment of this size refuses an edit.
+fn refused(
+    case: &Case,
+    num_bytes: usize,
+    edit: impl FnOnce(&mut SearchSettings),
+) -> Option<Refusal> {
+    let mut settings = case.config.settings();
+    edit(&mut settings);
+    let config = case.config.with(&settings);
+    let record_of = |index: u32| case.trials.get(&index);
+    case.ledger.large_edit(&config, &Summary::default(), record_of, num_bytes, Timestamp(50))
+}
+
 #[test]
 fn edits_that_create_too_many_trials_are_refused() {
-    let valid = |max_trials: u32, concurrency: u32| {
-        let spec = serde_json::json!({
-            "entrypoint": { "command": ["train"] },
-            "searcher": {
-                "metric": "loss",
-                "maxLength": { "epochs": 9 },
-                "random": { "maxTrials": max_trials, "maxConcurrentTrials": concurrency },
-            },
-        });
-        validate_started("e", &serde_json::from_value(spec).unwrap()).unwrap()
-    };
     let case = Case::new(random(5));
-    let refused = |valid: &ValidExperiment, log: &[LogEntry]| {
-        large_edit(valid, &SearchConfig::new(valid, 7), log, 5)
+    assert_eq!(refused(&case, 2_000_000, |_| {}), None);
+    assert_eq!(refused(&case, 2_000_000, |settings| settings.release_seconds = 30), None);
+    let more = |settings: &mut SearchSettings| settings.max_concurrent_trials = Some(4);
+    // Each of the two new trials takes 43 bytes.
+    assert_eq!(refused(&case, EXPERIMENT_BYTES_MAX - 86, more), None);
+    let message = refused(&case, EXPERIMENT_BYTES_MAX - 85, more).unwrap().message;
+    assert!(message.contains("(1499915 of 1500000 bytes are in use)"), "{message}");
+}
+
+/// The spec gives the number of rungs of a new search.
+#[test]
+fn places_of_added_rungs_count() {
+    let case = Case::new(Method::AsyncHalving(AsyncHalvingSearch {
+        max_trials: 30,
+        num_rungs: 1,
+        divisor: 3,
+        max_concurrent_trials: 1,
+        stop_once: false,
+    }));
+    let edit = |settings: &mut SearchSettings, num_rungs: u32| {
+        settings.max_trials = Some(100_000);
+        settings.max_concurrent_trials = Some(0);
+        settings.max_length = 3_u64.pow(1 + num_rungs);
     };
-    for (max_trials, concurrency, is_refused) in
-        [(90_000, 2, false), (20_005, 0, false), (20_006, 0, true), (90_000, 20_001, true)]
-    {
-        let refused = refused(&valid(max_trials, concurrency), &case.log);
-        assert_eq!(refused.is_some(), is_refused, "{max_trials} {concurrency}: {refused:?}");
-    }
-    let large = valid(90_000, 0);
-    let message = refused(&large, &case.log).unwrap().message;
-    assert!(message.contains("maxConcurrentTrials: lets the search create 89995"), "{message}");
-    // Without recorded settings, nothing was edited.
-    assert_eq!(refused(&large, &[]), None);
+    // With 9 rungs, 3^8 trials train at the same time.
+    assert_eq!(refused(&case, 10_000, |settings| edit(settings, 9)), None);
+    assert!(refused(&case, 10_000, |settings| edit(settings, 12)).is_some());
 }

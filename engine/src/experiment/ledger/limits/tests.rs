@@ -10,7 +10,6 @@ use stoker_api::validate::Method;
 use super::*;
 use crate::experiment::Record;
 use crate::fixture::config;
-use crate::search::SearchConfig;
 use crate::trial::TrialRecord;
 
 const NONE: SearchLimits = SearchLimits { seconds: None, slot_seconds: None, units: None };

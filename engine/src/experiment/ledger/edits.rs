@@ -59,8 +59,8 @@ impl Ledger {
     }
 
     /// Returns why an experiment of `num_bytes` bytes of JSON cannot record the trials that an edit
-    /// creates; `None` if it can, or nothing was edited. The search continues with the settings
-    /// before the edit. Only clusters have this limit.
+    /// creates and continues; `None` if it can, or nothing was edited. The search continues with
+    /// the settings before the edit. Only clusters have this limit.
     pub fn large_edit<'a>(
         &self,
         config: &SearchConfig,
@@ -78,16 +78,17 @@ impl Ledger {
         let num_free = EXPERIMENT_BYTES_MAX.saturating_sub(num_bytes);
         let (mut next, mut num_added) = (self.book().next_index(), 0);
         self.search.clone().preview(&Event::Edited((&event).into()), continued, |step| {
-            if matches!(step, Step::Create { .. }) {
+            // The end of the search fits in any case.
+            if *step != Step::Finish {
                 num_added += recorded::num_bytes(step, next);
-                next += 1;
             }
+            next += u32::from(matches!(step, Step::Create { .. }));
             num_added <= num_free
         });
         (num_added > num_free).then(|| {
             let message = format!(
-                "spec.searcher: creates more trials at once than the experiment can record \
-                 ({num_bytes} of {EXPERIMENT_BYTES_MAX} bytes are in use); lower \
+                "spec.searcher: creates or continues more trials at once than the experiment can \
+                 record ({num_bytes} of {EXPERIMENT_BYTES_MAX} bytes are in use); lower \
                  maxConcurrentTrials, or create another experiment. The search continues with the \
                  settings before this edit"
             );

@@ -213,3 +213,24 @@ fn places_of_added_rungs_count() {
     assert_eq!(refused(&case, 10_000, |settings| edit(settings, 9)), None);
     assert!(refused(&case, 10_000, |settings| edit(settings, 12)).is_some());
 }
+
+#[test]
+fn trials_that_an_edit_continues_count() {
+    let mut case = Case::new(Method::Random { max_trials: 3, max_concurrent: 0 });
+    (0..3).for_each(|trial| case.result(trial));
+    assert!(case.ledger.book().is_finished());
+    let longer = |settings: &mut SearchSettings| settings.max_length = 12;
+    let is_refused = |num_bytes: usize| refused(&case, num_bytes, longer).is_some();
+    // Few trials train at a time, but the edit reopens all.
+    let one_by_one = |settings: &mut SearchSettings| {
+        longer(settings);
+        settings.max_concurrent_trials = Some(1);
+    };
+    let found = [138, 137].map(|num| is_refused(EXPERIMENT_BYTES_MAX - num));
+    assert_eq!(found, [false, true]);
+    assert_eq!(refused(&case, EXPERIMENT_BYTES_MAX - 137, one_by_one), None);
+    // Without the brackets, and with a comma after each step.
+    let steps = case.edit(longer).unwrap();
+    assert_eq!(reopened(&steps), [0, 1, 2]);
+    assert_eq!(serde_json::to_string(&steps).unwrap().len(), 138 + 1);
+}

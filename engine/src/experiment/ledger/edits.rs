@@ -35,8 +35,8 @@ enum DueEdit {
 impl Ledger {
     /// Takes in an edit. `config` is the search of the current spec, and `record_of` returns the
     /// record of a trial. An ended search continues, unless a limit still ends it. Trials that a
-    /// limit has stopped continue once it is not reached any more, and completed trials continue to
-    /// a greater length.
+    /// limit has stopped continue once the user grants more and no limit is reached any more, and
+    /// completed trials continue to a greater length.
     ///
     /// Returns no writes if nothing was edited, and `None` while trials that will continue have not
     /// ended yet. Nothing may be decided before they have.
@@ -110,8 +110,7 @@ impl Ledger {
         if !self.has_begun || !(is_unknown || is_edited) {
             return DueEdit::Nothing;
         }
-        let is_limited =
-            self.limit_reached.is_some() && self.crossed_of(config, summary, now).is_some();
+        let is_limited = self.stays_limited(config, summary, now);
         let is_freed = self.limit_reached.is_some() && !is_limited;
         let shorter = Some(before.max_length).filter(|length| *length < settings.max_length);
         let continued = match is_limited {

@@ -54,8 +54,28 @@ impl Ledger {
         self.crossed_of(&self.config, summary, now)
     }
 
+    /// Returns whether the search stays ended by a limit after an edit to `config`: a limit is
+    /// reached, or the edit grants nothing. What is spent may have become less since the end:
+    /// trials were deleted, or an earlier version counted the inherited length of copies.
+    pub(super) fn stays_limited(
+        &self,
+        config: &SearchConfig,
+        summary: &Summary,
+        now: Timestamp,
+    ) -> bool {
+        let Some(reached) = self.limit_reached else { return false };
+        let (before, after) = (self.config.settings(), config.settings());
+        let is_kept = |(limit, maximum): (SearchLimit, u64)| {
+            limit == reached.limit && maximum <= reached.maximum
+        };
+        let grants_more = after.max_trials > before.max_trials
+            || after.max_length > before.max_length
+            || !after.limits.all().any(is_kept);
+        !grants_more || self.crossed_of(config, summary, now).is_some()
+    }
+
     /// Same as [`crossed`](Self::crossed), with the limits of an edited search.
-    pub(super) fn crossed_of(
+    fn crossed_of(
         &self,
         config: &SearchConfig,
         summary: &Summary,

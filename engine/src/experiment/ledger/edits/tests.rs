@@ -126,6 +126,35 @@ fn limit_that_is_still_reached_ends_the_search() {
     assert_eq!(case.trials.len(), 2);
 }
 
+/// Less is spent than at the end, as if an earlier version had counted more units of copies.
+#[test]
+fn only_edits_that_grant_more_undo_a_limit() {
+    let limits = |units| SearchLimits { units, ..SearchLimits::default() };
+    let check = |expected: bool, edit: &dyn Fn(&mut SearchSettings)| {
+        let mut case = Case::new(random(2));
+        case.edit(|settings| settings.limits = limits(Some(9)));
+        case.result(0);
+        case.reach_limit();
+        let mut settings = case.config.settings();
+        edit(&mut settings);
+        let (edited, trials) = (case.config.with(&settings), &case.trials);
+        let record_of = |index: u32| trials.get(&index);
+        let writes = case.ledger.edit(&edited, &Summary::default(), record_of, Timestamp(60));
+        let Some([Write::Log(entry), ..]) = writes.as_deref() else { panic!("{writes:?}") };
+        let LogEvent::Edited(event) = &entry.event else { panic!("{entry:?}") };
+        assert_eq!(event.is_limited, expected, "{settings:?}");
+        assert_eq!(case.ledger.book().is_finished(), expected, "{settings:?}");
+    };
+    check(true, &|settings| settings.release_seconds = 30);
+    check(true, &|settings| settings.max_concurrent_trials = Some(4));
+    check(true, &|settings| settings.limits.seconds = Some(1000));
+    check(true, &|settings| settings.limits.units = Some(8));
+    check(false, &|settings| settings.limits.units = Some(10));
+    check(false, &|settings| settings.limits.units = None);
+    check(false, &|settings| settings.max_trials = Some(3));
+    check(false, &|settings| settings.max_length = 12);
+}
+
 #[test]
 fn edits_and_requests_are_new_until_recorded() {
     let mut case = Case::new(random(2));

@@ -106,6 +106,12 @@ pub struct TrialConfig {
     /// start from scratch.
     #[serde(default)]
     pub resume_from: Vec<CheckpointRef>,
+    /// First attempt whose checkpoints may be missing in `resume_from`, because the runner did not
+    /// get their reports. Rank 0 lists the checkpoints of this and later attempts. If some are
+    /// newer than the trial's own in `resume_from`, it prefers and reports them. Unset: none is
+    /// missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unreported_since: Option<u32>,
     /// Report endpoint of the runner.
     #[serde(rename = "door")]
     pub report_endpoint: ReportEndpoint,

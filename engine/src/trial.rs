@@ -14,6 +14,7 @@ pub mod budget;
 pub mod config;
 mod reopening;
 mod report;
+mod unreported;
 
 use serde::{Deserialize, Serialize};
 use stoker_api::contract::{CheckpointRef, Directive};
@@ -32,6 +33,7 @@ pub(crate) use reopening::first_counted_attempt;
 pub use reopening::{is_open, is_reopening, is_reopening_due, num_reopenings, reopen};
 pub use report::{ReportEffect, SearchedMetric, record_report};
 pub(crate) use report::{compare, compare_losses};
+pub use unreported::unreported_since;
 
 /// Checkpoints offered to an attempt: the newest one, and 15 to fall back to.
 pub const RESUME_FROM_MAX: usize = 16;

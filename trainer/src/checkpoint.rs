@@ -25,6 +25,7 @@ mod retention;
 mod shared_files;
 mod source;
 mod store;
+mod unreported;
 
 pub(crate) use deletion::{delete, delete_each};
 pub use error::CheckpointError;
@@ -35,6 +36,7 @@ pub(crate) use retention::{Retention, RetentionLimits, RetentionTask};
 pub(crate) use shared_files::{SharedFiles, SharedIndex};
 pub use source::CheckpointSource;
 pub(crate) use store::CheckpointStore;
+pub(crate) use unreported::UnreportedCheckpoint;
 
 /// The files of a restored checkpoint, by name.
 pub type CheckpointContents = BTreeMap<String, Bytes>;

@@ -25,11 +25,13 @@ mod lock;
 mod record_writer;
 mod resume;
 mod storage;
+mod unreported;
 
 use background::Background;
 pub(crate) use record_writer::RecordMessage;
 use record_writer::RecordWriter;
 use resume::resume_latest;
+use unreported::UnreportedCheckpoints;
 
 /// Time without a response of the runner at the end of the granted length, after which the process
 /// exits.
@@ -46,6 +48,7 @@ pub(crate) struct TrialIo {
     /// Stores the trial's record, if the runner returns it.
     record_writer: Option<RecordWriter>,
     resume_from: Vec<CheckpointRef>,
+    unreported: UnreportedCheckpoints,
     /// Whether a runner decides how long to train.
     has_runner: bool,
     /// Whether this is rank 0. Only rank 0 writes and reports.
@@ -142,6 +145,7 @@ impl TrialIo {
             files,
             record_writer,
             resume_from: config.resume_from.clone(),
+            unreported: UnreportedCheckpoints::new(config.unreported_since.filter(|_| is_lead)),
             has_runner: standalone_limits.is_none(),
             is_lead,
             batches: 0,
@@ -187,13 +191,15 @@ impl TrialIo {
         self.is_lead
     }
 
-    /// Restores the first complete checkpoint, if any.
+    /// Restores the first complete checkpoint, if any. Rank 0 first looks for checkpoints that the
+    /// runner does not know.
     ///
     /// # Errors
     ///
     /// Fails if the storage fails, or if training must not start from scratch: see
     /// [`check_refused`](Self::check_refused).
-    pub(crate) fn restore(&self) -> Result<Restored> {
+    pub(crate) fn restore(&mut self) -> Result<Restored> {
+        self.find_unreported()?;
         let restored = self.restore_from(&self.resume_from)?;
         if restored.checkpoint.is_none() {
             self.check_refused(&restored.refused)?;

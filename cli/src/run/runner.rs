@@ -14,7 +14,7 @@ use stoker_api::names::ENV_LAUNCHER_LOGS;
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::devices::GpuPool;
-use stoker_engine::trial::{BackOff, NextStep};
+use stoker_engine::trial::{BackOff, NextStep, unreported_since};
 use stoker_storage::Storage;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinHandle;
@@ -266,6 +266,7 @@ impl<'a> Runner<'a> {
             trial: &trial.spec,
             attempt,
             resume_from,
+            unreported_since: unreported_since(&trial, attempt),
             units,
             token_file: &token_file,
             gang: gang.clone(),

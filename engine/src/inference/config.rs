@@ -93,6 +93,7 @@ pub fn trial_config(job: &JobContext<'_>, start: ProcessStart) -> TrialConfig {
             trial_path: format!("{}/workers/{}", job.path, start.slot),
         },
         resume_from: vec![],
+        unreported_since: None,
         report_endpoint: job.report_endpoint.clone(),
         gang: None,
         context: job.context.clone(),

@@ -24,6 +24,9 @@ pub struct AttemptContext<'a> {
     pub units: u64,
     /// The trial's own checkpoints to resume from, in order of preference.
     pub resume_from: Vec<CheckpointRef>,
+    /// First attempt whose checkpoints may be missing in `resume_from`; see
+    /// [`unreported_since`](super::unreported_since).
+    pub unreported_since: Option<u32>,
     /// URL of the storage root.
     pub root: String,
     /// Address of an S3 server other than Amazon's.
@@ -89,6 +92,7 @@ pub fn trial_config(attempt: AttemptContext<'_>) -> TrialConfig {
             trial_path: path_of(trial.index),
         },
         resume_from,
+        unreported_since: attempt.unreported_since,
         report_endpoint: attempt.report_endpoint,
         gang: attempt.gang,
         context: attempt.context,
@@ -133,6 +137,7 @@ mod tests {
                 manifest_sha256: named("d"),
                 trial_path: None,
             }],
+            unreported_since: Some(1),
             root: named("s3://runs"),
             endpoint: Some(named("http://s3:1")),
             report_endpoint: ReportEndpoint {
@@ -174,6 +179,7 @@ mod tests {
                     "trialPath": "ml/mnist-0b3f9c1e/trials/1",
                 }),
             ),
+            ("/unreportedSince", json!(1)),
             ("/storage/url", json!("s3://runs")),
             ("/storage/endpoint", json!("http://s3:1")),
             ("/storage/trialPath", json!("ml/mnist-0b3f9c1e/trials/3")),

@@ -7,7 +7,7 @@ use stoker_api::experiment::{CheckpointStorage, ExperimentSpec, StorageRecord};
 use stoker_api::names::{context_path, pod_paths};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::trial::config::AttemptContext;
-use stoker_engine::trial::{TrialRecord, granted_units, resume_from};
+use stoker_engine::trial::{TrialRecord, granted_units, resume_from, unreported_since};
 
 use crate::options::Options;
 
@@ -132,6 +132,7 @@ pub fn trial_config(
         attempt,
         units: granted_units(&record.spec),
         resume_from: resume_from(record),
+        unreported_since: unreported_since(record, attempt),
         root: storage.url.clone(),
         endpoint: storage.endpoint.clone(),
         report_endpoint: ReportEndpoint {

@@ -1,6 +1,7 @@
 //! Tests with corrupt and interrupted checkpoints, and those of other trials.
 
 mod formats;
+mod unreported;
 
 use std::sync::mpsc::channel;
 

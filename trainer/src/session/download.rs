@@ -139,6 +139,7 @@ impl Session<'_> {
         store: &CheckpointStore,
         into: &mut Option<TemporaryFolder>,
     ) -> Result<Option<CheckpointRef>> {
+        self.context.io().find_unreported()?;
         let refs = self.context.io().resume_from().to_vec();
         let (mut refused, mut chosen) = (BTreeMap::new(), None);
         for wanted in &refs {
@@ -173,6 +174,7 @@ impl Session<'_> {
                 io.restore_unsent(manifest.unsent.clone());
             }
         }
+        io.report_unreported(&refused);
         io.record_resume(resumed_from.clone(), batches);
         io.post_at(batches, ReportEvent::Started { resumed_from, batches_total, refused });
         Ok(chosen.map(|(wanted, _)| wanted))

@@ -146,6 +146,7 @@ impl Standalone {
                 trial_path: "trial".into(),
             },
             resume_from: vec![],
+            unreported_since: None,
             report_endpoint: ReportEndpoint {
                 url: String::new(),
                 token_file: String::new(),

@@ -148,6 +148,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             }
             resumed_from = Some(name);
         }
+        self.io().report_unreported(&restored.refused);
         let batches = self.state.base + self.state.batches;
         self.io().record_resume(resumed_from.clone(), batches);
         for (name, why) in &restored.refused {

@@ -41,6 +41,7 @@ mod rank_failures;
 mod requests;
 mod settings;
 mod test_mode;
+mod unreported;
 mod validation_stops;
 mod warm_starts;
 

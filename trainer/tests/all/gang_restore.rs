@@ -29,6 +29,16 @@ fn run_in_folders(
     gang.pods.iter().zip(children).map(wait).collect()
 }
 
+/// Returns the name of the checkpoint from which the latest attempt reported its start.
+fn resumed_from(gang: &Gang) -> Option<String> {
+    let reports = gang.server.reports.lock().unwrap();
+    let started = reports.iter().rev().find_map(|report| match &report.event {
+        ReportEvent::Started { resumed_from, .. } => Some(resumed_from.clone()),
+        _ => None,
+    });
+    started.unwrap()
+}
+
 /// Two pods of two ranks each, stopped after some batches.
 fn stopped_pods_of_two() -> Gang {
     let mut gang = Gang::new(2, to_the_end).env(ENV_SIGNAL, "3 5 TERM");
@@ -108,13 +118,19 @@ fn ranks_resume_from_what_rank_0_finds() {
         let refs = refs.map(|(name, sha256)| json!({"name": name, "manifestSha256": sha256}));
         gang.pods.iter_mut().for_each(|pod| pod.config["resumeFrom"] = json!(refs));
         assert_eq!(codes(&run_in_folders(&gang, r#"cd "$0"; exec "$@""#, &|index| index)), [0, 0]);
-        let reports = gang.server.reports.lock().unwrap();
-        let started = reports.iter().rev().find_map(|report| match &report.event {
-            ReportEvent::Started { resumed_from, .. } => Some(resumed_from.as_ref()),
-            _ => None,
-        });
-        assert_eq!(started, Some(expected));
-        drop(reports);
+        assert_eq!(resumed_from(&gang).as_ref(), expected);
         assert_eq!(gang.trained(), [straight.clone(), straight.clone()], "{missing}");
     }
+}
+
+#[test]
+fn gang_resumes_from_an_unreported_checkpoint() {
+    let straight = trained(2, false, 20);
+    let gang = Gang::new(2, to_the_end).env(ENV_SIGNAL, "1 5 TERM");
+    assert_eq!(codes(&gang.run_as("train")), [79, 79]);
+    let (name, _) = gang.checkpoint();
+    let gang = gang.again().with_config(&json!({"resumeFrom": [], "unreportedSince": 3}));
+    assert_eq!(codes(&gang.run_as("train")), [0, 0]);
+    assert_eq!(resumed_from(&gang), Some(name));
+    assert_eq!(gang.trained(), [straight.clone(), straight]);
 }

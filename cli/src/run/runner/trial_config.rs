@@ -16,6 +16,7 @@ pub(super) struct AttemptStart<'a> {
     pub(super) trial: &'a TrialSpec,
     pub(super) attempt: u32,
     pub(super) resume_from: Vec<CheckpointRef>,
+    pub(super) unreported_since: Option<u32>,
     /// Length granted so far.
     pub(super) units: u64,
     /// File with the token of the attempt.
@@ -45,7 +46,7 @@ impl Runner<'_> {
 
     /// Returns the configuration of an attempt.
     pub(super) fn trial_config(&self, start: AttemptStart<'_>) -> TrialConfig {
-        let AttemptStart { trial, attempt, resume_from, units, token_file, gang } = start;
+        let AttemptStart { trial, attempt, resume_from, units, token_file, gang, .. } = start;
         trial_config(AttemptContext {
             valid: self.valid,
             namespace: &self.paths.namespace,
@@ -54,6 +55,7 @@ impl Runner<'_> {
             attempt,
             units,
             resume_from,
+            unreported_since: start.unreported_since,
             root: self.paths.root.clone(),
             endpoint: self.valid.spec.checkpoint_storage.endpoint.clone(),
             report_endpoint: ReportEndpoint {

@@ -149,20 +149,20 @@ fn conflicting_shards_fail_on_all_ranks() {
     assert_eq!(left.map_or(0, |left| left.flatten().filter(has_file).count()), 0);
 }
 
-/// Returns the contexts of two ranks of a copy, under the runner at `address`.
-fn copies(folder: &Path, sha256: &str, address: std::net::SocketAddr) -> Vec<Context> {
+/// Returns the contexts of two ranks of an attempt of a copy, under this runner.
+fn copies(folder: &Path, sha256: &str, server: &TestReportServer, attempt: u32) -> Vec<Context> {
     let token = folder.join("token");
     std::fs::write(&token, "one").unwrap();
     let source = json!({
         "name": "000000000005-0", "manifestSha256": sha256, "trialPath": "trial",
     });
     let config = json!({
-        "version": 1, "experiment": "x", "experimentId": "alone", "trial": 3, "attempt": 0,
+        "version": 1, "experiment": "x", "experimentId": "alone", "trial": 3, "attempt": attempt,
         "seed": 99, "experimentSeed": 7, "hyperparameters": {}, "unit": "batches", "units": 8,
         "metric": "val_loss", "smallerIsBetter": true, "schedulingUnit": 100,
         "aggregationFrequency": 1, "storage": {"url": folder, "trialPath": "copy"},
-        "resumeFrom": [source],
-        "door": {"url": format!("http://{address}/"), "tokenFile": token},
+        "resumeFrom": [source], "unreportedSince": attempt.checked_sub(1),
+        "door": {"url": format!("http://{}/", server.address), "tokenFile": token},
     });
     let context = |(number, rank): (usize, ThreadRank)| {
         let mut config: TrialConfig = serde_json::from_value(config.clone()).unwrap();
@@ -173,16 +173,19 @@ fn copies(folder: &Path, sha256: &str, address: std::net::SocketAddr) -> Vec<Con
     ThreadRank::group(2).into_iter().enumerate().map(context).collect()
 }
 
+/// Stores the checkpoint of the source of a copy. Returns the hash of its manifest.
+fn store_source(folder: &Path) -> String {
+    let name = alone(folder).session().store_path(Upload::at(5), |_| Ok(())).unwrap();
+    let manifest = folder.join("trial/checkpoints").join(name).join("manifest.json");
+    sha256_hex(&std::fs::read(manifest).unwrap())
+}
+
 #[test]
 fn all_ranks_of_a_copy_complete_their_length() {
     let folder = tempfile::tempdir().unwrap();
-    let source = alone(folder.path());
-    let name = source.session().store_path(Upload::at(5), |_| Ok(())).unwrap();
-    drop(source);
-    let manifest = folder.path().join("trial/checkpoints").join(name).join("manifest.json");
-    let sha256 = sha256_hex(&std::fs::read(manifest).unwrap());
+    let sha256 = store_source(folder.path());
     let server = TestReportServer::with_directives(|_| Directive::Stop);
-    let contexts = copies(folder.path(), &sha256, server.address);
+    let contexts = copies(folder.path(), &sha256, &server, 0);
     let restored = each(&contexts, |context| {
         let restored = context.session().restore_path(|_, saved| Ok(saved.batches)).unwrap();
         (restored, context.io().check_is_copied().map_err(|error| error.to_string()))
@@ -195,4 +198,37 @@ fn all_ranks_of_a_copy_complete_their_length() {
         session.complete_length(8).map_err(|error| error.to_string())
     });
     assert_eq!(completed, [Ok(None), Ok(None)]);
+}
+
+/// The first attempt of a copy stores a checkpoint while the report server is unavailable.
+#[test]
+fn unreported_checkpoint_of_a_copy_precedes_its_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let sha256 = store_source(folder.path());
+    let restored_by = |contexts: &[Context]| {
+        each(contexts, |context| {
+            context.session().restore_path(|_, saved| Ok(saved.batches)).unwrap()
+        })
+    };
+    let unavailable = TestReportServer::scripted(vec![(503, String::new())]);
+    let contexts = copies(folder.path(), &sha256, &unavailable, 0);
+    assert_eq!(restored_by(&contexts), [Some(5), Some(5)]);
+    contexts[0].session().store_path(Upload::at(7), |_| Ok(())).unwrap();
+    drop(contexts);
+
+    let server = TestReportServer::with_directives(|_| Directive::Stop);
+    let contexts = copies(folder.path(), &sha256, &server, 1);
+    assert_eq!(restored_by(&contexts), [Some(7), Some(7)]);
+    let completed = each(&contexts, |context| {
+        let session = context.session();
+        session.length(5, 8);
+        session.report_metrics("validation", 8, [("loss", 0.5)]).unwrap();
+        session.complete_length(8).map_err(|error| error.to_string())
+    });
+    assert_eq!(completed, [Ok(None), Ok(None)]);
+    let received = server.received.lock().unwrap();
+    let [first, second] = [0, 1].map(|index| &received[index].1.event);
+    let ReportEvent::Checkpointed { name, .. } = first else { panic!("{first:?}") };
+    let ReportEvent::Started { resumed_from, .. } = second else { panic!("{second:?}") };
+    assert_eq!((name.as_str(), resumed_from.as_ref()), ("000000000007-0", Some(name)));
 }

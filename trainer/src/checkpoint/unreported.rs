@@ -1,0 +1,87 @@
+//! Checkpoints that earlier attempts have stored, but may not have reported.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use stoker_api::contract::{CheckpointRef, Manifest, ReportEvent};
+use stoker_api::names::MANIFEST;
+use stoker_storage::{StorageError, hash, layout};
+
+use super::{CheckpointStore, parse};
+
+/// Maximum number of unreported checkpoints that an attempt uses: as many as a runner lists.
+const UNREPORTED_MAX: usize = 16;
+
+/// A checkpoint whose report the runner may not have received.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct UnreportedCheckpoint {
+    pub(crate) checkpoint: CheckpointRef,
+    /// Batch and event of its report. `None` if its manifest cannot be read: the restore then
+    /// refuses the checkpoint.
+    pub(crate) report: Option<(u64, ReportEvent)>,
+}
+
+impl CheckpointStore {
+    /// Returns the checkpoints that these attempts of the trial have completed after the checkpoint
+    /// `newest`, newest first. Their files are not verified.
+    pub(crate) async fn unreported(
+        &self,
+        attempts: Range<u32>,
+        newest: Option<&str>,
+    ) -> Result<Vec<UnreportedCheckpoint>, StorageError> {
+        // All checkpoints of an attempt are later than those of earlier attempts.
+        let age = |name: &str| {
+            layout::parse_checkpoint_name(name).map(|(batches, attempt)| (attempt, batches))
+        };
+        let newest = newest.and_then(age);
+        let folder = format!("{}/", layout::checkpoints_path(&self.trial_path));
+        let listed = self.storage.list(&folder).await?;
+        let candidate = |path: &String| -> Option<((u32, u64), String)> {
+            let (name, file) = path.strip_prefix(folder.as_str())?.split_once('/')?;
+            let (attempt, batches) = age(name)?;
+            let is_newer = attempts.contains(&attempt) && Some((attempt, batches)) > newest;
+            (file == MANIFEST && is_newer).then(|| ((attempt, batches), name.to_owned()))
+        };
+        let mut candidates: Vec<_> = listed.iter().filter_map(candidate).collect();
+        candidates.sort_unstable_by_key(|(age, _)| Reverse(*age));
+        candidates.truncate(UNREPORTED_MAX);
+        let mut unreported = vec![];
+        for (_, name) in candidates {
+            unreported.extend(self.read_unreported(name).await?);
+        }
+        Ok(unreported)
+    }
+
+    /// Reads the manifest of a checkpoint. Returns `None` if it was deleted since it was listed, or
+    /// if it belongs to another checkpoint.
+    async fn read_unreported(
+        &self,
+        name: String,
+    ) -> Result<Option<UnreportedCheckpoint>, StorageError> {
+        let text = match self.storage.get(&layout::manifest_path(&self.trial_path, &name)).await {
+            Err(StorageError::NotFound { .. }) => return Ok(None),
+            text => text?,
+        };
+        let manifest_sha256 = hash::sha256_hex(&text);
+        let report = match parse(&text) {
+            Ok(manifest) if !self.is_manifest_of(&name, &manifest) => return Ok(None),
+            Ok(manifest) => Some(report_of(name.clone(), manifest_sha256.clone(), manifest)),
+            Err(_) => None,
+        };
+        let checkpoint = CheckpointRef { name, manifest_sha256, trial_path: None };
+        Ok(Some(UnreportedCheckpoint { checkpoint, report }))
+    }
+
+    fn is_manifest_of(&self, name: &str, manifest: &Manifest) -> bool {
+        let Manifest { experiment_id, trial, batches, attempt, .. } = manifest;
+        (experiment_id, *trial) == (&self.experiment_id, self.trial)
+            && layout::checkpoint_name(*batches, *attempt) == name
+    }
+}
+
+/// Returns the report that the attempt has queued after the save.
+fn report_of(name: String, manifest_sha256: String, manifest: Manifest) -> (u64, ReportEvent) {
+    let bytes = manifest.files.values().map(|entry| entry.bytes).sum();
+    let metric = manifest.metric;
+    (manifest.batches, ReportEvent::Checkpointed { name, manifest_sha256, bytes, metric })
+}

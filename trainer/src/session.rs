@@ -210,7 +210,7 @@ impl Session<'_> {
 
     /// Returns `Some` if the program should stop: on a signal, a preemption or a stop directive.
     /// Save a checkpoint, then return the error; it determines the exit code. Also serves as a
-    /// heartbeat, so call it after every batch.
+    /// heartbeat, so call it after every batch, and regularly in a long validation.
     ///
     /// # Errors
     ///

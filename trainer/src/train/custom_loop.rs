@@ -1,5 +1,7 @@
 //! Custom training loops with the same results as `fit`, bit for bit.
 
+mod validation;
+
 use std::borrow::Cow;
 use std::fmt;
 
@@ -43,7 +45,7 @@ use crate::{Result, precision};
 ///                 training.learn(output)?;
 ///             }
 ///             NextAction::Validate => {
-///                 let metrics = context.evaluate(&*training.model(), step, &test, 32)?;
+///                 let metrics = training.evaluate(step, &test, 32)?;
 ///                 training.validated(&metrics)?;
 ///             }
 ///         }
@@ -64,6 +66,8 @@ pub struct Training<'a, M, B> {
     metrics: Metrics,
     /// Whether the validation at the end of the length was just reported.
     is_at_end: bool,
+    /// Number of calls of [`check_stop`](Self::check_stop) in the current validation.
+    num_checks: u64,
 }
 
 impl<M, B> fmt::Debug for Training<'_, M, B> {
@@ -104,6 +108,12 @@ enum Stage {
     Over,
 }
 
+impl Stage {
+    fn is_validation(self) -> bool {
+        matches!(self, Self::Validate(_) | Self::ValidateFirst | Self::ValidateLast)
+    }
+}
+
 /// Placeholder step: the program takes its own steps.
 struct CustomLoop;
 
@@ -129,14 +139,14 @@ impl Context {
     ) -> Result<Training<'_, M, B>> {
         if fit.validation.is_some() {
             let text = "a custom loop cannot have validation data in `Fit`; pass the data to \
-                        `Context::evaluate` at `NextAction::Validate`";
+                        `Training::evaluate` at `NextAction::Validate`";
             return Err(text.into());
         }
         let mut run = Run::start(self, model, optimizers, &CustomLoop, fit)?;
         run.has_custom_loop = true;
         let batches = run.loader();
         let metrics = Metrics::default();
-        Ok(Training { run, batches, stage: Stage::Start, metrics, is_at_end: false })
+        Ok(Training { run, batches, stage: Stage::Start, metrics, is_at_end: false, num_checks: 0 })
     }
 }
 
@@ -193,7 +203,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
 
     fn validate(&mut self, stage: Stage) -> Result<Option<NextAction<B>>> {
         self.run.begin_validation()?;
-        self.stage = stage;
+        (self.stage, self.num_checks) = (stage, 0);
         Ok(Some(NextAction::Validate))
     }
 
@@ -284,7 +294,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     }
 
     /// Reports the metrics of a validation. They must be the same on all ranks, as returned by
-    /// [`Context::evaluate`]. The metric `loss` is reported as `validation_loss`.
+    /// [`evaluate`](Self::evaluate). The metric `loss` is reported as `validation_loss`.
     ///
     /// # Errors
     ///
@@ -294,7 +304,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         let run = &mut self.run;
         let context = run.context;
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
-        if !matches!(stage, Stage::Validate(_) | Stage::ValidateFirst | Stage::ValidateLast) {
+        if !stage.is_validation() {
             self.stage = stage;
             return Err(out_of_order("validated", "once after `NextAction::Validate`", stage));
         }

@@ -19,10 +19,10 @@ const BATCHES_TO_STOP: u64 = 16;
 /// A stop signal has interrupted a validation.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped by a signal")]
-struct ValidationStopped;
+pub(super) struct ValidationStopped;
 
 /// Returns whether a signal stops the validation before this batch. All ranks get one answer.
-fn is_stopped(stop: &StopSignal, index: u64, ranks: &Distributed) -> Result<bool> {
+pub(super) fn is_stopped(stop: &StopSignal, index: u64, ranks: &Distributed) -> Result<bool> {
     if ranks.size() == 1 || !index.is_multiple_of(BATCHES_TO_STOP) {
         return Ok(ranks.size() == 1 && stop.is_set());
     }

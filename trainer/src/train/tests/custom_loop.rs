@@ -74,7 +74,7 @@ fn skipped_and_misordered_turns_fail() {
     let model = || Net::new(context.device());
     let one = || Optimizers::one(AdamConfig::new().init(), 0.1);
     let refused = context.training(model(), one(), with_validation).unwrap_err().to_string();
-    assert!(refused.contains("pass the data to `Context::evaluate`"), "{refused}");
+    assert!(refused.contains("pass the data to `Training::evaluate`"), "{refused}");
     let mut training = context.training(model(), one(), fit()).unwrap();
     let check = |done: Result<()>, expected: &str| {
         let error = done.unwrap_err().to_string();

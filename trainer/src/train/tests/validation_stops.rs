@@ -1,5 +1,7 @@
 //! Stops by a signal during a validation.
 
+use std::cell::Cell;
+
 use stoker_api::contract::Directive;
 
 use super::data_kinds::Tiny;
@@ -38,26 +40,61 @@ fn train_until(folder: &Path, stop_at: Option<[u64; 2]>) -> Result<Fitted<Net>> 
     context.fit(Net::new(context.device()), optimizers(), step, fit)
 }
 
+/// Same as [`train_until`], with a custom loop.
+fn loop_until(folder: &Path, stop_at: Option<[u64; 2]>) -> Result<Fitted<Net>> {
+    let context = alone(Some(folder), 20).context()?;
+    let callbacks = vec![
+        EarlyStopping::new("val_loss").patience(9).boxed(),
+        StopInValidation(None, context.stop.clone()).boxed(),
+    ];
+    let data = || Data::arrays(samples());
+    let fit = Fit::new(data()?).batch_size(16).callbacks(callbacks);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    let mut training = context.training(Net::new(context.device()), optimizers(), fit)?;
+    while let Some(action) = training.next()? {
+        match action {
+            NextAction::Train(batch) => {
+                let output = batch.map(|batch| step(&training.model(), batch));
+                training.learn(output)?;
+            }
+            NextAction::Validate => {
+                let (batches, index) = (training.batches(), Cell::new(0));
+                let validate = |model: &Net, batch: Pair| {
+                    if stop_at == Some([batches, index.replace(index.get() + 1)]) {
+                        context.stop.set();
+                    }
+                    step(model, batch)
+                };
+                let metrics = training.evaluate(validate, &data()?, 16)?;
+                training.validated(&metrics)?;
+            }
+        }
+    }
+    training.finish()
+}
+
 #[test]
 fn interrupted_validations_start_over_after_a_resume() {
     let _stream = lock_random_stream();
     let straight = brief_folder();
     let fitted = train_until(straight.path(), None).unwrap();
     let (files, rows_straight) = (last_checkpoint(straight.path()), rows(straight.path()));
-    for stop_at in [[7, 0], [14, 5], [20, 3]] {
-        let folder = brief_folder();
-        // The second process is interrupted too.
-        for _ in 0..2 {
-            let error = train_until(folder.path(), Some(stop_at)).unwrap_err();
-            assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
-            let last = rows(folder.path()).pop().unwrap();
-            assert!((last.0, &*last.1) < (stop_at[0], "validation"), "{stop_at:?}: {last:?}");
-        }
-        let resumed = train_until(folder.path(), None).unwrap();
-        assert_eq!(resumed.history, fitted.history, "{stop_at:?}");
-        assert_eq!(rows(folder.path()), rows_straight, "{stop_at:?}");
-        if stop_at[0] < 20 {
-            assert!(last_checkpoint(folder.path()) == files, "{stop_at:?}");
+    for train in [train_until, loop_until] {
+        for stop_at in [[7, 0], [14, 5], [20, 3]] {
+            let folder = brief_folder();
+            // The second process is interrupted too.
+            for _ in 0..2 {
+                let error = train(folder.path(), Some(stop_at)).unwrap_err();
+                assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
+                let last = rows(folder.path()).pop().unwrap();
+                assert!((last.0, &*last.1) < (stop_at[0], "validation"), "{stop_at:?}: {last:?}");
+            }
+            let resumed = train(folder.path(), None).unwrap();
+            assert_eq!(resumed.history, fitted.history, "{stop_at:?}");
+            assert_eq!(rows(folder.path()), rows_straight, "{stop_at:?}");
+            if stop_at[0] < 20 {
+                assert!(last_checkpoint(folder.path()) == files, "{stop_at:?}");
+            }
         }
     }
 }
@@ -68,35 +105,14 @@ fn custom_loops_make_up_interrupted_validations() {
     let (straight, folder) = (brief_folder(), brief_folder());
     let fitted = train_until(straight.path(), None).unwrap();
     train_until(folder.path(), Some([7, 2])).unwrap_err();
-    let context = alone(Some(folder.path()), 20).context().unwrap();
-    let callbacks = vec![
-        EarlyStopping::new("val_loss").patience(9).boxed(),
-        StopInValidation(None, context.stop.clone()).boxed(),
-    ];
-    let data = || Data::arrays(samples()).unwrap();
-    let fit = Fit::new(data()).batch_size(16).callbacks(callbacks);
-    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
-    let mut training = context.training(Net::new(context.device()), optimizers(), fit).unwrap();
-    while let Some(action) = training.next().unwrap() {
-        match action {
-            NextAction::Train(batch) => {
-                let output = batch.map(|batch| step(&training.model(), batch));
-                training.learn(output).unwrap();
-            }
-            NextAction::Validate => {
-                let metrics = context.evaluate(&*training.model(), step, &data(), 16).unwrap();
-                training.validated(&metrics).unwrap();
-            }
-        }
-    }
-    assert_eq!(training.finish().unwrap().history, fitted.history);
+    assert_eq!(loop_until(folder.path(), None).unwrap().history, fitted.history);
     assert_eq!(rows(folder.path()), rows(straight.path()));
     assert!(last_checkpoint(folder.path()) == last_checkpoint(straight.path()));
 }
 
-#[test]
-fn all_ranks_stop_in_one_validation() {
-    let _stream = lock_random_stream();
+/// Trains on two ranks under a runner that grants 20 batches. Both must be preempted, without a
+/// validation.
+fn check_ranks_are_preempted(train: impl Fn(&Context) -> Result<()> + Sync) {
     let folder = brief_folder();
     let directive = Directive::Continue { units: 20 };
     let server = TestReportServer::with_directives(move |_| directive);
@@ -109,25 +125,58 @@ fn all_ranks_stop_in_one_validation() {
         context.silence();
         context
     };
-    let train = |context: Context| {
-        // 25 batches per validation; the signal reaches one rank.
-        let stop_at = (context.distributed().rank() == 1).then_some([20, 3]);
-        let stop = StopInValidation(stop_at, context.stop.clone()).boxed();
-        let data = || Data::arrays(samples());
-        let fit = Fit::new(data()?).validation(data()?).batch_size(2).callbacks(vec![stop]);
-        let step =
-            |model: &Tiny, (x, y): Pair| StepOutput::classification(model.output.forward(x), y);
-        let adam = Optimizers::one(AdamConfig::new().init(), 0.01);
-        context.fit(Tiny::new(context.device()), adam, step, fit).map(drop)
-    };
     let contexts: Vec<Context> = ThreadRank::group(2).into_iter().map(context).collect();
     let errors: Vec<_> = std::thread::scope(|scope| {
+        let train = &train;
         let ranks: Vec<_> =
-            contexts.into_iter().map(|context| scope.spawn(|| train(context))).collect();
+            contexts.into_iter().map(|context| scope.spawn(move || train(&context))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap().unwrap_err()).collect()
     });
     for error in errors {
         assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
     }
     assert!(rows(folder.path()).iter().all(|row| row.1 != "validation"));
+}
+
+#[test]
+fn all_ranks_stop_in_one_validation() {
+    let _stream = lock_random_stream();
+    check_ranks_are_preempted(|context| {
+        // 25 batches per validation; the signal reaches one rank.
+        let stop_at = (context.distributed().rank() == 1).then_some([20, 3]);
+        let stop = StopInValidation(stop_at, context.stop.clone()).boxed();
+        let data = || Data::arrays(samples());
+        let fit = Fit::new(data()?).validation(data()?).batch_size(2).callbacks(vec![stop]);
+        let adam = Optimizers::one(AdamConfig::new().init(), 0.01);
+        context.fit(Tiny::new(context.device()), adam, tiny_step, fit).map(drop)
+    });
+}
+
+#[test]
+fn check_stop_agrees_on_all_ranks() {
+    let _stream = lock_random_stream();
+    check_ranks_are_preempted(|context| {
+        let fit = Fit::new(Data::arrays(samples())?).batch_size(2);
+        let adam = Optimizers::one(AdamConfig::new().init(), 0.01);
+        let mut training = context.training(Tiny::new(context.device()), adam, fit)?;
+        let error = training.check_stop().unwrap_err().to_string();
+        assert!(error.starts_with("cannot call `check_stop`: `next` was not called"), "{error}");
+        while let Some(action) = training.next()? {
+            let NextAction::Train(batch) = action else { break };
+            let output = batch.map(|batch| tiny_step(&training.model(), batch));
+            training.learn(output)?;
+        }
+        assert_eq!(training.batches(), 20);
+        for index in 0..25 {
+            training.check_stop()?;
+            if index == 3 && context.distributed().rank() == 1 {
+                context.stop.set();
+            }
+        }
+        Err("the validation was not stopped".into())
+    });
+}
+
+fn tiny_step(model: &Tiny, (x, y): Pair) -> StepOutput {
+    StepOutput::classification(model.output.forward(x), y)
 }

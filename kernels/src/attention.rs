@@ -11,6 +11,7 @@ use crate::chunks::{chunk_rows, map_chunks};
 use crate::dropout::Dropout;
 use crate::is_enabled;
 use crate::machine::{Matrix, Output, Threads, multiply, multiply_rows, vectorize};
+use crate::new_values::{Blank, NewValues, fill_rows};
 use crate::softmax::{softmax_row, softmax_row_gradient};
 use crate::tape::{Gradient, Operand, booleans, record, share_tape};
 use crate::vector::max;
@@ -218,35 +219,34 @@ impl Heads {
     fn forward(&self, visible: &Visible, is_tracked: bool) -> (Vec<f32>, Vec<f32>) {
         let [len_query, len_key] = self.len;
         let (num_scores, num_out) = (len_query * len_key, len_query * self.depth[1]);
-        let mut output = vec![0.0; self.num_heads() * num_out];
-        let mut kept = vec![0.0; if is_tracked { self.num_heads() * num_scores } else { 0 }];
-        if output.is_empty() {
-            return (output, kept);
+        let mut output = NewValues::new(self.num_heads() * num_out);
+        let num_kept = if is_tracked { self.num_heads() * num_scores } else { 0 };
+        if self.num_heads() * num_out == 0 {
+            return (vec![], vec![0.0; num_kept]);
         }
+        let mut kept = NewValues::new(num_kept);
         let size = chunk_rows(self.num_heads());
-        let mut kept_chunks = kept.chunks_mut((size * num_scores).max(1));
+        let mut kept_chunks = kept.chunks((size * num_scores).max(1));
         let [batch, heads] = self.num;
         let rows = self.orders[0].rows(&mut output, [batch, heads, len_query, self.depth[1]]);
         let parts = into_chunks(rows, size).into_iter().enumerate();
-        let parts =
-            parts.map(|(chunk, rows)| (chunk * size, rows, kept_chunks.next().unwrap_or_default()));
+        let parts = parts
+            .map(move |(chunk, rows)| (chunk * size, rows, kept_chunks.next().unwrap_or_default()));
         map_chunks(self.num_products(), parts.collect(), |(first, heads, kept)| {
-            let (heads, kept): (Vec<Rows<'_>>, &mut [f32]) = (heads, kept);
+            let (heads, kept): (Vec<Rows<'_>>, Blank<'_, f32>) = (heads, kept);
+            let mut kept = kept.filled(num_scores.max(1), 0.0);
             let mut scratch = vec![0.0; if is_tracked { 0 } else { num_scores }];
             let mut dropped = vec![];
             for (index, rows) in heads.into_iter().enumerate() {
-                let scores = match is_tracked {
-                    true => &mut kept[index * num_scores..][..num_scores],
-                    false => &mut scratch[..],
-                };
+                let scores = kept.next().unwrap_or(&mut scratch);
                 self.head_probabilities(self.index(first + index), visible, scores);
                 let scores = self.drop_some(first + index, scores, &mut dropped);
                 let scores = Matrix::row_major(scores, len_query, len_key);
                 let value = self.value.matrix(&self.index(first + index));
-                multiply_rows(rows, Output::Replace, 1.0, scores, value);
+                multiply_rows(fill_rows(rows, None), Output::Replace, 1.0, scores, value);
             }
         });
-        (output, kept)
+        (output.into_vec(), kept.into_vec())
     }
 
     /// Returns the probabilities of a head after the dropout. `dropped` is scratch space.
@@ -309,7 +309,7 @@ impl Gradient for AttentionGradient {
         let [d_head, d_value] = self.heads.depth;
         let shapes = [(len_query, d_head), (len_key, d_head), (len_key, d_value)];
         let shapes = shapes.map(|(len, depth)| [batch, num_heads, len, depth]);
-        let mut gradients = shapes.map(|shape| vec![0.0; shape.iter().product()]);
+        let mut gradients = shapes.map(|shape| NewValues::new(shape.iter().product()));
         let size = chunk_rows(self.heads.num_heads());
         let [query, key, value] = &mut gradients;
         let query = orders[0].rows(query, shapes[0]).into_iter();
@@ -323,7 +323,10 @@ impl Gradient for AttentionGradient {
             self.chunk_gradients(first, gradients, &output);
         });
         let tensors = gradients.into_iter().zip(orders).zip(shapes);
-        tensors.map(|((values, order), shape)| Some(order.tensor(values, shape))).collect()
+        let tensor = |((values, order), shape): ((NewValues<_>, Order), _)| {
+            Some(order.tensor(values.into_vec(), shape))
+        };
+        tensors.map(tensor).collect()
     }
 }
 
@@ -334,7 +337,8 @@ impl AttentionGradient {
         let num_scores = len_query * len_key;
         let mut scores = vec![0.0; num_scores];
         let mut dropped = vec![];
-        for (head, [dquery, dkey, dvalue]) in (first..).zip(gradients) {
+        for (head, gradients) in (first..).zip(gradients) {
+            let [dquery, dkey, dvalue] = gradients.map(|rows| fill_rows(rows, None));
             let index = self.heads.index(head);
             let dy = output.matrix(&index);
             let values = &self.probabilities[head * num_scores..][..num_scores];
@@ -362,7 +366,7 @@ impl AttentionGradient {
 }
 
 /// Rows of an output of one head.
-type Rows<'a> = Vec<&'a mut [f32]>;
+type Rows<'a> = Vec<Blank<'a, f32>>;
 
 /// Divides values into chunks of this size. The last one may be shorter.
 fn into_chunks<T>(values: Vec<T>, size: usize) -> Vec<Vec<T>> {

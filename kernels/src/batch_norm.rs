@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
+use crate::new_values::{Blank, NewValues};
 use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 
 /// Returns `(x - mean) / sqrt(variance + epsilon) * gamma + beta` with the given statistics.
@@ -190,15 +191,15 @@ impl Layout {
         parameters: &[[f32; P]],
         function: impl Fn(f32, f32, [f32; P]) -> f32 + Sync,
     ) -> Vec<f32> {
-        let mut output = vec![0.0; left.len()];
+        let mut output = NewValues::new(left.len());
         let (num_rows, len) = self.rows();
         let size = chunk_rows(num_rows);
         let inputs = left.chunks(size * len).zip(right.chunks(size * len));
-        let parts = output.chunks_mut(size * len).zip(inputs).enumerate().collect();
+        let parts = output.chunks(size * len).zip(inputs).enumerate().collect();
         let apply = |(chunk, (output, (left, right)))| {
-            let (output, left, right): (&mut [f32], &[f32], &[f32]) = (output, left, right);
+            let (output, left, right): (Blank<'_, f32>, &[f32], &[f32]) = (output, left, right);
             let inputs = left.chunks_exact(len).zip(right.chunks_exact(len));
-            let rows = output.chunks_exact_mut(len).zip(inputs).enumerate();
+            let rows = output.filled(len, 0.0).zip(inputs).enumerate();
             vectorize(
                 #[inline(always)]
                 || {
@@ -219,7 +220,7 @@ impl Layout {
             );
         };
         map_chunks(left.len(), parts, apply);
-        output
+        output.into_vec()
     }
 
     /// Returns the sums of `term(left, right, parameters)` over each channel.

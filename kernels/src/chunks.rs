@@ -1,6 +1,7 @@
 //! Work in a fixed number of chunks, so that the order of sums does not depend on the threads.
 
 use crate::machine::vectorize;
+use crate::new_values::{Blank, NewValues};
 use crate::threads;
 
 /// Maximum number of chunks of one operation. Also the maximum number of threads that it uses.
@@ -45,20 +46,26 @@ pub(crate) fn map_to_two(
     function: impl Fn(f32) -> (f32, f32) + Sync,
 ) -> Vec<f32> {
     let num = values.len();
-    let mut others = vec![0.0; num];
+    let mut others = NewValues::new(num);
     let size = chunk_rows(num);
-    let parts = values.chunks_mut(size).zip(others.chunks_mut(size)).collect();
-    map_chunks(num, parts, |(values, others): (&mut [f32], &mut [f32])| {
+    let parts = values.chunks_mut(size).zip(others.chunks(size)).collect();
+    map_chunks(num, parts, |(values, others): (&mut [f32], Blank<'_, f32>)| {
         vectorize(
             #[inline(always)]
             || {
-                for (value, other) in values.iter_mut().zip(others) {
-                    (*value, *other) = function(*value);
-                }
+                others.map(
+                    values,
+                    #[inline(always)]
+                    |value| {
+                        let other;
+                        (*value, other) = function(*value);
+                        other
+                    },
+                );
             },
         );
     });
-    others
+    others.into_vec()
 }
 
 /// Returns `function(left, right)` of each pair of values.
@@ -68,21 +75,17 @@ pub(crate) fn zip_map(
     function: impl Fn(f32, f32) -> f32 + Sync,
 ) -> Vec<f32> {
     assert_eq!(left.len(), right.len(), "the arrays have different sizes");
-    let mut out = vec![0.0; left.len()];
+    let mut out = NewValues::new(left.len());
     let size = chunk_rows(left.len());
-    let parts = out.chunks_mut(size).zip(left.chunks(size)).zip(right.chunks(size));
-    map_chunks(left.len(), parts.collect(), |((out, left), right): ((&mut [f32], &[f32]), _)| {
-        let right: &[f32] = right;
+    let parts = out.chunks(size).zip(left.chunks(size).zip(right.chunks(size)));
+    map_chunks(left.len(), parts.collect(), |(out, (left, right))| {
+        let (out, left, right): (Blank<'_, f32>, &[f32], &[f32]) = (out, left, right);
         vectorize(
             #[inline(always)]
-            || {
-                for ((out, left), right) in out.iter_mut().zip(left).zip(right) {
-                    *out = function(*left, *right);
-                }
-            },
+            || out.zip(left, right, &function),
         );
     });
-    out
+    out.into_vec()
 }
 
 /// Returns the sum of each column of a row-major matrix.

@@ -16,6 +16,7 @@ use crate::activation::{Activation, Kept, apply_relu};
 use crate::array::Array;
 use crate::chunks::{add_partial_sums, chunk_rows, map_chunks};
 use crate::machine::{Matrix, Threads, vectorize};
+use crate::new_values::{Blank, NewValues};
 use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 use crate::vector::sum_of;
 use crate::window::Axis;
@@ -244,13 +245,13 @@ fn forward(
     is_tracked: bool,
 ) -> (Array, Kept) {
     let geometry = method.geometry();
-    let mut output = vec![0.0; geometry.batch * geometry.image_out()];
+    let mut output = NewValues::new(geometry.batch * geometry.image_out());
     let size = chunk_rows(geometry.batch);
-    let images = output.chunks_mut(size * geometry.image_out());
+    let images = output.chunks(size * geometry.image_out());
     let parts = images.zip(inputs.x.chunks(size * geometry.image_in())).collect();
-    map_chunks(geometry.num_products(), parts, |(output, x): (&mut [f32], &[f32])| {
+    map_chunks(geometry.num_products(), parts, |(output, x): (Blank<'_, f32>, &[f32])| {
         let mut scratch = method.scratch();
-        let outputs = output.chunks_exact_mut(geometry.image_out());
+        let outputs = output.filled(geometry.image_out(), 0.0);
         for (output, x) in outputs.zip(x.chunks_exact(geometry.image_in())) {
             convolve_image(method, &Inputs { x, ..*inputs }, output, &mut scratch);
             // Apply it while the image is still in a cache.
@@ -259,6 +260,7 @@ fn forward(
             }
         }
     });
+    let output = output.into_vec();
     match activation {
         Activation::Relu => Kept::relu(output, &geometry.shape_out()),
         Activation::Identity | Activation::Gelu => {
@@ -302,19 +304,19 @@ impl<M: Method + Send> ArrayGradient for ConvGradient<M> {
             true => method.weights_of_gradient(self.weight.values()),
             false => Cow::default(),
         };
-        let mut dx = vec![0.0; if is_wanted[0] { self.x.values().len() } else { 0 }];
+        let mut dx = NewValues::new(if is_wanted[0] { self.x.values().len() } else { 0 });
         let size = chunk_rows(geometry.batch);
-        let mut images = dx.chunks_mut(size * image_in);
+        let mut images = dx.chunks(size * image_in);
         let outputs = output.values().chunks(size * image_out).enumerate();
         let parts = self.x.values().chunks(size * image_in).zip(outputs);
-        let parts = parts.map(|(x, dy)| (x, dy, images.next().unwrap_or_default())).collect();
+        let parts = parts.map(move |(x, dy)| (x, dy, images.next().unwrap_or_default())).collect();
         let sums = map_chunks(geometry.num_products(), parts, |(x, dy, dx)| {
-            let (x, (chunk, dy), dx): (&[f32], (usize, &[f32]), &mut [f32]) = (x, dy, dx);
+            let (x, (chunk, dy), dx): (&[f32], (usize, &[f32]), Blank<'_, f32>) = (x, dy, dx);
             // Gradients of the weights, then of the bias.
             let mut sums = vec![0.0; num_weights + channels];
             let (dweight, dbias) = sums.split_at_mut(num_weights);
             let (mut scratch, mut before_activation) = (method.scratch(), vec![]);
-            let mut images = dx.chunks_exact_mut(image_in);
+            let mut images = dx.filled(image_in, 0.0);
             let outputs = (chunk * size..).zip(dy.chunks_exact(image_out));
             for (x, (index, dy)) in x.chunks_exact(image_in).zip(outputs) {
                 let start = index * image_out;
@@ -330,7 +332,7 @@ impl<M: Method + Send> ArrayGradient for ConvGradient<M> {
         let mut dweight = add_partial_sums(sums, num_weights + channels);
         let dbias = dweight.split_off(num_weights);
         vec![
-            is_wanted[0].then(|| Array::from_vec(dx, &self.x.shape())),
+            is_wanted[0].then(|| Array::from_vec(dx.into_vec(), &self.x.shape())),
             Some(Array::from_vec(by_channels(geometry, &dweight), &self.weight.shape())),
             Some(Array::from_vec(dbias, &[channels])),
         ]

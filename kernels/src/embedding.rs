@@ -7,6 +7,7 @@ use burn::tensor::{Int, Tensor, module};
 use crate::array::Array;
 use crate::chunks::{add_to, chunk_rows, map_chunks};
 use crate::machine::vectorize;
+use crate::new_values::{Blank, NewValues};
 use crate::tape::{ArrayGradient, Gradient, Operand, integers, record};
 
 /// Returns the row of `weight` of each index.
@@ -45,15 +46,15 @@ fn fused(weight: &Tensor<2>, indices: &Tensor<2, Int>) -> Option<Tensor<3>> {
 }
 
 fn forward(weight: &[f32], indices: &[usize], d_model: usize) -> Vec<f32> {
-    let mut output = vec![0.0; indices.len() * d_model];
+    let mut output = NewValues::new(indices.len() * d_model);
     let size = chunk_rows(indices.len());
-    let parts = output.chunks_mut(size * d_model).zip(indices.chunks(size)).collect();
-    map_chunks(indices.len() * d_model, parts, |(output, indices): (&mut [f32], &[usize])| {
-        for (output, index) in output.chunks_exact_mut(d_model).zip(indices) {
+    let parts = output.chunks(size * d_model).zip(indices.chunks(size)).collect();
+    map_chunks(indices.len() * d_model, parts, |(output, indices): (Blank<'_, f32>, &[usize])| {
+        for (output, index) in output.filled(d_model, 0.0).zip(indices) {
             output.copy_from_slice(&weight[index * d_model..][..d_model]);
         }
     });
-    output
+    output.into_vec()
 }
 
 struct EmbeddingGradient {
@@ -87,14 +88,14 @@ impl ArrayGradient for EmbeddingGradient {
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
         let (dy, d_model) = (output.values(), self.d_model);
         let (positions, starts) = self.sorted_positions();
-        let mut gradient = vec![0.0; self.num_rows * d_model];
+        let mut gradient = NewValues::new(self.num_rows * d_model);
         let size = chunk_rows(self.num_rows);
-        let parts = gradient.chunks_mut(size * d_model).enumerate().collect();
-        map_chunks(dy.len(), parts, |(chunk, rows): (usize, &mut [f32])| {
+        let parts = gradient.chunks(size * d_model).enumerate().collect();
+        map_chunks(dy.len(), parts, |(chunk, rows): (usize, Blank<'_, f32>)| {
             vectorize(
                 #[inline(always)]
                 || {
-                    for (row, sums) in rows.chunks_exact_mut(d_model).enumerate() {
+                    for (row, sums) in rows.filled(d_model, 0.0).enumerate() {
                         let row = chunk * size + row;
                         for position in &positions[starts[row]..starts[row + 1]] {
                             add_to(sums, &dy[position * d_model..][..d_model]);
@@ -103,7 +104,7 @@ impl ArrayGradient for EmbeddingGradient {
                 },
             );
         });
-        vec![Some(Array::from_vec(gradient, &[self.num_rows, d_model]))]
+        vec![Some(Array::from_vec(gradient.into_vec(), &[self.num_rows, d_model]))]
     }
 }
 

@@ -7,6 +7,7 @@ use burn::tensor::{Tensor, module};
 use crate::array::Array;
 use crate::chunks::{add_partial_sums, chunk_rows, map_chunks};
 use crate::machine::vectorize;
+use crate::new_values::{Blank, NewValues};
 use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 use crate::vector::{dot, sum_of};
 
@@ -77,17 +78,17 @@ fn forward(
 ) -> (Vec<f32>, Vec<Moments>) {
     let columns = gamma.len();
     let rows = x.len() / columns;
-    let mut output = vec![0.0; x.len()];
+    let mut output = NewValues::new(x.len());
     let mut moments = vec![[0.0; 2]; rows];
     let size = chunk_rows(rows);
-    let outputs = output.chunks_mut(size * columns).zip(moments.chunks_mut(size));
+    let outputs = output.chunks(size * columns).zip(moments.chunks_mut(size));
     let parts = outputs.zip(x.chunks(size * columns)).collect();
-    map_chunks(x.len(), parts, |((output, moments), x): ((&mut [f32], &mut [Moments]), _)| {
+    map_chunks(x.len(), parts, |((output, moments), x): ((Blank<'_, f32>, &mut [Moments]), _)| {
         let x: &[f32] = x;
         vectorize(
             #[inline(always)]
             || {
-                let rows = output.chunks_exact_mut(columns).zip(x.chunks_exact(columns));
+                let rows = output.filled(columns, 0.0).zip(x.chunks_exact(columns));
                 for ((output, x), moments) in rows.zip(moments) {
                     *moments = normalize(output, x, epsilon);
                     scale(output, gamma, beta);
@@ -95,7 +96,7 @@ fn forward(
             },
         );
     });
-    (output, moments)
+    (output.into_vec(), moments)
 }
 
 #[inline(always)]
@@ -132,12 +133,12 @@ impl ArrayGradient for LayerNormGradient {
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
         let (x, gamma, dy) = (self.x.values(), self.gamma.values(), output.values());
         let columns = gamma.len();
-        let mut dx = vec![0.0; x.len()];
+        let mut dx = NewValues::new(x.len());
         let size = chunk_rows(self.moments.len());
-        let values = dx.chunks_mut(size * columns).zip(x.chunks(size * columns));
+        let values = dx.chunks(size * columns).zip(x.chunks(size * columns));
         let parts = values.zip(dy.chunks(size * columns)).zip(self.moments.chunks(size));
         let sums = map_chunks(x.len(), parts.collect(), |(((dx, x), dy), moments)| {
-            let (dx, x, dy, moments): (&mut [f32], &[f32], &[f32], &[Moments]) =
+            let (dx, x, dy, moments): (Blank<'_, f32>, &[f32], &[f32], &[Moments]) =
                 (dx, x, dy, moments);
             // Sums of dgamma, then of dbeta.
             let mut sums = vec![0.0; 2 * columns];
@@ -146,7 +147,7 @@ impl ArrayGradient for LayerNormGradient {
                 #[inline(always)]
                 || {
                     let rows = x.chunks_exact(columns).zip(dy.chunks_exact(columns));
-                    let rows = dx.chunks_exact_mut(columns).zip(rows).zip(moments);
+                    let rows = dx.filled(columns, 0.0).zip(rows).zip(moments);
                     for ((dx, (x, dy)), moments) in rows {
                         let (dgamma, dbeta) = sums.split_at_mut(columns);
                         row_gradient([dx, &mut scaled, dgamma, dbeta], x, dy, gamma, *moments);
@@ -158,7 +159,7 @@ impl ArrayGradient for LayerNormGradient {
         let mut dgamma = add_partial_sums(sums, 2 * columns);
         let dbeta = dgamma.split_off(columns);
         vec![
-            Some(Array::from_vec(dx, &self.x.shape())),
+            Some(Array::from_vec(dx.into_vec(), &self.x.shape())),
             Some(Array::from_vec(dgamma, &[columns])),
             Some(Array::from_vec(dbeta, &[columns])),
         ]

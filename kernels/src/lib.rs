@@ -54,6 +54,7 @@ mod layer_norm;
 mod linear;
 mod machine;
 mod modules;
+mod new_values;
 mod optim;
 mod order;
 mod pool;

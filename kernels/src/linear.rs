@@ -8,7 +8,7 @@ use crate::activation::{Activation, Kept};
 use crate::array::{Array, Strided};
 use crate::chunks::column_sums;
 use crate::is_enabled;
-use crate::machine::{Matrix, Output, Threads, multiply};
+use crate::machine::{Matrix, Threads, product};
 use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 
 /// Returns `activation(x * weight + bias)`.
@@ -72,12 +72,10 @@ fn fused<const D: usize>(
     }
     let rows = shape[..D - 1].iter().product();
     let (x_array, strided) = (x.array(), Strided::new(weight.tensor()));
-    let mut output = match &bias {
-        Some(bias) => bias.array().values().repeat(rows),
-        None => vec![0.0; rows * d_output],
-    };
     let x_matrix = Matrix::row_major(x_array.values(), rows, d_input);
-    multiply(&mut output, Output::Add, 1.0, x_matrix, strided.matrix(&[]), Threads::All);
+    let bias_array = bias.as_ref().map(Operand::array);
+    let bias_values = bias_array.as_ref().map(Array::values);
+    let output = product(x_matrix, strided.matrix(&[]), bias_values, Threads::All);
     shape[D - 1] = d_output;
     let is_tracked = [&x, &weight].into_iter().chain(&bias).any(Operand::is_tracked);
     let (output, kept) = activation.apply(output, &shape, is_tracked);
@@ -105,16 +103,14 @@ impl ArrayGradient for LinearGradient {
         let Self { rows, d_input, d_output, .. } = *self;
         let gradient = self.kept.gradient(output.values());
         let matrix = Matrix::row_major(&gradient, rows, d_output);
-        let product = |shape: &[usize], left: Matrix<'_>, right: Matrix<'_>| {
-            let mut out = vec![0.0; shape.iter().product()];
-            multiply(&mut out, Output::Replace, 1.0, left, right, Threads::All);
-            Array::from_vec(out, shape)
+        let array = |shape: &[usize], left: Matrix<'_>, right: Matrix<'_>| {
+            Array::from_vec(product(left, right, None, Threads::All), shape)
         };
         let x = is_wanted[0]
-            .then(|| product(&self.x.shape(), matrix, self.weight.matrix(&[]).transposed()));
+            .then(|| array(&self.x.shape(), matrix, self.weight.matrix(&[]).transposed()));
         let weight = is_wanted[1].then(|| {
             let x = Matrix::row_major(self.x.values(), rows, d_input).transposed();
-            product(&[d_input, d_output], x, matrix)
+            array(&[d_input, d_output], x, matrix)
         });
         let bias = is_wanted.get(2).is_some_and(|is_wanted| *is_wanted);
         let bias = bias.then(|| Array::from_vec(column_sums(&gradient, d_output), &[d_output]));

@@ -1,5 +1,5 @@
-//! Code for the instruction sets of a processor. All unsafe code of this crate is in this file;
-//! decision records 0037, 0039 and 0045 explain why it is sound.
+//! Code for the instruction sets of a processor. All unsafe code for them is in this file; decision
+//! records 0037, 0039 and 0045 explain why it is sound.
 
 #![expect(unsafe_code, reason = "vector instructions need a check at run time, and pointers")]
 
@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 pub(crate) use matrix::Matrix;
 pub(crate) use operands::{ShiftedRows, Windows};
-pub(crate) use product::{Output, Threads, multiply, multiply_rows};
+pub(crate) use product::{Output, Threads, multiply, multiply_rows, product};
 
 use crate::switch::{Switch, switch};
 

@@ -9,6 +9,7 @@ use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
+use crate::new_values::{Blank, NewValues};
 use crate::tape::{ArrayGradient, Gradient, Operand, record};
 use crate::window::Axis;
 
@@ -124,14 +125,15 @@ fn fused_max(x: &Tensor<4>, options: &MaxPoolOptions<2>) -> Option<Tensor<4>> {
 /// Returns the maximum of each window, and its index in the plane.
 fn max_forward(geometry: &Geometry, x: &[f32]) -> (Vec<f32>, Vec<u32>) {
     let (plane_in, plane_out) = (geometry.plane_in(), geometry.plane_out());
-    let mut output = vec![f32::NEG_INFINITY; geometry.num_planes * plane_out];
-    let mut indices = vec![NO_INDEX; output.len()];
+    let num = geometry.num_planes * plane_out;
+    let (mut output, mut indices) = (NewValues::new(num), NewValues::new(num));
     let size = chunk_rows(geometry.num_planes);
-    let outputs = output.chunks_mut(size * plane_out).zip(indices.chunks_mut(size * plane_out));
+    let outputs = output.chunks(size * plane_out).zip(indices.chunks(size * plane_out));
     let parts = outputs.zip(x.chunks(size * plane_in)).collect();
-    map_chunks(x.len(), parts, |((output, indices), x): ((&mut [f32], &mut [u32]), _)| {
+    map_chunks(x.len(), parts, |((output, indices), x): ((Blank<'_, f32>, Blank<'_, u32>), _)| {
         let x: &[f32] = x;
-        let outputs = output.chunks_exact_mut(plane_out).zip(indices.chunks_exact_mut(plane_out));
+        let indices = indices.filled(plane_out, NO_INDEX);
+        let outputs = output.filled(plane_out, f32::NEG_INFINITY).zip(indices);
         vectorize(
             #[inline(always)]
             || {
@@ -145,7 +147,7 @@ fn max_forward(geometry: &Geometry, x: &[f32]) -> (Vec<f32>, Vec<u32>) {
             },
         );
     });
-    (output, indices)
+    (output.into_vec(), indices.into_vec())
 }
 
 #[inline(always)]
@@ -248,15 +250,15 @@ impl ArrayGradient for MaxGradient {
     /// The gradient of a window goes to its maximum.
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
         let (plane_in, plane_out) = (self.geometry.plane_in(), self.geometry.plane_out());
-        let mut dx = vec![0.0; self.geometry.num_planes * plane_in];
-        let num = dx.len();
+        let num = self.geometry.num_planes * plane_in;
+        let mut dx = NewValues::new(num);
         let size = chunk_rows(self.geometry.num_planes);
         let outputs = output.values().chunks(size * plane_out);
         let outputs = outputs.zip(self.indices.chunks(size * plane_out));
-        let parts = dx.chunks_mut(size * plane_in).zip(outputs).collect();
-        map_chunks(num, parts, |(dx, (dy, indices)): (&mut [f32], (&[f32], &[u32]))| {
+        let parts = dx.chunks(size * plane_in).zip(outputs).collect();
+        map_chunks(num, parts, |(dx, (dy, indices)): (Blank<'_, f32>, (&[f32], &[u32]))| {
             let outputs = dy.chunks_exact(plane_out).zip(indices.chunks_exact(plane_out));
-            for (dx, (dy, indices)) in dx.chunks_exact_mut(plane_in).zip(outputs) {
+            for (dx, (dy, indices)) in dx.filled(plane_in, 0.0).zip(outputs) {
                 for (dy, index) in dy.iter().zip(indices) {
                     if *index != NO_INDEX {
                         dx[*index as usize] += dy;
@@ -264,7 +266,7 @@ impl ArrayGradient for MaxGradient {
                 }
             }
         });
-        vec![Some(Array::from_vec(dx, &self.shape))]
+        vec![Some(Array::from_vec(dx.into_vec(), &self.shape))]
     }
 }
 
@@ -298,11 +300,11 @@ fn factors(geometry: &Geometry, count_include_pad: bool) -> Vec<f32> {
 fn average_forward(geometry: &Geometry, factors: &[f32], x: &[f32]) -> Vec<f32> {
     let (plane_in, plane_out) = (geometry.plane_in(), geometry.plane_out());
     let stride = geometry.width.stride;
-    let mut output = vec![0.0; geometry.num_planes * plane_out];
+    let mut output = NewValues::new(geometry.num_planes * plane_out);
     let size = chunk_rows(geometry.num_planes);
-    let parts = output.chunks_mut(size * plane_out).zip(x.chunks(size * plane_in)).collect();
-    map_chunks(x.len(), parts, |(output, x): (&mut [f32], &[f32])| {
-        let planes = output.chunks_exact_mut(plane_out).zip(x.chunks_exact(plane_in));
+    let parts = output.chunks(size * plane_out).zip(x.chunks(size * plane_in)).collect();
+    map_chunks(x.len(), parts, |(output, x): (Blank<'_, f32>, &[f32])| {
+        let planes = output.filled(plane_out, 0.0).zip(x.chunks_exact(plane_in));
         vectorize(
             #[inline(always)]
             || {
@@ -318,7 +320,7 @@ fn average_forward(geometry: &Geometry, factors: &[f32], x: &[f32]) -> Vec<f32> 
             },
         );
     });
-    output
+    output.into_vec()
 }
 
 /// Adds every `stride`-th value to the sums.
@@ -350,13 +352,13 @@ impl ArrayGradient for AverageGradient {
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
         let (plane_in, plane_out) = (self.geometry.plane_in(), self.geometry.plane_out());
         let stride = self.geometry.width.stride;
-        let mut dx = vec![0.0; self.geometry.num_planes * plane_in];
-        let num = dx.len();
+        let num = self.geometry.num_planes * plane_in;
+        let mut dx = NewValues::new(num);
         let size = chunk_rows(self.geometry.num_planes);
         let outputs = output.values().chunks(size * plane_out);
-        let parts = dx.chunks_mut(size * plane_in).zip(outputs).collect();
-        map_chunks(num, parts, |(dx, dy): (&mut [f32], &[f32])| {
-            let planes = dx.chunks_exact_mut(plane_in).zip(dy.chunks_exact(plane_out));
+        let parts = dx.chunks(size * plane_in).zip(outputs).collect();
+        map_chunks(num, parts, |(dx, dy): (Blank<'_, f32>, &[f32])| {
+            let planes = dx.filled(plane_in, 0.0).zip(dy.chunks_exact(plane_out));
             vectorize(
                 #[inline(always)]
                 || {
@@ -374,7 +376,7 @@ impl ArrayGradient for AverageGradient {
                 },
             );
         });
-        vec![Some(Array::from_vec(dx, &self.shape))]
+        vec![Some(Array::from_vec(dx.into_vec(), &self.shape))]
     }
 }
 

@@ -203,10 +203,11 @@ fn function_lengths_follow_the_layout() {
 }
 
 /// Files with unsafe code, each with the decision record that explains it.
-const UNSAFE: [(&str, &str); 8] = [
+const UNSAFE: [(&str, &str); 9] = [
     ("kernels/src/gpu/cublas.rs", "docs/decisions/0058-cublas.md"),
     ("kernels/src/gpu/cublas/library.rs", "docs/decisions/0058-cublas.md"),
     ("kernels/src/machine.rs", "docs/decisions/0037-own-kernels.md"),
+    ("kernels/src/new_values.rs", "docs/decisions/0061-new-values.md"),
     ("kernels/src/threads.rs", "docs/decisions/0046-waiting-threads.md"),
     ("trainer/src/allocator.rs", "docs/decisions/0053-system-allocator.md"),
     ("trainer/src/cache/mapped_file.rs", "docs/decisions/0021-dataset-cache.md"),

@@ -3,6 +3,8 @@
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Shape};
 
+use crate::new_values::{Blank, NewValues};
+
 /// Order in memory of tensors of shape `[batch, heads, len, depth]`.
 ///
 /// Linear layers write the heads of a position side by side, and read them so. A view with swapped
@@ -23,24 +25,23 @@ impl Order {
         if strides[1].abs() < strides[2].abs() { Self::Positions } else { Self::Heads }
     }
 
-    /// Divides the values of a tensor into the rows of each head, in the order of batch and heads.
+    /// Divides a new tensor into the rows of each head, in the order of batch and heads.
     ///
     /// # Shapes
     ///
     /// `values` `[batch * heads * len * depth]`, result `[batch * heads][len][depth]`.
     pub(super) fn rows(
         self,
-        values: &mut [f32],
+        values: &mut NewValues<f32>,
         [batch, heads, len, depth]: [usize; 4],
-    ) -> Vec<Vec<&mut [f32]>> {
-        let mut rows: Vec<Vec<&mut [f32]>> = Vec::new();
+    ) -> Vec<Vec<Blank<'_, f32>>> {
+        let mut rows: Vec<Vec<Blank<'_, f32>>> = Vec::new();
         rows.resize_with(batch * heads, || Vec::with_capacity(len));
-        if values.is_empty() {
-            // Without values, rows are empty slices.
+        if depth == 0 {
             rows.iter_mut().for_each(|rows| rows.resize_with(len, Default::default));
             return rows;
         }
-        for (index, row) in values.chunks_exact_mut(depth).enumerate() {
+        for (index, row) in values.chunks(depth).enumerate() {
             let head = match self {
                 Self::Heads => index / len,
                 Self::Positions => index / (len * heads) * heads + index % heads,
@@ -69,21 +70,22 @@ impl Order {
 mod tests {
     use super::*;
     use crate::array::Array;
+    use crate::new_values::fill_rows;
 
     #[test]
     fn rows_are_those_of_the_tensor() {
         let shape @ [batch, heads, len, depth] = [2, 3, 4, 5];
         for order in [Order::Heads, Order::Positions] {
-            let mut values = vec![0.0; batch * heads * len * depth];
+            let mut values = NewValues::new(batch * heads * len * depth);
             for (head, rows) in order.rows(&mut values, shape).into_iter().enumerate() {
                 assert_eq!(rows.len(), len);
-                for (position, row) in rows.into_iter().enumerate() {
+                for (position, row) in fill_rows(rows, None).into_iter().enumerate() {
                     row.iter_mut().enumerate().for_each(|(index, value)| {
                         *value = ((head * len + position) * depth + index) as f32;
                     });
                 }
             }
-            let tensor = order.tensor(values, shape);
+            let tensor = order.tensor(values.into_vec(), shape);
             assert_eq!(Order::of(&tensor), order);
             let expected: Vec<f32> = (0..batch * heads * len * depth).map(|v| v as f32).collect();
             assert_eq!(Array::new(tensor).values(), expected, "{order:?}");
@@ -94,7 +96,8 @@ mod tests {
     fn empty_dimensions_have_empty_rows() {
         for shape in [[0, 2, 3, 4], [2, 0, 3, 4], [2, 3, 0, 4], [2, 3, 4, 0]] {
             for order in [Order::Heads, Order::Positions] {
-                let rows = order.rows(&mut [], shape);
+                let mut values = NewValues::new(0);
+                let rows = order.rows(&mut values, shape);
                 assert_eq!(rows.len(), shape[0] * shape[1]);
                 assert!(rows.iter().all(|rows| rows.len() == shape[2]), "{shape:?}, {order:?}");
             }

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use super::operands::{Left, Right};
 use super::panels::{Panels, ROWS_MAX, WIDTH_MAX};
 use super::{Instructions, Update};
+use crate::new_values::{NewValues, fill_rows};
 use crate::threads;
 
 /// Effect of a product on the earlier values of its output.
@@ -59,6 +60,28 @@ pub(crate) fn multiply<'a>(
     product.write(out, threads);
 }
 
+/// Returns `left * right` in row-major order, and adds `bias` to each row if given.
+///
+/// # Shapes
+///
+/// `left` `[m, k]`, `right` `[k, n]`, `bias` `[n]`, result `[m, n]`.
+///
+/// # Panics
+///
+/// The shapes do not match.
+pub(crate) fn product<'a>(
+    left: impl Into<Left<'a>>,
+    right: impl Into<Right<'a>>,
+    bias: Option<&[f32]>,
+    threads: Threads,
+) -> Vec<f32> {
+    let (left, right) = (left.into(), right.into());
+    let output = if bias.is_some() { Output::Add } else { Output::Replace };
+    let product =
+        Product { instructions: Instructions::current(), output, scale: 1.0, left, right };
+    product.write_new(bias, threads)
+}
+
 /// Same as [`multiply`] on the calling thread. The rows of the output need not be adjacent.
 ///
 /// # Shapes
@@ -100,17 +123,37 @@ impl Product<'_> {
         if k == 0 {
             return self.write_without_terms(out);
         }
+        let size = self.block_size(threads);
+        let rows = out.chunks_exact_mut(n);
+        map(blocks(rows, n, size, |row| row.chunks_mut(size[1])), |block| self.write_block(block));
+    }
+
+    /// Returns the product plus `bias` in each row.
+    fn write_new(&self, bias: Option<&[f32]>, threads: Threads) -> Vec<f32> {
+        let [m, _, n] = self.size();
+        assert!(bias.is_none_or(|bias| bias.len() == n), "the bias has another size");
+        let num = m.checked_mul(n).expect("a matrix that fits in memory");
+        let mut new = NewValues::new(num);
+        if num > 0 {
+            let size = self.block_size(threads);
+            let rows = new.chunks(n);
+            map(blocks(rows, n, size, |row| row.chunks(size[1])), |Block { first, rows }| {
+                let columns = first[1]..n.min(first[1] + size[1]);
+                let rows = fill_rows(rows, bias.map(|bias| &bias[columns]));
+                self.write_block(Block { first, rows });
+            });
+        }
+        new.into_vec()
+    }
+
+    fn block_size(&self, threads: Threads) -> [usize; 2] {
+        let [m, k, n] = self.size();
         let is_large = m.saturating_mul(n).saturating_mul(k) > PARALLEL_MIN;
         let num_threads = match threads {
             Threads::All if is_large => rayon::current_num_threads(),
             _ => 1,
         };
-        let blocks = blocks(out, n, block_size(num_threads, [m, n]));
-        if blocks.len() > 1 {
-            threads::map(blocks, |block| self.write_block(block));
-        } else {
-            blocks.into_iter().for_each(|block| self.write_block(block));
-        }
+        block_size(num_threads, [m, n])
     }
 
     /// Same as [`write`](Self::write) on one thread.
@@ -142,7 +185,7 @@ impl Product<'_> {
     }
 
     /// Computes a block of the output.
-    fn write_block(&self, Block { first, mut rows }: Block<'_>) {
+    fn write_block(&self, Block { first, mut rows }: Block<&mut [f32]>) {
         let [m, k, n] = [rows.len(), self.left.size()[1], rows[0].len()];
         BUFFERS.with_borrow_mut(|buffers| {
             for start in (0..k).step_by(DEPTH) {
@@ -162,10 +205,10 @@ impl Product<'_> {
 }
 
 /// Part of an output that one thread computes.
-struct Block<'a> {
+struct Block<R> {
     /// First row and column in the output.
     first: [usize; 2],
-    rows: Vec<&'a mut [f32]>,
+    rows: Vec<R>,
 }
 
 /// Returns the numbers of rows and columns of a block, for about as many blocks as threads. Blocks
@@ -177,18 +220,34 @@ fn block_size(num_threads: usize, [m, n]: [usize; 2]) -> [usize; 2] {
     [rows.next_multiple_of(ROWS_MAX), columns.next_multiple_of(WIDTH_MAX)]
 }
 
-fn blocks(out: &mut [f32], n: usize, [rows, columns]: [usize; 2]) -> Vec<Block<'_>> {
+/// Divides an output into blocks. `divide` divides one of its rows.
+fn blocks<R, I: Iterator<Item = R>>(
+    rows: impl Iterator<Item = R>,
+    n: usize,
+    size: [usize; 2],
+    divide: impl Fn(R) -> I,
+) -> Vec<Block<R>> {
     let mut blocks = vec![];
-    for (index, out) in out.chunks_mut(rows.saturating_mul(n)).enumerate() {
-        let start = blocks.len();
-        let block = |column| Block { first: [index * rows, column], rows: vec![] };
-        blocks.extend((0..n).step_by(columns).map(block));
-        for row in out.chunks_exact_mut(n) {
-            let parts = row.chunks_mut(columns);
-            blocks[start..].iter_mut().zip(parts).for_each(|(block, part)| block.rows.push(part));
+    let mut start = 0;
+    for (index, row) in rows.enumerate() {
+        if index.is_multiple_of(size[0]) {
+            start = blocks.len();
+            let block = |column| Block { first: [index, column], rows: vec![] };
+            blocks.extend((0..n).step_by(size[1]).map(block));
         }
+        let blocks = blocks[start..].iter_mut().zip(divide(row));
+        blocks.for_each(|(block, part)| block.rows.push(part));
     }
     blocks
+}
+
+/// Runs `work` on each block, on several threads if there are several blocks.
+fn map<R: Send>(blocks: Vec<Block<R>>, work: impl Fn(Block<R>) + Sync) {
+    if blocks.len() > 1 {
+        threads::map(blocks, work);
+    } else {
+        blocks.into_iter().for_each(work);
+    }
 }
 
 /// Copies of parts of both matrices, in the order in which tiles read them.
@@ -277,6 +336,10 @@ mod tests {
                     let shape = [left.size(), right.size()];
                     let name = format!("{shape:?}, {instructions:?}, {num_threads} threads");
                     assert!(bits(&out) == expected, "{name}, {output:?}");
+                    let bias = vec![3.0; right.size()[1]];
+                    let bias = (output == Output::Add).then_some(&bias[..]);
+                    let out = pool.install(|| product.write_new(bias, Threads::All));
+                    assert!(bits(&out) == expected, "new, {name}, {output:?}");
                 }
             }
         }
@@ -431,7 +494,10 @@ mod tests {
     fn blocks_cover_the_output_once() {
         for (num_threads, shape) in [(1, [5, 7]), (2, [130, 7]), (8, [128, 512]), (6, [9, 900])] {
             let mut out = vec![0.0; shape[0] * shape[1]];
-            for Block { rows, .. } in blocks(&mut out, shape[1], block_size(num_threads, shape)) {
+            let size = block_size(num_threads, shape);
+            let rows = out.chunks_exact_mut(shape[1]);
+            let blocks = blocks(rows, shape[1], size, |row| row.chunks_mut(size[1]));
+            for Block { rows, .. } in blocks {
                 rows.into_iter().flatten().for_each(|value| *value += 1.0);
             }
             assert!(out.iter().all(|value| *value == 1.0), "{num_threads} threads, {shape:?}");

@@ -222,7 +222,9 @@ impl AsyncHalving {
         }
     }
 
-    /// Stops paused trials after the last creation, if no later result can promote them.
+    /// Stops paused trials after the last creation, if no later result can promote them. A rung is
+    /// not final while a trial trains to it, nor while a trial below waits for a place to be
+    /// promoted.
     fn close_out(&self, book: &Book) -> Option<Step> {
         if self.config.stop_once || self.num_missing(book) > 0 {
             return None;
@@ -240,6 +242,9 @@ impl AsyncHalving {
                     let except = self.rungs[rung].candidates().collect();
                     return Some(Step::StopPaused { group: self.config.group, units, except });
                 }
+            }
+            if self.rungs[rung].num_candidates() > 0 {
+                return None;
             }
         }
         None

@@ -211,6 +211,10 @@ fn candidates_without_a_place_keep_higher_rungs_open() {
     (4..8).for_each(|trial| report(&mut search, trial, trial as u8));
     assert_eq!(search.book().trial(0).units, 4);
     assert_eq!(next_promotions(&search), [Trial(2), Below(Loss::new(0.0)), Top]);
+    // Trials 2 and 3 follow into the rung of trial 1, and then half of its results continue.
+    assert_eq!(search.book().trial(1).state, TrialState::Paused);
+    [(0, 0), (2, 2), (3, 3)].into_iter().for_each(|(trial, loss)| report(&mut search, trial, loss));
+    assert_eq!(search.book().trial(1).units, 4);
 }
 
 #[test]

@@ -30,8 +30,8 @@ pub(super) struct Axis {
 pub(super) enum Kind {
     /// Numbers, or exponents of numbers.
     Number { low: f64, high: f64 },
-    /// So many integers from `low`.
-    Integer { low: f64, count: f64 },
+    /// So many integers.
+    Integer { count: f64 },
     /// So many values or groups without an order.
     Choice(usize),
 }
@@ -64,7 +64,7 @@ impl Axis {
     fn position(&self, x: f64) -> f64 {
         match self.kind {
             Kind::Number { low, high } => ((x - low) / (high - low)).clamp(0.0, 1.0),
-            Kind::Integer { low, count } => (x - low + 0.5) / count,
+            Kind::Integer { count } => (x + 0.5) / count,
             Kind::Choice(_) => x,
         }
     }
@@ -73,7 +73,7 @@ impl Axis {
     pub(super) fn boundary(&self, lower: f64, upper: f64) -> f64 {
         let middle = lower + (upper - lower) / 2.0;
         match self.kind {
-            Kind::Integer { count, .. } => (middle * count).round() / count,
+            Kind::Integer { count } => (middle * count).round() / count,
             Kind::Number { .. } | Kind::Choice(_) => middle,
         }
     }
@@ -138,8 +138,7 @@ fn kind(parameter: &Parameter) -> Option<Kind> {
     Some(match parameter {
         Parameter::Const(_) => return None,
         Parameter::Int(range) => {
-            let count = range.max.abs_diff(range.min) as f64 + 1.0;
-            Kind::Integer { low: range.min as f64, count }
+            Kind::Integer { count: range.max.abs_diff(range.min) as f64 + 1.0 }
         }
         Parameter::Double(range) => Kind::Number { low: range.min, high: range.max },
         Parameter::Log(range) => Kind::Number { low: range.min, high: range.max },

@@ -6,6 +6,12 @@ use crate::search::rng::Random;
 
 /// Number of the newest points that have equal weights.
 const WEIGHTED_EQUALLY: usize = 25;
+/// Deviation from which on an integer has the density at its center: the difference between the
+/// bounds of its cell would lose its digits.
+const WIDE_DEVIATION: f64 = 1e6;
+/// Maximum number of samples from a normal distribution until one is within the bounds. At least a
+/// third of them are, except if there are hardly any doubles between the bounds.
+const TRIES_MAX: u32 = 1000;
 
 /// Values of one parameter, as coordinates.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -171,7 +177,9 @@ fn log_kernel(axis: Axis, kernel: Kernel, x: f64) -> f64 {
             let cdf = |x: f64| normal_cdf((x - mean) / deviation);
             let inside = cdf(high) - cdf(low);
             match axis {
-                Axis::Integer { .. } => ((cdf(x + 0.5) - cdf(x - 0.5)) / inside).ln(),
+                Axis::Integer { .. } if deviation < WIDE_DEVIATION => {
+                    ((cdf(x + 0.5) - cdf(x - 0.5)) / inside).ln()
+                }
                 _ => {
                     let z = (x - mean) / deviation;
                     -0.5 * z * z - (deviation * (2.0 * PI).sqrt() * inside).ln()
@@ -193,17 +201,22 @@ fn sample_kernel(axis: Axis, kernel: Kernel, random: &mut Random) -> f64 {
             let other = random.up_to(high as u64 - 2) as f64;
             if other < center { other } else { other + 1.0 }
         }
-        Kernel::Normal { mean, deviation } => loop {
-            let radius = (-2.0 * (1.0 - random.unit()).ln()).sqrt();
-            let x = mean + deviation * radius * (2.0 * PI * random.unit()).cos();
-            if (low..high).contains(&x) {
-                return match axis {
-                    Axis::Integer { low, high } => x.round().clamp(low, high),
-                    _ => x,
-                };
+        Kernel::Normal { mean, deviation } => {
+            let is_inside = |x: &f64| (low..high).contains(x);
+            let mut samples = (0..TRIES_MAX).map(|_| sample_normal(mean, deviation, random));
+            let nearest = mean.clamp(low, high);
+            let x = samples.find(is_inside).unwrap_or(nearest);
+            match axis {
+                Axis::Integer { low, high } => x.round().clamp(low, high),
+                _ => x,
             }
-        },
+        }
     }
+}
+
+fn sample_normal(mean: f64, deviation: f64, random: &mut Random) -> f64 {
+    let radius = (-2.0 * (1.0 - random.unit()).ln()).sqrt();
+    mean + deviation * radius * (2.0 * PI * random.unit()).cos()
 }
 
 #[cfg(test)]
@@ -321,6 +334,25 @@ mod tests {
             (mean - 1.0).abs() < 0.014 && (deviation - 0.5).abs() < 0.014,
             "{mean} {deviation}"
         );
+    }
+
+    #[test]
+    fn densities_of_wide_integers_are_finite() {
+        let width = 2.0_f64.powi(64);
+        let axis = Axis::Integer { low: 0.0, high: width };
+        let parzen = Parzen::new(&[axis], &[vec![width / 4.0]]);
+        for x in [0.0, width / 4.0, width] {
+            let relative = parzen.log_density(&[x]) + width.ln();
+            assert!(relative.abs() < 1.0, "{x}: {relative}");
+        }
+    }
+
+    #[test]
+    fn sampling_ends_without_a_number_within_bounds() {
+        let (low, high) = (1.0, 1.0_f64.next_up());
+        let kernel = Kernel::Normal { mean: high, deviation: 1e-20 };
+        let x = sample_kernel(Axis::Number { low, high }, kernel, &mut Random::new(1));
+        assert!((low..=high).contains(&x), "{x}");
     }
 
     /// Samples have the frequencies of the density.

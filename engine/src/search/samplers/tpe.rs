@@ -196,8 +196,9 @@ fn best_candidate(
 fn axis(parameter: &Parameter) -> Option<Axis> {
     match parameter {
         Parameter::Const(_) => None,
+        // Relative to the minimum: doubles cannot tell large integers apart.
         Parameter::Int(range) => {
-            Some(Axis::Integer { low: range.min as f64, high: range.max as f64 })
+            Some(Axis::Integer { low: 0.0, high: range.max.abs_diff(range.min) as f64 })
         }
         Parameter::Double(range) => Some(Axis::Number { low: range.min, high: range.max }),
         Parameter::Log(range) => Some(Axis::Number { low: range.min, high: range.max }),
@@ -241,7 +242,9 @@ fn locate(space: &Space, value: Option<&Value>, point: &mut Point) -> Option<()>
 fn coordinate(parameter: &Parameter, value: &Value) -> Option<f64> {
     Some(match parameter {
         Parameter::Const(_) => 0.0,
-        Parameter::Int(range) => (value.as_i64()? as f64).clamp(range.min as f64, range.max as f64),
+        Parameter::Int(range) => {
+            value.as_i64()?.clamp(range.min, range.max).abs_diff(range.min) as f64
+        }
         Parameter::Double(range) => value.as_f64()?.clamp(range.min, range.max),
         Parameter::Log(range) => {
             let exponent = value.as_f64()?.ln() / range.base.ln();
@@ -280,7 +283,10 @@ fn assemble(space: &Space, point: &mut impl Iterator<Item = Option<f64>>) -> Val
 fn value_at(parameter: &Parameter, x: f64) -> Value {
     match parameter {
         Parameter::Const(value) => value.clone(),
-        Parameter::Int(_) => Value::from(x as i64),
+        Parameter::Int(range) => {
+            let value = i128::from(range.min) + x as i128;
+            Value::from(value.clamp(range.min.into(), range.max.into()) as i64)
+        }
         Parameter::Double(_) => json_number(x),
         Parameter::Log(range) => json_number(range.base.powf(x)),
         Parameter::Categorical(values) => values.get(x as usize).cloned().unwrap_or_default(),
@@ -386,6 +392,27 @@ mod tests {
         }
         assert_eq!(tpe.coordinates(&json!({ "rate": 0.1 })), None);
     }
+
+    #[test]
+    fn large_integers_stay_in_their_range() {
+        let first = 1_700_000_000_000_000_000_i64;
+        for (min, max) in [(first, first + 100), (first + 100, first + 1000), (i64::MIN, i64::MAX)]
+        {
+            let space = json!({ "x": { "int": { "min": min, "max": max } } });
+            let tpe = Tpe::new(Space::parse(&space).unwrap(), false);
+            let mut random = Random::new(1);
+            let mut observations = vec![];
+            for index in 0..50 {
+                let value = normalized(&tpe.draw(&observations, &mut random));
+                let x = value["x"].as_i64().unwrap();
+                assert!((min..=max).contains(&x), "{x}");
+                let point = tpe.coordinates(&value).unwrap();
+                let loss = Some(Loss::new(f64::from(index % 7)));
+                observations.push(Observation { point, loss, others: vec![] });
+            }
+        }
+    }
+
     /// Two optimizers with a rate each; the better one has its optimum at 0.001.
     fn conditional_space() -> Space {
         let rate = json!({ "log": { "min": -5, "max": 0 } });
@@ -411,9 +438,9 @@ mod tests {
             assert_eq!(normalized(&back), value);
         };
         let sgd = json!({ "name": "sgd", "rate": 1, "momentum": 0.5 });
-        check(sgd, [Some(0.0), Some(0.5), Some(0.0), None, Some(4.0)]);
-        check(json!({ "name": "adam", "rate": 1 }), [Some(1.0), None, None, Some(0.0), Some(4.0)]);
-        check(json!({}), [Some(2.0), None, None, None, Some(4.0)]);
+        check(sgd, [Some(0.0), Some(0.5), Some(0.0), None, Some(3.0)]);
+        check(json!({ "name": "adam", "rate": 1 }), [Some(1.0), None, None, Some(0.0), Some(3.0)]);
+        check(json!({}), [Some(2.0), None, None, None, Some(3.0)]);
         assert_eq!(tpe.coordinates(&json!({ "optimizer": { "name": "lamb" }, "width": 4 })), None);
     }
 

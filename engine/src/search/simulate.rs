@@ -1,9 +1,9 @@
 //! Simulation of a search on recorded learning curves, with a number of workers.
 //!
 //! A *leg* is training from the length that a trial has to the length that it is granted, or to its
-//! exit. Legs end in the order of (time, trial), and the search decides after each of them.
+//! exit. Legs end in the order of (time, trial), and the search decides after each of them. A leg
+//! whose trial is stopped meanwhile ends without a result.
 
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use serde_json::Value;
@@ -11,10 +11,12 @@ use stoker_api::trial::CloseCause;
 
 mod answers;
 mod error;
+mod legs;
 
 pub use answers::{Ask, no_searcher};
 pub use error::SimulateError;
 
+use self::legs::{Leg, Training};
 use super::book::TrialState;
 use super::rung::Loss;
 use super::state::{SearchState, Turn};
@@ -118,44 +120,17 @@ pub struct SimulatedTrial {
 /// Result of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
-    /// Units of all legs.
+    /// Units of all legs; of a leg that a stop has ended, the complete ones.
     pub units_total: u64,
     /// Time of the last event, in seconds.
     pub time_total: f64,
     /// Trials by index.
     pub trials: Vec<SimulatedTrial>,
-    /// Ends of legs, in order.
+    /// Ends of legs, in order, without legs that a stop has ended.
     pub events: Vec<SimulatedEvent>,
     /// Trial, length and metric of the least loss: of equals the lowest trial, then the shortest
     /// length.
     pub best: Option<(u32, u64, f64)>,
-}
-
-/// End of a leg in the queue. The earliest one is the greatest, as the heap returns the greatest.
-#[derive(Clone, Copy, Debug)]
-struct Leg {
-    end: f64,
-    trial: u32,
-}
-
-impl PartialEq for Leg {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Leg {}
-
-impl PartialOrd for Leg {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Leg {
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.end.total_cmp(&self.end).then(other.trial.cmp(&self.trial))
-    }
 }
 
 struct Run<'a> {
@@ -168,6 +143,8 @@ struct Run<'a> {
     curves: Vec<&'a Curve>,
     trials: Vec<SimulatedTrial>,
     legs: BinaryHeap<Leg>,
+    /// Trials with a leg in the queue.
+    training: BTreeMap<u32, Training>,
     /// Trials that wait for a worker and have trained before.
     resuming: VecDeque<u32>,
     /// Trials that wait for a worker for their first leg.
@@ -203,6 +180,7 @@ pub fn simulate<'a>(
         curves: vec![],
         trials: vec![],
         legs: BinaryHeap::new(),
+        training: BTreeMap::new(),
         resuming: VecDeque::new(),
         starting: VecDeque::new(),
         num_busy: 0,
@@ -227,32 +205,13 @@ pub fn simulate<'a>(
 }
 
 impl<'a> Run<'a> {
-    fn exit(&self, trial: u32) -> Option<(u64, Exit)> {
-        let granted = self.search.book().trial(trial).units;
-        self.curves[trial as usize].exit.filter(|(units, _)| *units <= granted)
-    }
-
-    /// Begins the next leg of a trial on a worker that is already counted as busy.
-    fn begin_leg(&mut self, trial: u32, now: f64, cost: f64) {
-        let granted = self.search.book().trial(trial).units;
-        let end = self.exit(trial).map_or(granted, |(units, _)| units);
-        let from = match self.machine.is_from_scratch {
-            true => 0,
-            false => self.trials[trial as usize].units,
-        };
-        let units = end.saturating_sub(from);
-        self.units_total += units;
-        self.trials[trial as usize].units = end;
-        let seconds = units as f64 * self.curves[trial as usize].seconds_per_unit;
-        self.legs.push(Leg { end: now + cost + seconds, trial });
-    }
-
     fn end_leg(
         &mut self,
         leg: Leg,
         curve_of: &mut impl FnMut(u32, &Value) -> Option<&'a Curve>,
     ) -> Result<(), SimulateError> {
         let Leg { end: time, trial } = leg;
+        self.training.remove(&trial);
         let units = self.trials[trial as usize].units;
         let exit = self.exit(trial).filter(|(at, _)| *at == units).map(|(_, exit)| exit);
         let metric = match exit {
@@ -360,6 +319,7 @@ impl<'a> Run<'a> {
         if ended.is_some() && !is_busy {
             self.num_busy -= 1;
         }
+        self.drop_legs(&turns, now);
         while self.machine.workers == 0 || self.num_busy < self.machine.workers {
             let (trial, cost) = match (self.resuming.pop_front(), &mut self.starting) {
                 (Some(trial), _) => (trial, self.machine.resume_seconds),

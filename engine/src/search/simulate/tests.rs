@@ -230,6 +230,30 @@ fn external_searcher_gets_the_tags_of_trials() {
     assert_eq!(seen[..2], [vec![], vec![Some("a".to_owned()), None]]);
 }
 
+/// When trial 0 completes after three seconds, trial 1 has trained one unit and half of the next.
+#[test]
+fn stopped_trials_end_at_once() {
+    for stop in [json!({ "stop": { "trial": 1 } }), json!({ "finish": {} })] {
+        let mut ask = |_: &SearchState, question: DueQuestion, _: &[Option<String>]| {
+            let actions = match question.call {
+                0 => json!([{ "create": {} }, { "create": {} }]),
+                _ => json!([stop]),
+            };
+            Ok(Answer { call: question.call, actions: serde_json::from_value(actions).unwrap() })
+        };
+        let external = json!({ "external": { "command": ["searcher"], "maxTrials": 2 } });
+        let lines = [
+            json!({ "trial": 0, "units": 1, "metric": 0.5 }),
+            json!({ "trial": 1, "units": 1, "metric": 0.1, "seconds_per_unit": 2 }),
+        ];
+        let simulation = simulate_three(external, &lines, &mut ask).unwrap();
+        let total = (simulation.units_total, simulation.time_total);
+        assert_eq!((total, simulation.best), ((4, 3.0), Some((0, 3, 0.5))), "{stop}");
+        let stopped = SimulatedTrial { units: 1, outcome: Outcome::Stopped };
+        assert_eq!((simulation.trials[1], simulation.events.len()), (stopped, 1), "{stop}");
+    }
+}
+
 #[test]
 fn impossible_simulations_name_what_is_missing() {
     let check = |searcher: Value, lines: &[Value], expected: &str| {

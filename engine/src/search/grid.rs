@@ -80,21 +80,34 @@ fn value(parameter: &Parameter, idx: u64) -> Option<Value> {
 }
 
 fn int_at(range: &IntRange, idx: u64, len: u64) -> Value {
-    let span = i128::from(range.max) - i128::from(range.min);
-    let place = match len {
-        1 => (range.min as f64 + range.max as f64) / 2.0,
-        _ => range.min as f64 + (i128::from(idx) * span) as f64 / (len - 1) as f64,
+    let (min, max) = (i128::from(range.min), i128::from(range.max));
+    // The value is `scaled / steps`, exactly.
+    let (scaled, steps) = match len {
+        1 => (min + max, 2),
+        _ => (min * i128::from(len - 1) + i128::from(idx) * (max - min), i128::from(len - 1)),
     };
-    Value::from((place.round() as i64).clamp(range.min, range.max))
+    // Half away from zero: the division truncates.
+    let rounded = (2 * scaled + scaled.signum() * steps) / (2 * steps);
+    Value::from(rounded as i64)
 }
 
 /// Of `len` numbers from `min` to `max`, evenly spaced and both included, the one at `idx`; of one,
 /// the middle.
 fn spaced(min: f64, max: f64, idx: u64, len: u64) -> f64 {
-    match len {
-        1 => (min + max) / 2.0,
-        _ => min + idx as f64 * (max - min) / (len - 1) as f64,
+    if len == 1 {
+        return f64::midpoint(min, max);
     }
+    // Not rounded: the sum below may be above the bound.
+    if idx + 1 == len {
+        return max;
+    }
+    let (idx, steps) = (idx as f64, (len - 1) as f64);
+    let x = min + idx * (max - min) / steps;
+    if x.is_finite() {
+        return x.min(max);
+    }
+    // The product is too large for a double.
+    min * (1.0 - idx / steps) + max * (idx / steps)
 }
 
 #[cfg(test)]
@@ -121,7 +134,10 @@ mod tests {
         check(&int(0, 20, 1), json!([10]));
         check(&int(-4, -2, 2), json!([-4, -2]));
         check(&int(0, 5, 3), json!([0, 3, 5]));
-        check(&int(i64::MIN, i64::MAX, 3), json!([i64::MIN, 0, i64::MAX]));
+        // The middle is -0.5.
+        check(&int(i64::MIN, i64::MAX, 3), json!([i64::MIN, -1, i64::MAX]));
+        let min = 1_700_000_000_000_000_000;
+        check(&int(min, min + 100, 3), json!([min, min + 50, min + 100]));
     }
 
     #[test]
@@ -134,6 +150,8 @@ mod tests {
         check(&double(0.0, 1.0, 3), json!([0.0, 0.5, 1.0]));
         check(&log(-3.0, -1.0, 3), json!([0.001, 0.01, 0.1]));
         check(&log(-3.0, -1.0, 1), json!([0.01]));
+        assert_eq!(value(&double(-1.0, 0.1, 12), 11), Some(json!(0.1)));
+        check(&double(-1.7e308, 1.7e308, 3), json!([-1.7e308, 0.0, 1.7e308]));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod curves;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
+use stoker_api::experiment::Searcher;
 use stoker_engine::search::SearchConfig;
 use stoker_engine::search::simulate::{Decision, Exit, Machine, Outcome, Simulation, simulate};
 use stoker_engine::search::state::SearchState;
@@ -66,6 +67,7 @@ pub(crate) fn run_simulations(args: &Args, output: Output) -> Result<u8, Failure
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     let valid = &loaded.valid;
+    notes(&valid.spec.searcher).into_iter().for_each(print::err);
     let curves = Curves::read(&args.curves)?;
     let machine = Machine {
         workers: args.workers,
@@ -94,6 +96,14 @@ pub(crate) fn run_simulations(args: &Args, output: Output) -> Result<u8, Failure
         }
     }
     Ok(0)
+}
+
+/// Returns a note for each field that a simulation ignores.
+fn notes(searcher: &Searcher) -> Vec<&'static str> {
+    let limits = "note: searcher.limits is ignored; the simulation continues beyond a limit";
+    let objectives = "note: searcher.objectives is ignored; curves have only the first objective";
+    let notes = [(searcher.limits.is_some(), limits), (searcher.objectives.len() > 1, objectives)];
+    notes.into_iter().filter(|(is_set, _)| *is_set).map(|(_, note)| note).collect()
 }
 
 fn outcome(outcome: Outcome) -> &'static str {
@@ -175,5 +185,24 @@ fn print_text(simulation: &Simulation, seed: Option<u32>) {
     print::out(format!("total: {units} units in {time} s"));
     if let Some((trial, units, metric)) = simulation.best {
         print::out(format!("best: trial {trial} with {metric} at {units} units"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_that_simulations_ignore_are_noted() {
+        let mut searcher = json!({ "metric": "a", "maxLength": { "epochs": 1 }, "single": {} });
+        let notes = |searcher: &Value| {
+            let searcher: Searcher = serde_json::from_value(searcher.clone()).unwrap();
+            super::notes(&searcher).concat()
+        };
+        assert_eq!(notes(&searcher), "");
+        searcher["limits"] = json!({ "units": 5 });
+        searcher["objectives"] = json!([{ "metric": "a" }, { "metric": "b" }]);
+        let noted = notes(&searcher);
+        assert!(noted.contains("limits is") && noted.contains("objectives is"), "{noted}");
     }
 }

@@ -1,7 +1,7 @@
 //! Notes on files that are valid, but probably do not mean what their author wants.
 
 use serde_json::Value;
-use stoker_api::experiment::{Length, Searcher};
+use stoker_api::experiment::{Length, Searcher, TpeSearch};
 use stoker_api::hyperparameters::{LogRange, Parameter, Space};
 use stoker_api::validate::{Method, ValidExperiment, item, member};
 
@@ -37,6 +37,7 @@ impl Format {
 pub(super) fn notes(valid: &ValidExperiment, file: &Value, is_legacy: bool) -> Vec<String> {
     let format = Format { is_legacy };
     let mut notes: Vec<String> = note(&valid.method, format).into_iter().collect();
+    notes.extend(only_random_samples(valid));
     notes.extend(directions(&valid.spec.searcher, &file["spec"]["searcher"], format));
     fields_of_group(ROOT, &valid.space, format, &mut notes);
     valid.space.for_each_parameter(&mut |path, parameter| {
@@ -212,6 +213,22 @@ fn note(method: &Method, format: Format) -> Option<String> {
     }
 }
 
+/// Returns a note if TPE creates all trials before it has the ten results that it learns from.
+fn only_random_samples(valid: &ValidExperiment) -> Option<String> {
+    let Method::Tpe(search) = &valid.method else { return None };
+    let TpeSearch { max_trials, max_concurrent_trials: num_places, .. } = *search;
+    // Each of the first nine results is followed by another random trial.
+    let is_random = num_places == 0 || max_trials <= num_places.saturating_add(9);
+    let is_noted = is_random && valid.spec.searcher.prior_trials.is_none();
+    is_noted.then(|| {
+        format!(
+            "note: all {max_trials} trials are random samples, because tpe learns from ten results \
+             and tpe.maxConcurrentTrials is {num_places}; set it to the number of trials that can \
+             train at the same time, or raise tpe.maxTrials"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -244,6 +261,18 @@ mod tests {
         assert_eq!(note(64, false), None);
         assert_eq!(note(1, true), None);
         assert_eq!(note_on("single", json!({})), None);
+    }
+
+    #[test]
+    fn tpe_with_only_random_samples_is_noted() {
+        let note = |max_trials: u32, max_concurrent: u32| {
+            let tpe = json!({ "maxTrials": max_trials, "maxConcurrentTrials": max_concurrent });
+            note_on("tpe", tpe)
+        };
+        assert!(note(25, 16).unwrap().contains("all 25 trials are random"));
+        assert_eq!(note(26, 16), None);
+        assert!(note(100, 0).is_some());
+        assert_eq!(note(20, 4), None);
     }
 
     #[test]

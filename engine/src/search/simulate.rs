@@ -63,7 +63,7 @@ pub struct Machine {
     pub start_seconds: f64,
     /// Seconds before a leg of a trial that had released its worker.
     pub resume_seconds: f64,
-    /// Whether each leg trains from 0 instead of from a checkpoint.
+    /// Whether each leg of a trial but the first trains from 0 instead of from a checkpoint.
     pub is_from_scratch: bool,
 }
 
@@ -310,7 +310,7 @@ impl<'a> Run<'a> {
             if let Step::Continue { trial, .. } = *step {
                 if Some(trial) == ended {
                     is_busy = true;
-                    self.begin_leg(trial, now, 0.0);
+                    self.begin_leg(trial, now, 0.0, false);
                 } else {
                     self.resuming.push_back(trial);
                 }
@@ -321,16 +321,16 @@ impl<'a> Run<'a> {
         }
         self.drop_legs(&turns, now);
         while self.machine.workers == 0 || self.num_busy < self.machine.workers {
-            let (trial, cost) = match (self.resuming.pop_front(), &mut self.starting) {
-                (Some(trial), _) => (trial, self.machine.resume_seconds),
+            let (trial, cost, is_first) = match (self.resuming.pop_front(), &mut self.starting) {
+                (Some(trial), _) => (trial, self.machine.resume_seconds, false),
                 (None, starting) => match starting.pop_front() {
-                    Some(trial) => (trial, self.machine.start_seconds),
+                    Some(trial) => (trial, self.machine.start_seconds, true),
                     None => break,
                 },
             };
             if self.search.book().trial(trial).state == TrialState::Active {
                 self.num_busy += 1;
-                self.begin_leg(trial, now, cost);
+                self.begin_leg(trial, now, cost, is_first);
             }
         }
         Ok(turns)

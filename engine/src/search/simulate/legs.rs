@@ -51,12 +51,13 @@ impl Run<'_> {
         self.curves[trial as usize].exit.filter(|(units, _)| *units <= granted)
     }
 
-    /// Begins the next leg of a trial on a worker that is already counted as busy.
-    pub(super) fn begin_leg(&mut self, trial: u32, now: f64, cost: f64) {
+    /// Begins the next leg of a trial on a worker that is already counted as busy. The first leg of
+    /// a copy continues from its source in any case.
+    pub(super) fn begin_leg(&mut self, trial: u32, now: f64, cost: f64, is_first: bool) {
         let granted = self.search.book().trial(trial).units;
         let end = self.exit(trial).map_or(granted, |(units, _)| units);
         let before = self.trials[trial as usize].units;
-        let from = if self.machine.is_from_scratch { 0 } else { before };
+        let from = if self.machine.is_from_scratch && !is_first { 0 } else { before };
         let units = end.saturating_sub(from);
         self.units_total += units;
         self.trials[trial as usize].units = end;

@@ -191,6 +191,23 @@ fn population_trains_the_lengths_of_the_reference() {
     check(none, &[800, 800, 800], 2400);
 }
 
+/// Both trials train one round. Then the better one trains two from scratch, and the copy one.
+#[test]
+fn copies_train_from_their_source_first() {
+    let half = json!({
+        "populationSize": 2, "numRounds": 2, "lengthPerRound": { "batches": 1 },
+        "truncateFraction": 0.5,
+    });
+    let experiment = json!({ "spec": {
+        "entrypoint": { "command": ["true"] },
+        "hyperparameters": { "x": { "double": { "min": 0, "max": 1 } } },
+        "searcher": { "metric": "loss", "pbt": half },
+    } });
+    let lines: Vec<Value> =
+        (0..3).map(|trial| json!({ "trial": trial, "units": 1, "metric": trial })).collect();
+    assert_eq!(run(&experiment, &lines, &json!(["--from-scratch"])).units_total, 5);
+}
+
 /// Simulates a search over three batches.
 fn simulate_three(
     mut searcher: Value,

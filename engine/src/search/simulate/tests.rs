@@ -208,6 +208,21 @@ fn copies_train_from_their_source_first() {
     assert_eq!(run(&experiment, &lines, &json!(["--from-scratch"])).units_total, 5);
 }
 
+#[test]
+fn sums_of_very_large_lengths_are_limited() {
+    let searcher = json!({
+        "metric": "loss", "maxLength": { "batches": 9_000_000_000_000_000_000_u64 },
+        "random": { "maxTrials": 3 },
+    });
+    let experiment = json!({ "spec": {
+        "entrypoint": { "command": ["true"] },
+        "hyperparameters": { "x": { "double": { "min": 0, "max": 1 } } },
+        "searcher": searcher,
+    } });
+    let lines = [0, 1, 2].map(|trial| json!({ "trial": trial, "units": 1, "metric": 0.5 }));
+    assert_eq!(run(&experiment, &lines, &json!([])).units_total, u64::MAX);
+}
+
 /// Simulates a search over three batches.
 fn simulate_three(
     mut searcher: Value,

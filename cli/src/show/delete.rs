@@ -1,5 +1,6 @@
 //! Deletes local runs.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::json;
@@ -102,12 +103,22 @@ pub(crate) fn delete_record(files: &RunFiles, object: &str) -> Result<(), Failur
     remove_folder(&record.join("attempts"))?;
     remove_folder(&record.join("trials"))?;
     remove(&record.join(object))?;
-    remove_folder(record.parent().unwrap_or(record))
+    remove_folder(record)?;
+    // In namespace `local`, the files of the run or job are beside its record.
+    let folder = record.parent().unwrap_or(record);
+    match std::fs::remove_dir(folder) {
+        Err(error)
+            if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) =>
+        {
+            Err(Failure::file("delete", folder, error))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn remove_folder(path: &Path) -> Result<(), Failure> {
     match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(Failure::file("delete", path, error))
         }
         _ => Ok(()),
@@ -116,7 +127,7 @@ fn remove_folder(path: &Path) -> Result<(), Failure> {
 
 fn remove(path: &Path) -> Result<(), Failure> {
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(Failure::file("delete", path, error))
         }
         _ => Ok(()),
@@ -155,6 +166,24 @@ mod tests {
         });
         assert_eq!(read_to_string(&files.current).unwrap(), "abcdef0123\n");
         assert!(files.record.path().join(DELETED).exists());
+    }
+
+    #[test]
+    fn deleting_a_record_keeps_files_beside_it() {
+        let root = tempfile::tempdir().unwrap();
+        let run_root = RunRoot::resolve(root.path().to_str(), None).unwrap();
+        let files = RunFiles::new(&run_root, "local.a.job", "a", "0123456789");
+        let folder = files.record.path().parent().unwrap();
+        create_dir_all(files.record.path()).unwrap();
+        write(files.record.path().join("job.json"), "{}").unwrap();
+        // Namespace `local`: the output is in the directory that contains the record.
+        let output = folder.join("output");
+        create_dir_all(&output).unwrap();
+        delete_record(&files, "job.json").unwrap();
+        assert!(output.exists() && !files.record.path().exists());
+        std::fs::remove_dir(&output).unwrap();
+        delete_record(&files, "job.json").unwrap();
+        assert!(!folder.exists());
     }
 
     #[test]

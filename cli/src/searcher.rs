@@ -16,6 +16,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::failure::Failure;
+use crate::run::open_files;
 use crate::run::setup::find_program;
 
 /// Time within which a program must exit after the end of its input.
@@ -135,7 +136,9 @@ impl Program {
         // The program dies with this process, even if this process is killed.
         let this = std::process::id().to_string();
         let mut child = Command::new("/proc/self/exe")
-            .args(["supervise", "--parent", &this, "--"])
+            .arg("supervise")
+            .args(open_files::supervise_args())
+            .args(["--parent", &this, "--"])
             .args(command)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -28,6 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::print;
+use crate::run::open_files;
 
 /// Interval of repeated kills: processes may start others between two kills.
 const KILL_INTERVAL: Duration = Duration::from_millis(20);
@@ -41,6 +42,9 @@ pub(crate) struct Args {
     /// Process ID of the supervisor; become the program and die with the supervisor
     #[arg(long, conflicts_with = "lock")]
     parent: Option<i32>,
+    /// Soft limit of open files of the program
+    #[arg(long)]
+    open_files: Option<u64>,
     /// Program and its arguments
     #[arg(last = true, required = true)]
     command: Vec<String>,
@@ -52,6 +56,9 @@ pub(crate) fn supervise(args: &Args) -> u8 {
         print::err(format!("stoker: cannot supervise `{}`: {error}", args.command[0]));
         ExitCode::Infrastructure as u8
     };
+    if let Some(limit) = args.open_files {
+        open_files::restore(limit);
+    }
     match (args.parent, &args.lock) {
         (Some(parent), _) => become_program(parent, &args.command),
         (None, lock) => {

@@ -39,6 +39,7 @@ use crate::file::{self, LoadedJob};
 use crate::list::{self, ListArgs};
 use crate::print::Output;
 use crate::run::gpus;
+use crate::run::open_files;
 use crate::run::setup::find_program;
 use crate::run::signals::Signals;
 use crate::run_root::RunRoot;
@@ -288,6 +289,7 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     let storage = Storage::open(&run_root.root, spec.storage.endpoint.as_deref()).map_err(input)?;
     storage.probe().await?;
     let slots = args.slots.unwrap_or(spec.resources.slots);
+    let slots = open_files::limit_slots(slots, 1, |text| view.print_message(text));
     let opened = record::open(&run_root, &loaded, &folder, args.fresh).await?;
     let url = opened.record.output_url(&run_root, spec, &folder);
     let endpoint =

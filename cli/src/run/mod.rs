@@ -10,6 +10,7 @@
 mod display;
 mod ended;
 pub(crate) mod gpus;
+pub(crate) mod open_files;
 mod outcome;
 pub(crate) mod process;
 pub(crate) mod record;
@@ -111,7 +112,9 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     loaded.notes.iter().for_each(|note| view.print_message(note));
     let spec = &loaded.valid.spec;
     let devices = gpus::detect(&spec.env).await;
-    let slots = setup::slots(args.slots, spec.resources.slots_per_trial, &devices, &view);
+    let slots_per_trial = spec.resources.slots_per_trial;
+    let slots = setup::slots(args.slots, slots_per_trial, &devices, &view);
+    let slots = open_files::limit_slots(slots, slots_per_trial, |text| view.print_message(text));
     setup::check_runnable(spec, slots, &devices)?;
     let (root_flag, file_url) = (args.root.as_deref(), spec.checkpoint_storage.url.as_deref());
     let test_folder = args.test.then(smoke_test::new_test_folder).transpose()?;

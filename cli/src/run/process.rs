@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use stoker_api::exit::ExitClass;
 use stoker_api::names::ENV_TRIAL_CONFIG;
@@ -26,6 +27,8 @@ use tokio::process::{Child, Command};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+
+use super::open_files;
 
 /// Number of last log lines kept for the failure message.
 const TAIL_LINES: usize = 8;
@@ -131,7 +134,8 @@ pub(crate) fn start(
     let (status_reader, supervisor) = UnixStream::from_std(ours)?.into_split();
     // Start this same binary, even if its file has been replaced.
     let mut command = Command::new("/proc/self/exe");
-    command.arg("supervise").arg("--lock").arg(start.lock).arg("--").args(&start.command);
+    command.arg("supervise").args(open_files::supervise_args());
+    command.arg("--lock").arg(start.lock).arg("--").args(&start.command);
     command.env("PATH", trainer_path()?);
     if let Some(folder) = start.folder {
         command.current_dir(folder);
@@ -164,6 +168,15 @@ pub(crate) fn start(
         let _ = outcomes.send(TrainerOutcome { trial, attempt, end, message, log_error });
     });
     Ok(TrainerProcess { attempt, supervisor: Some(supervisor), stop_request })
+}
+
+/// Returns how an attempt ends whose supervisor could not be started. Such an end does not count if
+/// too many files are open: the program has nothing to do with it.
+pub(crate) fn end_of_failed_start(error: &std::io::Error) -> AttemptEnd {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE | Errno::NFILE) => AttemptEnd::NotStarted,
+        _ => AttemptEnd::Infrastructure,
+    }
 }
 
 /// Returns the [`search_path`] of trainers, which is computed once.
@@ -386,6 +399,13 @@ mod tests {
         check("exit 1", StopRequest::Exit, AttemptEnd::UserError);
         check("group 7\n", StopRequest::None, AttemptEnd::Infrastructure);
         check("", StopRequest::Kill, AttemptEnd::Preempted);
+    }
+
+    #[test]
+    fn starts_without_free_files_do_not_count() {
+        let end = |error: Errno| end_of_failed_start(&error.into());
+        assert_eq!(end(Errno::MFILE), AttemptEnd::NotStarted);
+        assert_eq!(end(Errno::AGAIN), AttemptEnd::Infrastructure);
     }
 
     #[test]

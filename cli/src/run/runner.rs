@@ -304,8 +304,9 @@ impl<'a> Runner<'a> {
             }
             Err(error) => {
                 self.devices.release(index);
-                let (end, message) = (AttemptEnd::Infrastructure, "cannot start a process");
-                self.shared.state().end(index, end, Some(format!("{message}: {error}")));
+                let end = process::end_of_failed_start(&error);
+                let message = format!("cannot start a process: {error}");
+                self.shared.state().end(index, end, Some(message));
                 self.wait_before_restart(index, view);
             }
         }

@@ -379,3 +379,11 @@ fn local_runs_are_listed_and_described() {
     command.args(["trial", "list", "nothing", "--root"]).arg(fixture.root());
     check(&command.output().unwrap(), 2, "no run of `nothing`");
 }
+
+#[test]
+fn programs_keep_the_limit_of_open_files() {
+    let parent = std::process::id().to_string();
+    let mut command = stoker();
+    command.args(["supervise", "--open-files", "99", "--parent", &parent, "--"]);
+    check(&command.args(["sh", "-c", "ulimit -Sn"]).output().unwrap(), 0, "99\n");
+}

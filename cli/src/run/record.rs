@@ -177,8 +177,10 @@ fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut file = private_file(&temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
+    // Opened first: if that fails, the file has not been replaced.
+    let folder = File::open(folder)?;
     fs::rename(&temporary, path)?;
-    File::open(folder)?.sync_all()
+    folder.sync_all()
 }
 
 /// Opens an empty file that other users cannot read.

@@ -49,6 +49,23 @@ impl State {
         Ok(())
     }
 
+    /// Ends the recorded attempts that have no process: the write of their begin failed after the
+    /// file was replaced. All other attempts of this runner have a token.
+    pub(super) fn end_unstarted(&mut self) -> Result<(), Failure> {
+        let is_unstarted = |record: &&TrialRecord| {
+            let tokens = self.tokens.get(&record.spec.index);
+            trial::live_attempt(record).is_some_and(|attempt| {
+                tokens.is_none_or(|tokens| !tokens.values().any(|of| *of == attempt))
+            })
+        };
+        let unstarted = self.trials.values().filter(is_unstarted);
+        for index in unstarted.map(|record| record.spec.index).collect::<Vec<u32>>() {
+            let message = Some("the start of the attempt could not be recorded".to_owned());
+            self.record_end(index, AttemptEnd::NotStarted, message, now())?;
+        }
+        Ok(())
+    }
+
     /// Notes in the record that the runner is alive, so that the next runner knows until when
     /// attempts ran if this one dies.
     pub(super) fn note_alive(&mut self) {

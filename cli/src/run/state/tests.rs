@@ -197,3 +197,25 @@ fn failed_write_answers_no_report() {
     assert_eq!(state.happenings.len(), 1);
     assert_eq!(case.folder.trials().unwrap()[&0].status.facts.len(), 1);
 }
+
+#[test]
+fn attempt_without_a_process_ends_after_a_failed_write() {
+    let case = Case::new(1);
+    let mut state = case.start();
+    let recover = |state: &mut State| {
+        state.fail(Failure::System("cannot write".to_owned()));
+        state.trouble.as_mut().unwrap().retry_at = Instant::now();
+        state.settle().unwrap();
+    };
+    // The file is replaced, then the write fails.
+    let mut record = state.trials[&0].clone();
+    trial::begin_attempt(&mut record, 0);
+    case.folder.save_trial(&record).unwrap();
+    recover(&mut state);
+    let ended = case.folder.trials().unwrap()[&0].status.attempts[0].end;
+    assert_eq!(ended, Some(AttemptEnd::NotStarted));
+    assert!(matches!(state.next(0), NextStep::Start { attempt: 1, .. }));
+    state.begin(0, 1, "token").unwrap();
+    recover(&mut state);
+    assert_eq!(trial::live_attempt(&state.trials[&0]), Some(1), "this one has a process");
+}

@@ -63,6 +63,7 @@ impl State {
         self.waiting = Waiting::default();
         self.uncopied.extend(self.trials.keys());
         self.queue.touch_all(self.trials.keys());
+        self.end_unstarted()?;
         self.execute(missing)?;
         self.trouble = None;
         self.noted = None;

@@ -6,7 +6,6 @@
 //! LOCAL/local/NAME-UID8/record/attempts/SLOT-ATTEMPT/{trial.json, termination.json}
 //! ```
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use stoker_api::experiment::{DesiredState, Phase};
@@ -19,7 +18,7 @@ use super::manifest::{ManifestError, read_manifest};
 use crate::failure::Failure;
 use crate::file::LoadedJob;
 use crate::run::record::{self as files, Lock, RecordDir};
-use crate::run::request::{LockedRequest, Request, is_final, may_follow};
+use crate::run::request::{self, Request, is_final, may_follow};
 use crate::run::setup::{self, ANNOTATION_ROOT};
 use crate::run_root::{self, RunRoot};
 
@@ -147,13 +146,14 @@ impl Record {
     /// Starts or resumes the job, if that is its desired state. No process of an earlier runner is
     /// alive.
     pub(super) fn begin(&mut self, slots: u32) -> Result<(), Failure> {
+        if self.phase().is_terminal() {
+            request::withdraw_late(self.path())?;
+        }
         // The runner reports requests that cannot be read.
         let request = Request::read(self.path()).unwrap_or_default();
         self.follow(&request)?;
         if self.phase() == Phase::Failed && self.state() == DesiredState::Paused {
             // It failed before it was paused. Running it again retries it.
-            let mut locked = LockedRequest::open(self.path())?;
-            locked.set(Some(DesiredState::Active), BTreeSet::new())?;
             self.job.spec.state = DesiredState::Active;
         }
         match self.state() {
@@ -319,6 +319,7 @@ mod tests {
 
     use super::*;
     use crate::file::load_job;
+    use crate::run::request::LockedRequest;
 
     /// Writes and loads a job file whose job writes to the directory `out`.
     fn load(folder: &Path) -> LoadedJob {
@@ -348,19 +349,25 @@ mod tests {
     }
 
     #[test]
-    fn job_that_failed_before_its_pause_is_retried() {
+    fn job_that_failed_before_its_stop_is_retried() {
         let root = tempfile::tempdir().unwrap();
         let spec = json!({"entrypoint": {"command": ["x"]}, "input": {"url": "s3://data/*.csv"}});
         let mut job = InferenceJob::new("a", serde_json::from_value(spec).unwrap());
         job.status.get_or_insert_default().phase = Phase::Failed;
-        let mut request = LockedRequest::open(root.path()).unwrap();
-        request.set(Some(DesiredState::Paused), BTreeSet::new()).unwrap();
-        drop(request);
-        let mut record = Record { folder: RecordDir::new(root.path().to_owned()), job };
-        record.begin(1).unwrap();
-        assert_eq!((record.phase(), record.state()), (Phase::Running, DesiredState::Active));
-        let request = Request::read(root.path()).unwrap();
-        assert_eq!(request.state, Some(DesiredState::Active));
+        let check = |recorded: DesiredState, requested: DesiredState| {
+            let mut request = LockedRequest::open(root.path()).unwrap();
+            request.set(Some(requested), std::collections::BTreeSet::new()).unwrap();
+            drop(request);
+            let mut job = job.clone();
+            job.spec.state = recorded;
+            let mut record = Record { folder: RecordDir::new(root.path().to_owned()), job };
+            record.begin(1).unwrap();
+            assert_eq!((record.phase(), record.state()), (Phase::Running, DesiredState::Active));
+            assert_eq!(Request::read(root.path()).unwrap().state, None);
+        };
+        check(DesiredState::Paused, DesiredState::Paused);
+        check(DesiredState::Active, DesiredState::Paused);
+        check(DesiredState::Active, DesiredState::Cancelled);
     }
 
     #[tokio::test]

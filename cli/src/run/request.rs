@@ -107,6 +107,22 @@ impl LockedRequest {
     }
 }
 
+/// Withdraws the requests to a run or job that has ended. They were written while it ended, and
+/// would apply to its continuation. The caller holds the lock of the record. A damaged file stays;
+/// the runner reports it.
+pub(crate) fn withdraw_late(folder: &Path) -> Result<(), Failure> {
+    let mut locked = match LockedRequest::open(folder) {
+        Ok(locked) => locked,
+        Err(_) if Request::read(folder).is_err() => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let request = locked.get();
+    match request.state.is_none() && request.killed_trials.is_empty() {
+        true => Ok(()),
+        false => locked.set(None, BTreeSet::new()),
+    }
+}
+
 fn path(folder: &Path) -> PathBuf {
     folder.join("request.json")
 }
@@ -141,6 +157,22 @@ mod tests {
         assert_eq!(request.state, Some(DesiredState::Paused));
         assert_eq!(request.killed_trials, [3].into());
         assert_eq!(Request::read(folder.path()).unwrap(), *request);
+    }
+
+    #[test]
+    fn late_requests_are_withdrawn() {
+        let folder = tempfile::tempdir().unwrap();
+        withdraw_late(folder.path()).unwrap();
+        assert!(!path(folder.path()).exists());
+        let mut locked = LockedRequest::open(folder.path()).unwrap();
+        locked.set(Some(DesiredState::Cancelled), [3].into()).unwrap();
+        drop(locked);
+        withdraw_late(folder.path()).unwrap();
+        let request = Request::read(folder.path()).unwrap();
+        assert_eq!((request.state, request.killed_trials.len()), (None, 0));
+        std::fs::write(path(folder.path()), "{").unwrap();
+        withdraw_late(folder.path()).unwrap();
+        assert!(Request::read(folder.path()).is_err());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use stoker_engine::trial::TrialRecord;
 
 use super::display::View;
 use super::record::{self, Lock, RecordDir};
-use super::request::is_final;
+use super::request::{self, is_final};
 use super::{cores, process};
 use crate::cluster::text::{created, now};
 use crate::failure::Failure;
@@ -74,7 +74,11 @@ pub(crate) fn open(
         if let Some(mut experiment) = folder.experiment().map_err(with_remedy)? {
             let is_edited = edit(&mut experiment, &loaded.valid.spec, &folder)?;
             let trials = folder.trials().map_err(with_remedy)?;
-            let log = experiment.status.as_ref().map_or(&[][..], |status| &status.log);
+            let status = experiment.status.as_ref();
+            if status.is_some_and(|status| status.phase.is_terminal()) {
+                request::withdraw_late(folder.path())?;
+            }
+            let log = status.map_or(&[][..], |status| &status.log);
             let is_reopened = is_requested(experiment.spec.reopen, log);
             let has_begun = !log.is_empty();
             let prior = if has_begun { vec![] } else { prior_trials(run_root, loaded)? };

@@ -255,13 +255,16 @@ async fn follow(
     files: &RunFiles,
     name: &str,
 ) -> Result<(RequestedState<Experiment>, bool, Option<String>), Failure> {
-    let Some(_lock) = files.lock_if_free()? else { return Ok((requested, true, None)) };
-    // Read after the lock: a runner may have recorded the end since the command read the record.
+    let lock = files.lock_if_free()?;
+    // Read after the lock: a runner may have recorded the end since the command read the record. It
+    // may still be alive, but reads no more requests.
     let mut experiment = recorded(run, files)?;
     let phase = experiment.phase();
-    if phase.is_terminal() {
+    let is_obeyed = is_final(requested.state) && experiment.spec.state == requested.state;
+    if phase.is_terminal() && !is_obeyed {
         return Err(requested.withdraw(name, phase));
     }
+    let Some(_lock) = lock else { return Ok((requested, true, None)) };
     if !is_final(requested.state) {
         experiment.spec.state = requested.state;
         files.record.save_experiment(&experiment)?;
@@ -342,13 +345,15 @@ mod tests {
         .unwrap();
         let mut ended = running.clone();
         ended.status.get_or_insert_default().phase = Phase::Completed;
-        for state in [DesiredState::Paused, DesiredState::Cancelled, DesiredState::Killed] {
+        let states = [DesiredState::Paused, DesiredState::Cancelled, DesiredState::Killed];
+        for (state, has_runner) in states.into_iter().flat_map(|of| [(of, false), (of, true)]) {
             record.save_experiment(&running).unwrap();
             let run = RecordedRun::open_local(&run_root, ["a", "0123456789"], true).unwrap();
             let files = RunFiles::of(root.path().to_str(), &run, "stop").unwrap();
             let read = || recorded(&run, &files);
             let requested = RequestedState::write(&files, "a", state, read).unwrap();
-            // The runner records the end and exits.
+            // The runner records the end, and exits or copies its record to the storage.
+            let _lock = has_runner.then(|| Lock::take(&files.lock).unwrap());
             record.save_experiment(&ended).unwrap();
             let error = follow(requested, &run, &files, "a").await.unwrap_err().to_string();
             assert!(error.contains("it has ended (Completed) meanwhile; use"), "{error}");

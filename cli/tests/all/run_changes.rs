@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::fixture::{RunFixture, check, last_line, random, stoker};
+use crate::fixture::{RunFixture, check, files, last_line, random, stoker};
 
 #[test]
 fn limit_stops_trials_with_a_checkpoint() {
@@ -94,6 +94,11 @@ fn edited_file_continues_an_ended_run() {
     let mut fixture = RunFixture::new(random(2), "");
     check(&fixture.run(&[]), 0, "");
     let before = fixture.trials();
+    // The requests of commands that met the end do not apply to what follows.
+    let local = files(&fixture.root().join("local"));
+    let record = local.iter().find(|path| path.is_dir()).unwrap().join("record");
+    let request = json!({"version": 1, "state": "cancelled", "killedTrials": [0]});
+    std::fs::write(record.join("request.json"), request.to_string()).unwrap();
     fixture.spec["searcher"]["random"]["maxTrials"] = json!(4);
     fixture.spec["searcher"]["maxLength"] = json!({"batches": 12});
     check(&fixture.run(&[]), 0, "with changed numbers");

@@ -72,6 +72,7 @@ pub(super) async fn open(
             setup::refuse_changes("job", &compared, given, &path)?;
             let record = Record { folder: RecordDir::new(path), job };
             record.refuse_other_folder(folder)?;
+            record.folder.unmark_deleted()?;
             return Ok(OpenedRecord { record, is_resumed: true, _lock: lock, trainers });
         }
     }

@@ -32,6 +32,8 @@ const LOCK_RETRIES_MAX: u32 = 10;
 /// Maximum time in which trainers of a dead runner must exit.
 const TRAINER_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// File in the record of a run or job whose deletion has begun.
+pub(crate) const DELETED: &str = "deleted";
 /// File whose modification time says when a runner was last alive.
 const ALIVE: &str = "alive";
 
@@ -104,6 +106,17 @@ impl RecordDir {
         let times = paths.iter().filter_map(|path| fs::metadata(path).ok()?.modified().ok());
         let since_epoch = times.max()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
         i64::try_from(since_epoch.as_secs()).ok().map(Timestamp)
+    }
+
+    /// Removes the mark of a deletion that was interrupted before it deleted anything.
+    pub(crate) fn unmark_deleted(&self) -> Result<(), Failure> {
+        let path = self.path.join(DELETED);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(not_writable("delete", &path, error))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn trial_path(&self, index: u32) -> PathBuf {

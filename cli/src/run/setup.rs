@@ -82,6 +82,7 @@ pub(crate) fn open(
             let is_reopened = is_requested(experiment.spec.reopen, log);
             let has_begun = !log.is_empty();
             let prior = if has_begun { vec![] } else { prior_trials(run_root, loaded)? };
+            folder.unmark_deleted()?;
             return Ok(OpenedRecord {
                 prior,
                 folder,

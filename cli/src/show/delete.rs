@@ -13,10 +13,7 @@ use super::steer::RunFiles;
 use crate::cluster::resource::ClusterResource as _;
 use crate::failure::Failure;
 use crate::print::{self, Output};
-use crate::run::record::{self, Lock};
-
-/// File in the record of a run whose deletion has begun.
-pub(super) const DELETED: &str = "deleted";
+use crate::run::record::{self, DELETED, Lock};
 
 /// Deletes a run, and prints what was deleted.
 pub(crate) async fn delete(root: Option<&str>, name: &str, output: Output) -> Result<(), Failure> {

@@ -12,14 +12,13 @@ use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
 
-use super::delete::DELETED;
 use crate::cluster::text;
 use crate::commands::names::TrialRef;
 use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::metrics::{MetricsFiles, TrialFiles};
 use crate::print;
-use crate::run::record::{RecordDir, is_locked, trial_object};
+use crate::run::record::{DELETED, RecordDir, is_locked, trial_object};
 use crate::run::{MetricRanking, RunPaths, setup};
 use crate::run_root::{self, RunRoot};
 use crate::stored::{self, StoredExperiments};

@@ -99,9 +99,12 @@ fn edited_file_continues_an_ended_run() {
     let record = local.iter().find(|path| path.is_dir()).unwrap().join("record");
     let request = json!({"version": 1, "state": "cancelled", "killedTrials": [0]});
     std::fs::write(record.join("request.json"), request.to_string()).unwrap();
+    // Neither does a deletion that was killed before it deleted anything.
+    std::fs::write(record.join("deleted"), "").unwrap();
     fixture.spec["searcher"]["random"]["maxTrials"] = json!(4);
     fixture.spec["searcher"]["maxLength"] = json!({"batches": 12});
     check(&fixture.run(&[]), 0, "with changed numbers");
+    fixture.check("trial list scripted", 0, "scripted-3");
     let after = fixture.trials();
     let units = |trial: &Value| {
         let facts = trial["status"]["facts"].as_array().unwrap().iter();

@@ -11,7 +11,8 @@
 //! The supervisor reports the process group ID once the program has started. It reports the exit
 //! status once all processes of the program are gone. Until then it holds a shared lock on FILE, so
 //! the next runner can wait for it. The supervisor is a subreaper: orphans of the program become
-//! its children. If the supervisor is killed, the kernel kills the program.
+//! its children. If the supervisor is killed, the kernel kills the program, but not the processes
+//! that the program has started. These inherit the lock.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -22,6 +23,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
+use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use stoker_api::contract::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
@@ -110,9 +112,12 @@ fn supervise_program(lock: Option<&Path>, command: &[String]) -> std::io::Result
     std::process::exit(0)
 }
 
+/// Takes a shared lock, which processes of the program inherit. If runner and supervisor are killed
+/// together, the next runner waits for those processes.
 fn lock_shared(lock: &Path) -> std::io::Result<std::fs::File> {
     let file = std::fs::File::open(lock)?;
     rustix::fs::flock(&file, FlockOperation::LockShared)?;
+    rustix::io::fcntl_setfd(&file, FdFlags::empty())?;
     Ok(file)
 }
 
@@ -211,6 +216,18 @@ fn exit_message(status: WaitStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_inherit_the_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let lock = lock_shared(file.path()).unwrap();
+        let mut program = Command::new("sleep").arg("60").spawn().unwrap();
+        drop(lock);
+        let taken = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        program.kill().unwrap();
+        program.wait().unwrap();
+        assert_eq!(taken, Err(rustix::io::Errno::WOULDBLOCK));
+    }
 
     #[test]
     fn parent_is_parsed_for_any_process_name() {

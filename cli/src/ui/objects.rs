@@ -95,8 +95,9 @@ pub(super) enum Opening {
 pub(super) struct Objects {
     /// Experiments by UID.
     experiments: BTreeMap<String, Experiment>,
-    /// Trials by UID of their experiment and index.
-    trials: BTreeMap<String, BTreeMap<u32, Arc<TrialRecord>>>,
+    /// Trials by namespace, UID of their experiment, and index. A trial can name an experiment of
+    /// another namespace, to which it does not belong.
+    trials: BTreeMap<(String, String), BTreeMap<u32, Arc<TrialRecord>>>,
     /// Jobs by UID.
     jobs: BTreeMap<String, InferenceJob>,
     /// Objects that cannot be parsed by kind and UID: namespace, name and reason.
@@ -205,10 +206,10 @@ impl Objects {
             }
             Change::Trials(all) => {
                 self.start_list(TRIAL);
-                let before: Vec<String> = std::mem::take(&mut self.trials).into_keys().collect();
+                let before = std::mem::take(&mut self.trials).into_keys().map(|(_, uid)| uid);
                 let now = all.into_iter().filter_map(|trial| self.take_in_trial(trial, true));
                 let now: Vec<String> = now.collect();
-                before.into_iter().chain(now).collect()
+                before.chain(now).collect()
             }
             Change::Jobs(all) => {
                 self.start_list(JOB);
@@ -253,9 +254,10 @@ impl Objects {
     /// Takes a trial in. Returns the UID of its experiment.
     fn take_in_trial(&mut self, trial: Parsed<Trial>, is_there: bool) -> Option<String> {
         let (owner, index) = (owner(&trial), index_of(&trial));
+        let namespace = trial.namespace().unwrap_or_default();
         let parsed = self.parsed(TRIAL, trial, is_there).filter(|_| is_there);
         let owner = owner?;
-        let trials = self.trials.entry(owner.clone()).or_default();
+        let trials = self.trials.entry((namespace, owner.clone())).or_default();
         match (parsed, index) {
             (Some(trial), _) => {
                 let status = trial.status.unwrap_or_default();
@@ -278,7 +280,8 @@ impl Objects {
             }
             let Some(experiment) = self.experiments.get(uid).cloned() else { continue };
             let storage = self.storage(uid, &experiment);
-            let trials = self.trials.get(uid).cloned().unwrap_or_default();
+            let key = (experiment.namespace().unwrap_or_default(), uid.clone());
+            let trials = self.trials.get(&key).cloned().unwrap_or_default();
             store.replace(Run::new(experiment, trials, true, storage));
         }
         store.retain(|run| self.experiments.contains_key(&run.uid));
@@ -288,7 +291,8 @@ impl Objects {
         });
         store.set_unreadable(unreadable.collect::<Unreadable>());
         self.publish_failures(store);
-        self.trials.retain(|uid, trials| self.experiments.contains_key(uid) || !trials.is_empty());
+        let experiments = &self.experiments;
+        self.trials.retain(|(_, uid), all| experiments.contains_key(uid) || !all.is_empty());
         self.storages.retain(|uid, _| self.experiments.contains_key(uid));
         self.outputs.retain(|uid, _| self.jobs.contains_key(uid));
     }
@@ -420,6 +424,27 @@ mod tests {
         assert_eq!(publish(fixed).0, ["ml/broken: 0 trials", "ml/good: 2 trials"]);
         let gone = Change::Experiment(Box::new(parse(experiment("broken", &json!(7)))), false);
         assert_eq!(publish(gone).0, ["ml/good: 2 trials"]);
+    }
+
+    #[test]
+    fn trials_of_other_namespaces_are_ignored() {
+        let store = Arc::new(Store::default());
+        let mut objects = Objects::new(Opening::PerViewer);
+        let mut shown = |change: Change| {
+            let changed = objects.take_in(change).into_iter().collect();
+            objects.publish(&changed, &store);
+            summary(&Visible::all(store.clone()))
+        };
+        let mut foreign = trial(0, &json!(2));
+        foreign["metadata"]["namespace"] = json!("other");
+        shown(Change::Experiments(vec![parse(experiment("good", &json!("loss")))]));
+        shown(Change::Trial(Box::new(parse(foreign.clone())), true));
+        let own = Change::Trial(Box::new(parse(trial(0, &json!(1)))), true);
+        assert_eq!(shown(own), ["ml/good: 1 trials"]);
+        let deleted = Change::Trial(Box::new(parse(foreign.clone())), false);
+        assert_eq!(shown(deleted), ["ml/good: 1 trials"]);
+        let listed = Change::Trials(vec![parse(foreign)]);
+        assert_eq!(shown(listed), ["ml/good: 0 trials"]);
     }
 
     #[test]

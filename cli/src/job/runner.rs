@@ -1,6 +1,7 @@
 //! Main loop of a job: starts processes and records their exits until the job ends.
 
 mod commits;
+mod saving;
 mod stops;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,7 @@ use stoker_storage::{Storage, StorageError};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use self::saving::Unsaved;
 use self::stops::Requests;
 use super::manifest::{ManifestError, read_manifest};
 use super::record::Record;
@@ -31,7 +33,6 @@ use crate::file::LoadedJob;
 use crate::run::RESUME_REMEDY;
 use crate::run::gpus;
 use crate::run::process::{self, TrainerOutcome, TrainerProcess};
-use crate::run::record as files;
 use crate::run::signals::Signals;
 use crate::run_root::RunRoot;
 
@@ -73,6 +74,8 @@ pub(super) struct Runner<'a> {
     outcome_sender: UnboundedSender<TrainerOutcome>,
     interrupts: u32,
     requests: Requests,
+    /// Failed write of the record.
+    unsaved: Option<Unsaved>,
     /// Time of the stop request to the running processes.
     stop_requested_at: Option<Instant>,
     plan: Option<ShardPlan>,
@@ -103,6 +106,7 @@ impl<'a> Runner<'a> {
             outcome_sender,
             interrupts: 0,
             requests: Requests::default(),
+            unsaved: None,
             stop_requested_at: None,
             plan: None,
             committed: BTreeSet::new(),
@@ -123,9 +127,11 @@ impl<'a> Runner<'a> {
             self.announce(view);
         }
         loop {
-            self.obey(view)?;
+            self.obey(view);
+            self.retry_save(view);
             let is_over = self.interrupts > 0 || self.phase().is_terminal();
-            if is_over && self.running.is_empty() {
+            let is_saved = self.unsaved.is_none() || self.interrupts > 0;
+            if is_over && is_saved && self.running.is_empty() {
                 break;
             }
             if is_over || self.state() != DesiredState::Active {
@@ -160,6 +166,9 @@ impl<'a> Runner<'a> {
         let ready: Vec<ProcessStart> =
             next.into_iter().filter(|start| is_ready(&start.slot)).collect();
         for (start, attempt) in ready.into_iter().zip(self.job.record.status().attempts..) {
+            if self.unsaved.is_some() {
+                break;
+            }
             self.start(ProcessStart { attempt, ..start }, view)?;
         }
         Ok(())
@@ -168,12 +177,8 @@ impl<'a> Runner<'a> {
     /// Records a process, then starts it.
     fn start(&mut self, start: ProcessStart, view: &mut View) -> Result<(), Failure> {
         let ProcessStart { role, slot, attempt } = start;
-        let folder = self.job.record.attempt(slot, attempt)?;
-        let config = self.config(start);
+        let Some((folder, config)) = self.record_start(start, view) else { return Ok(()) };
         let config_file = folder.join("trial.json");
-        files::write_json(&config_file, &config)?;
-        inference::begin(self.job.record.status(), start);
-        self.job.record.save()?;
         let spec = self.spec();
         let termination_file = folder.join("termination.json");
         let mut env: Vec<_> = spec
@@ -259,7 +264,7 @@ impl<'a> Runner<'a> {
         if self.phase() == Phase::Completed {
             self.check_output().await?;
         }
-        self.job.record.save()?;
+        self.save(view);
         self.wait_before_restart(slot, end, view);
         Ok(())
     }

@@ -225,3 +225,19 @@ fn followed_logs_of_a_job_contain_each_line_once() {
     let words = rest.iter().filter(|line| *line != "Terminated").collect::<Vec<_>>();
     assert_eq!(words, ["stopping", "started", "over"]);
 }
+
+#[test]
+fn failed_write_of_the_record_is_repeated() {
+    let fixture = JobFixture::new("");
+    let mut child = fixture.start();
+    // A directory in place of the temporary file makes writes fail.
+    let blocked = fixture.record().join("job.json.new");
+    std::fs::create_dir(&blocked).unwrap();
+    fixture.release();
+    let lines = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut lines = std::io::BufRead::lines(lines);
+    assert!(lines.any(|line| line.unwrap().ends_with("; the job continues, trying again")));
+    std::fs::remove_dir(&blocked).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(fixture.job()["status"]["phase"], "Failed");
+}

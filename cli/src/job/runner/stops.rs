@@ -29,13 +29,14 @@ impl Runner<'_> {
     }
 
     /// Reads the requests of commands if that is due, and follows the desired state.
-    pub(super) fn obey(&mut self, view: &View) -> Result<(), Failure> {
+    pub(super) fn obey(&mut self, view: &View) {
         if self.requests.read_at.is_none_or(|at| at.elapsed() >= READ_INTERVAL) {
             self.requests.read_at = Some(Instant::now());
-            match Request::read(self.job.record.path()) {
-                Ok(request) => {
+            let request = Request::read(self.job.record.path());
+            match request.and_then(|request| self.job.record.follow(&request)) {
+                Ok(is_new) => {
                     self.requests.error = None;
-                    if self.job.record.follow(&request)? {
+                    if is_new {
                         self.announce(view);
                     }
                 }
@@ -47,12 +48,11 @@ impl Runner<'_> {
         let before = status.clone();
         inference::apply_desired_state(status, state, slots);
         if *status != before {
-            self.job.record.save()?;
+            self.save(view);
         }
         if state == DesiredState::Killed {
             self.running.values_mut().for_each(|worker| worker.process.kill_for_user());
         }
-        Ok(())
     }
 
     fn report_once(&mut self, error: &Failure, view: &View) {

@@ -1,5 +1,6 @@
 //! Curves of metrics: one metric of all trials, or all metrics of one trial.
 
+pub(crate) mod profiler;
 mod sampled;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +15,6 @@ use stoker_storage::metrics::Reader;
 
 use self::sampled::{Curve, x_of};
 use crate::data::best_value;
-use crate::lttb::{Point, down_sample};
 use crate::rows::{MetricsCache, Position, Undrawn, resumed};
 use crate::search::results;
 use crate::store::Run;
@@ -290,72 +290,6 @@ pub(crate) async fn of_trial(
         })
         .collect();
     Ok(json!({ "x": x, "plots": plots, "attempts": starts, "total": total, "drawn": drawn }))
-}
-
-/// Returns `profiler.json` of a trial: a plot per measurement, with a series per rank.
-///
-/// # Errors
-///
-/// The reason why the storage cannot be read.
-pub(crate) async fn profiler(run: &Run, index: u32) -> Result<Value, String> {
-    let storage = run.storage.as_ref().map_err(Clone::clone)?;
-    let folder = stoker_storage::layout::profiler_path(&run.trial_path(index));
-    let paths = storage.list(&folder).await.map_err(|error| error.to_string())?;
-    let mut plots = BTreeMap::<String, BTreeMap<u32, Vec<Point>>>::new();
-    for path in paths {
-        let Some(rank) = profiler_rank(&path) else { continue };
-        let bytes = storage.get(&path).await.map_err(|error| error.to_string())?;
-        for line in bytes.split(|byte| *byte == b'\n') {
-            let row: Option<stoker_storage::metrics::Row> = serde_json::from_slice(line).ok();
-            let Some(row) = row else { continue };
-            let Some(time) = row.time else { continue };
-            for (name, value) in row.metrics.into_iter().filter(|(_, value)| value.is_finite()) {
-                plots.entry(name).or_default().entry(rank).or_default().push((time, value));
-            }
-        }
-    }
-    let plots: Vec<Value> = plots
-        .into_iter()
-        .map(|(name, ranks)| {
-            let series: Vec<Value> = ranks
-                .into_iter()
-                .map(|(rank, mut points)| {
-                    points.sort_by(|one, other| one.0.total_cmp(&other.0));
-                    let points = down_sample(&points, 2 * WIDTH);
-                    let (xs, ys): (Vec<f64>, Vec<f64>) = points.into_iter().unzip();
-                    json!({ "name": format!("rank {rank}"), "x": xs, "y": ys })
-                })
-                .collect();
-            let (title, unit) = title_and_unit(&name);
-            json!({ "title": title, "unit": unit, "stacked": false, "series": series })
-        })
-        .collect();
-    Ok(json!({ "plots": plots }))
-}
-
-/// Parses the rank from `profiler/ATTEMPT-RANK-SEQ.jsonl`.
-fn profiler_rank(path: &str) -> Option<u32> {
-    let name = path.rsplit('/').next()?.strip_suffix(".jsonl")?;
-    name.split('-').nth(1)?.parse().ok()
-}
-
-/// Returns a human-readable title and a unit, from a name such as `read_mib_per_s`.
-fn title_and_unit(name: &str) -> (String, &'static str) {
-    const UNITS: [(&str, &str); 4] =
-        [("_mib_per_s", "MiB/s"), ("_percent", "%"), ("_mib", "MiB"), ("_seconds", "s")];
-    let found = UNITS.iter().find_map(|(end, unit)| Some((name.strip_suffix(end)?, *unit)));
-    let (stem, unit) = found.unwrap_or((name, ""));
-    let words = stem.replace('_', " ");
-    let title = match words.as_str() {
-        "cpu" => "CPU of the process".to_owned(),
-        "step" => "Step time".to_owned(),
-        _ => {
-            let mut chars = words.chars();
-            let first = chars.next().map(|first| first.to_uppercase().to_string());
-            first.unwrap_or_default() + chars.as_str()
-        }
-    };
-    (title.replace("Gpu", "GPU ").replace("cpu", "CPU"), unit)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Metrics of trials, read from the storage and kept in memory up to a limit.
 
+mod answers;
 mod columns;
 mod read;
 
@@ -11,8 +12,9 @@ use stoker_api::trial::Attempt;
 use stoker_engine::trial::{TrialRecord, live_attempt};
 use stoker_storage::metrics::Reader;
 use stoker_storage::{StorageError, layout};
-use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore, SemaphorePermit};
 
+use self::answers::Answers;
 pub(crate) use self::columns::{Position, TrialMetrics};
 use self::read::{Listed, ReadRows};
 use crate::store::Run;
@@ -83,6 +85,7 @@ impl Undrawn {
 #[derive(Debug)]
 pub(crate) struct MetricsCache {
     entries: Mutex<Entries>,
+    answers: Mutex<Answers>,
     /// Locks of the trials that are being read: each is read once for concurrent requests.
     locks: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
     /// MiB that may be read now.
@@ -95,6 +98,7 @@ impl Default for MetricsCache {
     fn default() -> Self {
         Self {
             entries: Mutex::default(),
+            answers: Mutex::default(),
             locks: Mutex::default(),
             capacity: Semaphore::new(READ_MIB_MAX as usize),
             trial_mib_max: TRIAL_MIB_MAX,
@@ -141,9 +145,7 @@ impl MetricsCache {
         if let Some(metrics) = self.unchanged(&path, &key, &objects) {
             return Ok(metrics);
         }
-        let share = u32::try_from(mib).unwrap_or(u32::MAX).clamp(1, READ_MIB_MAX);
-        // Ignore the error: the semaphore is never closed.
-        let _capacity = self.capacity.acquire_many(share).await;
+        let _capacity = self.reserve(mib).await;
         let began = Instant::now();
         let mut rows = self.take_rows(&path);
         rows.update(reader, objects).await.map_err(unread)?;
@@ -158,8 +160,15 @@ impl MetricsCache {
         Ok(metrics)
     }
 
-    /// Returns the lock of a trial.
-    fn lock(&self, path: &str) -> Arc<AsyncMutex<()>> {
+    /// Waits until files of this size may be read, which they are while the result lives.
+    pub(crate) async fn reserve(&self, mib: u64) -> Option<SemaphorePermit<'_>> {
+        let share = u32::try_from(mib).unwrap_or(u32::MAX).clamp(1, READ_MIB_MAX);
+        // Ignore the error: the semaphore is never closed.
+        self.capacity.acquire_many(share).await.ok()
+    }
+
+    /// Returns the lock of a trial, or of other files that are being read.
+    pub(crate) fn lock(&self, path: &str) -> Arc<AsyncMutex<()>> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lock) = locks.get(path).and_then(Weak::upgrade) {
             return lock;

@@ -308,8 +308,10 @@ pub(crate) async fn trial_tab(
             }
             Err(error) => (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
         },
-        "profiler.json" => data_or_error(curves::profiler(&run, index).await),
-        "profiler.csv" => match curves::profiler(&run, index).await {
+        "profiler.json" => {
+            data_or_error(curves::profiler::plots(&run, &viewer.metrics, index).await)
+        }
+        "profiler.csv" => match curves::profiler::plots(&run, &viewer.metrics, index).await {
             Ok(data) => series_csv(&data, "title"),
             Err(error) => (StatusCode::BAD_GATEWAY, error).into_response(),
         },

@@ -171,10 +171,12 @@ fn main() -> ExitCode {
         Some(failure) if code == 0 => Err(failure),
         Some(_) | None => Ok(code),
     });
-    ExitCode::from(result.unwrap_or_else(|failure| {
+    let code = result.unwrap_or_else(|failure| {
         failure.print(None, output);
         failure.code()
-    }))
+    });
+    print::background::drain();
+    ExitCode::from(code)
 }
 
 /// Returns the output format of a command line that cannot be parsed.

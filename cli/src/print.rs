@@ -1,5 +1,7 @@
 //! The only module that opens standard output and standard error.
 
+pub(crate) mod background;
+
 use std::io::{Error, ErrorKind, IsTerminal as _, Write};
 use std::sync::OnceLock;
 
@@ -103,7 +105,8 @@ static OUTPUT_ERROR: OnceLock<Error> = OnceLock::new();
 
 /// Prints a line to standard output. The program continues if this fails; see [`output_error`].
 pub(crate) fn out(line: impl std::fmt::Display) {
-    note_error(writeln!(std::io::stdout().lock(), "{line}"));
+    let line = line.to_string();
+    background::run(move || note_error(writeln!(std::io::stdout().lock(), "{line}")));
 }
 
 /// Prints a line of a command that only shows things. If the reader has closed the pipe, nothing is
@@ -125,6 +128,7 @@ fn note_error(written: std::io::Result<()>) {
 /// Returns the failure of a command that could not write everything to standard output. A reader
 /// that closes a pipe is no failure.
 pub(crate) fn output_error() -> Option<Failure> {
+    background::drain();
     note_error(std::io::stdout().flush());
     let error = OUTPUT_ERROR.get()?;
     Some(Failure::System(format!(
@@ -134,7 +138,10 @@ pub(crate) fn output_error() -> Option<Failure> {
 
 /// Prints a line to standard error.
 pub(crate) fn err(line: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
+    let line = line.to_string();
+    background::run(move || {
+        let _ = writeln!(std::io::stderr().lock(), "{line}");
+    });
 }
 
 /// Writes bytes unchanged to standard output.

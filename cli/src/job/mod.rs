@@ -37,7 +37,7 @@ use crate::commands::{ACTION_HELP, SOURCE_HELP, ShowArgs, SourceArgs, WAIT_HELP,
 use crate::failure::Failure;
 use crate::file::{self, LoadedJob};
 use crate::list::{self, ListArgs};
-use crate::print::Output;
+use crate::print::{Output, background};
 use crate::run::gpus;
 use crate::run::open_files;
 use crate::run::setup::find_program;
@@ -279,6 +279,7 @@ async fn set_state(on: &Target, state: DesiredState, output: Output) -> Result<u
 }
 
 async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failure> {
+    background::start();
     let mut view = View::new(output);
     loaded.notes.iter().for_each(|note| view.print_message(note));
     let spec = &loaded.valid.spec;

@@ -11,7 +11,7 @@ use stoker_api::trial::AttemptEnd;
 
 use super::runner::stage_name;
 use crate::cluster::job::end_word;
-use crate::print::{self, Output};
+use crate::print::{self, Output, background};
 
 /// Minimum interval between progress lines, without a bar.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
@@ -42,8 +42,9 @@ impl View {
 
     /// Prints a human-readable message to standard error.
     pub(super) fn print_message(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| print::err(text)),
+        let text = text.to_owned();
+        match self.bar.clone() {
+            Some(bar) => background::run(move || bar.suspend(|| print::err(text))),
             None => print::err(text),
         }
     }
@@ -81,9 +82,14 @@ impl View {
     /// Reports the number of committed rows.
     pub(super) fn progress(&mut self, rows: u64, total: u64, num_running: usize) {
         if let Some(bar) = &self.bar {
-            bar.set_length(total);
-            bar.set_position(rows);
-            bar.set_message(format!("{num_running} running"));
+            let bar = bar.clone();
+            if !background::is_behind() {
+                background::run(move || {
+                    bar.set_length(total);
+                    bar.set_position(rows);
+                    bar.set_message(format!("{num_running} running"));
+                });
+            }
             return;
         }
         let is_due = self
@@ -100,8 +106,8 @@ impl View {
 
     /// Clears the bar before the outcome is printed.
     pub(super) fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+        if let Some(bar) = self.bar.clone() {
+            background::run(move || bar.finish_and_clear());
         }
     }
 

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -17,7 +18,7 @@ use stoker_engine::trial::{
 
 use super::state::{Happening, State};
 use crate::json;
-use crate::print::{self, Output};
+use crate::print::{self, Output, background};
 
 /// Maximum number of trial lines on a terminal; more would scroll out of view.
 const TRIAL_LINES_MAX: usize = 24;
@@ -41,7 +42,8 @@ pub(crate) enum View {
 #[derive(Debug)]
 pub(crate) struct Bars {
     multi: MultiProgress,
-    lines: Vec<ProgressBar>,
+    /// Lines on the terminal. Only the thread that writes the output locks them.
+    lines: Arc<Mutex<Vec<ProgressBar>>>,
     /// First observation of each trial's attempt: attempt, time, batches.
     first_seen: BTreeMap<u32, (u32, Instant, u64)>,
     drawn_at: Option<Instant>,
@@ -55,7 +57,7 @@ impl View {
             Output::Json => Self::Json,
             Output::Text if is_terminal => Self::Bars(Bars {
                 multi: MultiProgress::new(),
-                lines: Vec::new(),
+                lines: Arc::default(),
                 first_seen: BTreeMap::new(),
                 drawn_at: None,
             }),
@@ -66,9 +68,7 @@ impl View {
     /// Prints a human-readable message, never to standard output.
     pub(crate) fn print_message(&self, text: &str) {
         match self {
-            Self::Bars(bars) => {
-                let _ = bars.multi.println(text);
-            }
+            Self::Bars(bars) => bars.print_above(text.to_owned()),
             Self::Lines | Self::Json => print::err(text),
         }
     }
@@ -81,12 +81,13 @@ impl View {
                 Self::Json => print::out(json_line(index, &event)),
                 Self::Lines => print::out(text_line(index, &event)),
                 Self::Bars(bars) if is_shown_above_bars(&event) => {
-                    let _ = bars.multi.println(text_line(index, &event));
+                    bars.print_above(text_line(index, &event));
                 }
                 Self::Bars(_) => {}
             }
         }
         if let Self::Bars(bars) = self
+            && !background::is_behind()
             && bars.drawn_at.is_none_or(|drawn_at| drawn_at.elapsed() >= DRAW_INTERVAL)
         {
             bars.draw(state, ranking);
@@ -97,9 +98,7 @@ impl View {
     /// Clears the bars before the table of results is printed.
     pub(crate) fn finish(&self) {
         if let Self::Bars(bars) = self {
-            // An unfinished bar would be drawn again on drop.
-            bars.lines.iter().for_each(ProgressBar::finish_and_clear);
-            let _ = bars.multi.clear();
+            bars.clear();
         }
     }
 }
@@ -193,16 +192,25 @@ impl Bars {
             state.trials.len(),
             100.0 * state.progress()
         ));
-        while self.lines.len() < texts.len() {
-            let style = ProgressStyle::with_template("{wide_msg}");
-            let line = ProgressBar::new_spinner();
-            line.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-            self.lines.push(self.multi.add(line));
-        }
-        for (line, text) in self.lines.iter().zip(texts) {
-            line.set_message(text);
-            line.tick();
-        }
+        let (multi, lines) = (self.multi.clone(), self.lines.clone());
+        background::run(move || draw_lines(&multi, &mut locked(&lines), texts));
+    }
+
+    /// Prints a line above the bars.
+    fn print_above(&self, line: String) {
+        let multi = self.multi.clone();
+        background::run(move || {
+            let _ = multi.println(line);
+        });
+    }
+
+    fn clear(&self) {
+        let (multi, lines) = (self.multi.clone(), self.lines.clone());
+        background::run(move || {
+            // An unfinished bar would be drawn again on drop.
+            locked(&lines).iter().for_each(ProgressBar::finish_and_clear);
+            let _ = multi.clear();
+        });
     }
 
     fn line(&mut self, trial: &TrialRecord, ranking: &MetricRanking<'_>) -> String {
@@ -238,6 +246,23 @@ impl Bars {
         // `None` for infinite or too large values, for example before the first batch.
         Duration::try_from_secs_f64(seconds).ok()
     }
+}
+
+fn draw_lines(multi: &MultiProgress, lines: &mut Vec<ProgressBar>, texts: Vec<String>) {
+    while lines.len() < texts.len() {
+        let style = ProgressStyle::with_template("{wide_msg}");
+        let line = ProgressBar::new_spinner();
+        line.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        lines.push(multi.add(line));
+    }
+    for (line, text) in lines.iter().zip(texts) {
+        line.set_message(text);
+        line.tick();
+    }
+}
+
+fn locked(lines: &Mutex<Vec<ProgressBar>>) -> MutexGuard<'_, Vec<ProgressBar>> {
+    lines.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns `true` if the event is printed even while bars show the state of all trials.

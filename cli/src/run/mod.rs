@@ -4,8 +4,8 @@
 //!  file -> record -> plan (engine) -> start trainers -> reports -> record -> plan ...
 //! ```
 //!
-//! A single thread runs everything. Decisions are recorded before they are carried out, so a killed
-//! runner can resume from its record.
+//! A single thread runs everything, and another one writes the output. Decisions are recorded
+//! before they are carried out, so a killed runner can resume from its record.
 
 mod display;
 mod ended;
@@ -100,6 +100,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Result<u8, Failure> {
         Ok(loaded) => loaded,
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
+    print::background::start();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

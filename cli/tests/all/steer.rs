@@ -1,6 +1,6 @@
 //! Tests of commands that pause, end, follow and delete local runs.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{ChildStderr, Command, Stdio};
 
 use serde_json::{Value, json};
@@ -113,6 +113,23 @@ fn cancelled_trials_checkpoint() {
     check(&fixture.run(&[]), 3, "was cancelled already; use --fresh to start over");
     fixture.check("experiment activate scripted", 2, "it has ended (Cancelled)");
     fixture.check("experiment continue scripted", 2, "it was cancelled");
+}
+
+#[test]
+fn stalled_reader_does_not_delay_a_cancellation() {
+    let fixture = held();
+    // The pipe is full before the run writes its first line.
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while matches!(writer.write(&[b'\n'; 4096]), Ok(1..)) {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    let mut child = fixture.command(&[]).stdout(writer).spawn().unwrap();
+    fixture.wait_for_batch(7);
+    fixture.check("experiment cancel scripted", 0, "being cancelled");
+    wait_for_phase(&fixture, "Cancelled");
+    let text = std::io::read_to_string(reader).unwrap();
+    assert!(text.contains(r#""event":"started""#), "{text}");
+    assert_eq!(child.wait().unwrap().code(), Some(3));
 }
 
 /// The trainers ignore all requests, so nothing but a kill ends them.

@@ -36,7 +36,9 @@ COPY --from=build /usr/local/cuda/nvvm/libdevice/ /usr/local/cuda/nvvm/libdevice
 COPY --from=build /out/libnccl.so.2 /usr/lib/libnccl.so.2
 COPY --from=build /out/libcublasLt.so.12 /usr/lib/libcublasLt.so.12
 COPY --from=build /out/stoker-trainer /usr/local/bin/stoker-trainer
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# The base image shows all GPUs of a node to every container. Device plugins and `docker run --gpus`
+# set the variable to the GPUs of the container.
+ENV NVIDIA_VISIBLE_DEVICES=void NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532
 WORKDIR /
 ENTRYPOINT ["/usr/local/bin/stoker-trainer"]

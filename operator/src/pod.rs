@@ -229,15 +229,33 @@ pub(crate) fn environment(settings: &PodSettings<'_>, index: u32) -> (Vec<Value>
         var(ENV_POD_INDEX, &index.to_string()),
     ];
     env.push(var(ENV_CACHE, &format!("{}/cache", pod_paths::SHARED)));
-    let is_nvidia = settings.slot_resource.is_some_and(|resource| resource.starts_with(NVIDIA));
-    if is_nvidia && !settings.env.iter().any(|variable| variable.name == ENV_DEVICE) {
-        // A program that requests GPUs must not silently train on the CPU.
-        env.push(var(ENV_DEVICE, "cuda"));
+    let is_set = settings.env.iter().any(|variable| variable.name == ENV_DEVICE);
+    if let (false, Some(device)) = (is_set, device(settings)) {
+        env.push(var(ENV_DEVICE, device));
     }
     env.extend(settings.env.iter().map(|variable| var(&variable.name, &variable.value)));
     let secrets = settings.template.env_from_secrets.iter().chain(&settings.storage_secret);
     let from = secrets.map(|secret| json!({ "secretRef": { "name": secret } }));
     (env, from.collect())
+}
+
+/// Returns the device of a program if the pod's requests determine it. A program that requests GPUs
+/// must not silently train on the CPU. A program without GPUs must not use those of other pods,
+/// which some nodes show to every container of an image for CUDA.
+fn device(settings: &PodSettings<'_>) -> Option<&'static str> {
+    if let Some(resource) = settings.slot_resource {
+        return resource.starts_with(NVIDIA).then_some("cuda");
+    }
+    let containers = settings.overrides.and_then(|overrides| overrides.pointer("/spec/containers"));
+    let mut containers = containers.and_then(Value::as_array).into_iter().flatten();
+    let trainer = containers.find(|container| container["name"] == TRAINER_CONTAINER);
+    let resources = trainer.map(|container| &container["resources"]);
+    let limits = resources.and_then(|resources| resources["limits"].as_object());
+    let mut limits = settings.limits.keys().chain(limits.into_iter().flat_map(Map::keys));
+    // A claim may be for a GPU.
+    let has_claims = resources.is_some_and(|resources| resources["claims"].is_array());
+    let may_have_gpu = has_claims || limits.any(|name| name.starts_with(NVIDIA));
+    (!may_have_gpu).then_some("cpu")
 }
 
 fn trainer(

@@ -91,6 +91,18 @@ fn fields_of_an_experiment_reach_the_pod() {
     check(overridden, &at("env/4"), json!({ "name": "STOKER_DEVICE", "value": "cpu" }));
     let others = json!({ "resources": { "slotResource": "amd.com/gpu" } });
     assert!(!names(pod_of(&others, 0)).contains(&"STOKER_DEVICE".to_owned()));
+    check(json!({}), &at("env/4"), json!({ "name": "STOKER_DEVICE", "value": "cpu" }));
+    let trainer = |resources: Value| {
+        let trainer = json!({ "name": "trainer", "resources": resources });
+        json!({ "podOverrides": { "spec": { "containers": [trainer] } } })
+    };
+    for gpus in [
+        json!({ "resources": { "limits": { "nvidia.com/gpu": "1" } } }),
+        trainer(json!({ "limits": { "nvidia.com/gpu": "1" } })),
+        trainer(json!({ "claims": [{ "name": "gpu" }] })),
+    ] {
+        assert!(!names(pod_of(&gpus, 0)).contains(&"STOKER_DEVICE".to_owned()), "{gpus}");
+    }
     let overridden = json!({ "pod": { "image": "mine:2", "imagePullSecrets": ["r"] } });
     check(overridden.clone(), &at("image"), json!("mine:2"));
     check(overridden.clone(), &at("command/0"), json!("/stoker/bin/stoker-trainer"));

@@ -22,8 +22,9 @@ use crate::trial::config::OperatorConfig;
 const NVIDIA: &str = "nvidia.com/";
 /// User and group ID of the stock image.
 const USER: i64 = 65_532;
-/// Name of the launcher in the stock image.
-pub(crate) const LAUNCHER: &str = "stoker-trainer";
+/// Path of the launcher in the stock image. A bare name would be looked up in the `PATH` of the
+/// container, which the user may have set for another image.
+pub(crate) const LAUNCHER: &str = "/usr/local/bin/stoker-trainer";
 
 /// Pod settings from the user's spec.
 #[derive(Clone, Debug)]

@@ -107,6 +107,8 @@ fn fields_of_an_experiment_reach_the_pod() {
     check(overridden.clone(), &at("image"), json!("mine:2"));
     check(overridden.clone(), &at("command/0"), json!("/stoker/bin/stoker-trainer"));
     check(overridden.clone(), "/spec/initContainers/0/image", json!("stoker-trainer:1"));
+    let launcher = json!("/usr/local/bin/stoker-trainer");
+    check(overridden.clone(), "/spec/initContainers/0/command/0", launcher);
     check(overridden, "/spec/imagePullSecrets", json!([{ "name": "r" }]));
     check(json!({}), "/spec/initContainers", Value::Null);
     let sent = json!({ "context": { "sha256": "a".repeat(64) } });
@@ -261,7 +263,9 @@ fn clean_up_pods_take_overrides_and_limits() {
     check(overrides.clone(), "/spec/priorityClassName", json!("low"));
     check(overrides.clone(), "/spec/initContainers", json!([]));
     check(overrides.clone(), &format!("{main}/image"), json!("stoker-trainer:1"));
-    check(overrides.clone(), &format!("{main}/command"), json!(["stoker-trainer", "gc"]));
+    // Independent of a `PATH` for the image of the user.
+    let command = json!(["/usr/local/bin/stoker-trainer", "gc"]);
+    check(overrides.clone(), &format!("{main}/command"), command);
     check(overrides.clone(), &format!("{resources}/limits/ephemeral-storage"), json!("1Gi"));
     let env = cleanup_of(&overrides);
     let env = env.pointer("/spec/containers/0/env").unwrap().as_array().unwrap().clone();

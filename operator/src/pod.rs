@@ -307,6 +307,11 @@ fn setup_container(
     index: u32,
 ) -> Value {
     let (env, env_from) = environment(settings, index);
+    let mut all_mounts = mounts();
+    if settings.has_context {
+        // The storage of the files, or a certificate for it, may be on a volume.
+        all_mounts.extend(settings.template.volume_mounts.iter().map(|mount| json!(mount)));
+    }
     // The limits add nothing to the pod's, which are the larger of set-up and program. Memory keeps
     // its limit, because the files sent are unpacked in memory.
     let limits = settings.limits.iter().filter(|(name, _)| *name != "memory");
@@ -321,7 +326,7 @@ fn setup_container(
         "securityContext": security(),
         "terminationMessagePath": pod_paths::TERMINATION,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts(),
+        "volumeMounts": all_mounts,
     })
 }
 

@@ -117,12 +117,13 @@ fn fields_of_an_experiment_reach_the_pod() {
     for field in ["priorityClassName", "runtimeClassName", "schedulerName"] {
         check(json!({ "pod": { field: "p" } }), &format!("/spec/{field}"), json!("p"));
     }
-    let disk = json!({ "pod": {
+    let disk = json!({ "context": { "sha256": "a".repeat(64) }, "pod": {
         "volumes": [{ "name": "d", "persistentVolumeClaim": { "claimName": "c" } }],
         "volumeMounts": [{ "name": "d", "mountPath": "/data" }],
     } });
     check(disk.clone(), "/spec/volumes/5/name", json!("d"));
-    check(disk, &at("volumeMounts/5/mountPath"), json!("/data"));
+    check(disk.clone(), &at("volumeMounts/5/mountPath"), json!("/data"));
+    check(disk, "/spec/initContainers/0/volumeMounts/5/mountPath", json!("/data"));
 }
 
 /// A quota on `limits.cpu` refuses a pod if one of its containers has no such limit.

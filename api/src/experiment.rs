@@ -205,8 +205,9 @@ pub struct ExperimentSpec {
     pub pod: PodTemplate,
 
     /// JSON merge patch that is applied to each trial's pod last. Lists of named items, such as
-    /// containers, volumes, mounts and variables, are merged by name instead of replaced. Keys that
-    /// Kubernetes does not know are rejected. `stoker run` ignores the patch.
+    /// containers, volumes and variables, are merged by name instead of replaced, and mounts by
+    /// path. Other lists, such as `envFrom` and `tolerations`, are replaced. Keys that Kubernetes
+    /// does not know are rejected. `stoker run` ignores the patch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "schema::free_object"))]
     pub pod_overrides: Option<Value>,

@@ -1,6 +1,8 @@
 //! Builds the common parts of pods that run a user's program, for trials and jobs. Pure: errors in
 //! the spec were reported when the object was validated.
 
+mod merge;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -15,6 +17,7 @@ use stoker_api::quantity;
 use stoker_api::validate::{ValidExperiment, ValidInferenceJob};
 use stoker_engine::gang::POD_GRACE_SECONDS_MAX;
 
+pub(crate) use self::merge::merge;
 use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
 use crate::trial::config::OperatorConfig;
 
@@ -338,39 +341,6 @@ fn resources(settings: &PodSettings<'_>) -> Value {
         limits.insert(slot.clone(), slots);
     }
     json!({ "requests": requests, "limits": limits })
-}
-
-/// Merges `over` into `base` like a JSON merge patch, except that lists of named items are merged
-/// by name.
-pub(crate) fn merge(base: &mut Value, over: &Value) {
-    match (base, over) {
-        (Value::Object(base), Value::Object(over)) => merge_objects(base, over),
-        (Value::Array(base), Value::Array(over)) if has_names(base) && has_names(over) => {
-            for item in over {
-                match base.iter_mut().find(|old| old["name"] == item["name"]) {
-                    Some(old) => merge(old, item),
-                    None => base.push(item.clone()),
-                }
-            }
-        }
-        (base, over) => base.clone_from(over),
-    }
-}
-
-fn merge_objects(base: &mut Map<String, Value>, over: &Map<String, Value>) {
-    for (name, value) in over {
-        if value.is_null() {
-            base.remove(name);
-        } else if let Some(old) = base.get_mut(name) {
-            merge(old, value);
-        } else {
-            base.insert(name.clone(), value.clone());
-        }
-    }
-}
-
-fn has_names(items: &[Value]) -> bool {
-    items.iter().all(|item| item["name"].is_string())
 }
 
 /// Parses a pod as the API server does.

@@ -163,6 +163,16 @@ fn overrides_are_merged_last_and_by_name() {
     let env = pod_of(&over(container), 0);
     let env = env.pointer("/spec/containers/0/env").unwrap().as_array().unwrap().clone();
     assert!(env.contains(&json!({ "name": "A", "value": "1" })) && env.len() > 4);
+    let mounts = over(json!({ "spec": { "containers": [{ "name": "trainer", "volumeMounts": [
+        { "name": "d", "mountPath": "/in", "subPath": "in" },
+        { "name": "d", "mountPath": "/out", "subPath": "out" },
+        { "name": "mine", "mountPath": "/tmp" },
+        { "name": "stoker-shared", "subPath": "s" },
+    ] }] } }));
+    check(mounts.clone(), &format!("{main}/volumeMounts/5/mountPath"), json!("/in"));
+    check(mounts.clone(), &format!("{main}/volumeMounts/6/subPath"), json!("out"));
+    check(mounts.clone(), &format!("{main}/volumeMounts/3/name"), json!("mine"));
+    check(mounts, &format!("{main}/volumeMounts/2/subPath"), json!("s"));
     let user =
         over(json!({ "spec": { "securityContext": { "runAsUser": 1000, "fsGroup": null } } }));
     check(user.clone(), "/spec/securityContext/runAsUser", json!(1000));

@@ -239,8 +239,9 @@ impl Planner<'_> {
         let outcomes = self.outcomes(pods);
         if let Some(worst) = worst(&outcomes) {
             let Some(until) = self.exit_deadline(pods, &outcomes) else {
-                let (end, reason, message) =
-                    (worst.class.attempt_end(), worst.reason.clone(), worst.message.clone());
+                let (end, reason, message) = self.missed_start(pods, worst).unwrap_or_else(|| {
+                    (worst.class.attempt_end(), worst.reason.clone(), worst.message.clone())
+                });
                 self.record_unsent_reports(pods);
                 self.end(end, &reason, message);
                 return;

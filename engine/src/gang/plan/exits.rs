@@ -43,6 +43,29 @@ impl Planner<'_> {
         earliest.filter(|until| outcomes.len() < pods.len() && *until > self.view.now)
     }
 
+    /// Returns the end, the reason and the message of an attempt whose programs exited with errors
+    /// of the infrastructure before all pods had started; `None` for other attempts. The gang has
+    /// trained nothing: its programs waited for the last pod until the timeout of their rendezvous.
+    pub(super) fn missed_start(
+        &self,
+        pods: &BTreeMap<u32, &ObservedPod>,
+        worst: &PodOutcome,
+    ) -> Option<(AttemptEnd, String, String)> {
+        let view = self.view;
+        let rest = || pods.values().filter(|pod| !pod.has_program_exited());
+        // A pod that failed without an exit of its program is the cause itself.
+        let has_outcome = |pod: &&ObservedPod| pod_outcome(pod, &view.timeouts, view.now).is_some();
+        if worst.class.attempt_end() != AttemptEnd::Infrastructure || rest().any(has_outcome) {
+            return None;
+        }
+        let pod = rest().find(|pod| pod.phase == PodPhase::Pending && pod.exit.is_none())?;
+        let (reason, why) = match pod.scheduled_at {
+            Some(_) => ("Starting", format!("pod {} has not started", pod.name)),
+            None => pod.unscheduled_reason(),
+        };
+        Some((AttemptEnd::NotStarted, reason.to_owned(), format!("{why}; {}", worst.message)))
+    }
+
     /// Deletes pod 0 after the clean exit of another pod that is being deleted, as by a drain. That
     /// pod soon disappears together with its exit. The end of pod 0's grace period then shows how
     /// long rank 0 may store the checkpoint.

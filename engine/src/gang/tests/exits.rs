@@ -24,6 +24,21 @@ fn rank_0_may_store_after_clean_exits() {
     check("made", "0@0S 1@0E79", 109, late);
 }
 
+/// Rank 0 ends with code 80 if the others do not connect in time.
+#[test]
+fn gangs_with_an_unstarted_pod_have_not_failed() {
+    let end = |reason: &str| format!("end=NotStarted:{reason} delete=t-a0-r1:30 wake=600");
+    check("made", "0@0E80 1@0H", 109, "wake=1");
+    check("made", "0@0E80 1@0H", 110, &end("SchedulingGated"));
+    check("made@0", "0@0E80 1@0U", 110, &end("Unschedulable"));
+    check("made", "0@0E81 1@0S", 111, &end("Starting"));
+    let case = Case { record: record("made"), pods: "0@0E1 1@0H", now: 31, is_admitted: false };
+    assert!(case.render().starts_with("end=UserError:ProgramFailed"));
+    let plan = plan_of(&record("made"), "0@0E80 1@0H", 2, 110);
+    let message = plan.record.status.attempts[0].message.clone().unwrap_or_default();
+    assert!(message.contains("scheduling gates: queue.test/a; pod t-a0-r0: exit code 80"));
+}
+
 /// Checks the plan of a trial of two pods that is not admitted.
 #[track_caller]
 fn check_end(pods: &str, now: i64, expected: &str) {

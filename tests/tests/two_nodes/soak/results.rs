@@ -115,7 +115,10 @@ impl Attempt {
             ]),
             // The kubelet of a node that returns quickly finds containers without processes.
             ("Infrastructure", "ContainerLost") => Some(&[NodeStopped]),
-            ("NotStarted", _) => Some(&[NodeStopped, NodeCutOff, ApiUnavailable]),
+            // The programs of a gang may also fail before its last pod starts.
+            ("NotStarted", _) => {
+                Some(&[NodeStopped, NodeCutOff, ApiUnavailable, StoreUnavailable, ReportsRefused])
+            }
             _ => None,
         }
     }

@@ -31,6 +31,8 @@ pub struct OperatorConfig {
     pub trainer_image: String,
     /// Default image pull policy.
     pub image_pull_policy: String,
+    /// Seconds within which all pods of a gang must be scheduled.
+    pub start_deadline_seconds: u64,
 }
 
 impl OperatorConfig {
@@ -63,6 +65,7 @@ impl OperatorConfig {
             storage_secret: set(&options.storage_secret),
             trainer_image: options.trainer_image.clone(),
             image_pull_policy: options.image_pull_policy.clone(),
+            start_deadline_seconds: options.start_deadline_seconds,
         })
     }
 

@@ -9,8 +9,8 @@ use stoker_api::contract::{Cleanup, TrialConfig};
 use stoker_api::experiment::{ExperimentSpec, StorageRecord};
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_CLEANUP, COMPONENT_TRIAL, ENV_RENDEZVOUS_PORT,
-    LABEL_ATTEMPT, LABEL_CLEANUP_END, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX,
-    LABEL_TRIAL, RENDEZVOUS_PORT, pod_paths,
+    ENV_RENDEZVOUS_SECONDS, LABEL_ATTEMPT, LABEL_CLEANUP_END, LABEL_COMPONENT, LABEL_EXPERIMENT,
+    LABEL_POD_INDEX, LABEL_TRIAL, RENDEZVOUS_PORT, pod_paths,
 };
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::gang::POD_GRACE_SECONDS_MAX;
@@ -21,6 +21,9 @@ use crate::pod::{
     LAUNCHER, PodSettings, common_spec, environment, mounts, program_spec, security,
     small_resources,
 };
+
+/// Seconds that the ranks of a gang wait for each other by default.
+const RENDEZVOUS_SECONDS_DEFAULT: u64 = 600;
 
 /// Name of a pod, which is also its host name.
 pub fn pod_name(trial: &str, attempt: u32, index: u32) -> String {
@@ -190,10 +193,21 @@ fn spec(
 ) -> Value {
     let tf_config = tf_config(valid, names, attempt, index);
     let tf_config = tf_config.map(|config| json!({ "name": "TF_CONFIG", "value": config }));
-    let mut spec = program_spec(operator_config, settings, index, tf_config.into_iter().collect());
+    let more = tf_config.into_iter().chain(rendezvous_seconds(operator_config, valid)).collect();
+    let mut spec = program_spec(operator_config, settings, index, more);
     spec["hostname"] = json!(pod_name(names.trial, attempt, index));
     spec["subdomain"] = json!(names.trial);
     spec
+}
+
+/// Returns the variable with which ranks wait until the start deadline, if it is later than their
+/// default. The pods of a gang may be scheduled at any time before that deadline.
+fn rendezvous_seconds(operator_config: &OperatorConfig, valid: &ValidExperiment) -> Option<Value> {
+    let seconds = operator_config.start_deadline_seconds;
+    let is_set = valid.spec.env.iter().any(|variable| variable.name == ENV_RENDEZVOUS_SECONDS);
+    let is_gang = valid.spec.resources.num_pods() > 1;
+    (is_gang && !is_set && seconds > RENDEZVOUS_SECONDS_DEFAULT)
+        .then(|| json!({ "name": ENV_RENDEZVOUS_SECONDS, "value": seconds.to_string() }))
 }
 
 /// Returns TensorFlow's cluster configuration, `TF_CONFIG`; `None` for a gang of one pod.

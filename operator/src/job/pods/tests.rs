@@ -17,6 +17,7 @@ fn operator_config() -> OperatorConfig {
         storage_secret: Some("storage".to_owned()),
         trainer_image: "stoker-trainer:1".to_owned(),
         image_pull_policy: "IfNotPresent".to_owned(),
+        start_deadline_seconds: 600,
     }
 }
 

@@ -20,6 +20,7 @@ fn operator_config() -> OperatorConfig {
         storage_secret: Some("storage".to_owned()),
         trainer_image: "stoker-trainer:1".to_owned(),
         image_pull_policy: "IfNotPresent".to_owned(),
+        start_deadline_seconds: 600,
     }
 }
 
@@ -30,7 +31,7 @@ const NAMES: TrialNames<'_> = TrialNames {
     experiment_uid: "0b3f9c1e-77aa",
 };
 
-fn pod_of(change: &Value, index: u32) -> Value {
+fn valid(change: &Value) -> ValidExperiment {
     let mut spec = json!({
         "entrypoint": { "command": ["stoker-trainer", "mnist"] },
         "searcher": { "metric": "loss", "maxLength": { "epochs": 3 }, "single": {} },
@@ -38,7 +39,11 @@ fn pod_of(change: &Value, index: u32) -> Value {
     });
     merge(&mut spec, change);
     let spec: ExperimentSpec = serde_json::from_value(spec).unwrap();
-    let valid = validate("mnist", &spec).unwrap();
+    validate("mnist", &spec).unwrap()
+}
+
+fn pod_of(change: &Value, index: u32) -> Value {
+    let valid = valid(change);
     let draw: TrialSpec = serde_json::from_value(json!({
         "experiment": "mnist", "index": 3, "requestId": "r", "seed": 7,
         "hyperparameters": { "rate": 0.1 }, "unit": "epochs", "units": 3,
@@ -184,6 +189,22 @@ fn overrides_are_merged_last_and_by_name() {
     check(over(json!({ "metadata": null })), "/metadata/name", json!("mnist-3-a2-r0"));
     let no_pod = json!({ "spec": { "containers": "x" } });
     assert!(parse_pod(no_pod).unwrap_err().starts_with("spec.podOverrides: "));
+}
+
+#[test]
+fn ranks_wait_until_a_late_start_deadline() {
+    let seconds = |change: &Value, start_deadline_seconds: u64| {
+        let config = OperatorConfig { start_deadline_seconds, ..operator_config() };
+        let variable = rendezvous_seconds(&config, &valid(change))?;
+        assert_eq!(variable["name"], "STOKER_RENDEZVOUS_SECONDS");
+        variable["value"].as_str().map(str::to_owned)
+    };
+    let plain = json!({});
+    assert_eq!(seconds(&plain, 600), None);
+    assert_eq!(seconds(&plain, 3600).as_deref(), Some("3600"));
+    assert_eq!(seconds(&json!({ "resources": { "slotsPerPod": 4 } }), 3600), None);
+    let own = json!({ "env": [{ "name": "STOKER_RENDEZVOUS_SECONDS", "value": "9" }] });
+    assert_eq!(seconds(&own, 3600), None);
 }
 
 #[test]

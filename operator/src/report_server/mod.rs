@@ -7,6 +7,7 @@
 mod auth;
 mod delayed;
 mod job;
+mod peers;
 mod pod_names;
 mod record;
 mod refusal;

@@ -15,6 +15,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
+use super::peers::Peers;
+
 /// Concurrent connections.
 const CONNECTIONS_MAX: usize = 8_192;
 /// Time limit for a handshake and for the headers of a request.
@@ -73,6 +75,7 @@ pub async fn serve(
     let current = Arc::new(RwLock::new(config));
     let mut reloads = tokio::spawn(reload(files, current.clone()));
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let peers = Peers::default();
     loop {
         let Ok(permit) = connections.clone().acquire_owned().await else { break };
         let accepted = tokio::select! {
@@ -80,11 +83,13 @@ pub async fn serve(
             _ = stop.wait_for(|is_set| *is_set) => break,
             _ = &mut reloads => break,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, address)) = accepted else {
             // Usually too many open files. Wait, since trainers retry.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
+        // Close a connection over the limit at once: trainers retry.
+        let Some(connection) = peers.connect(address.ip()) else { continue };
         let config = current.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         let router = router.clone();
         tokio::spawn(async move {
@@ -97,7 +102,7 @@ pub async fn serve(
             let service = TowerToHyperService::new(router);
             // Ignore errors: the trainer reconnects.
             let _ = builder.serve_connection(TokioIo::new(stream), service).await;
-            drop(permit);
+            drop((permit, connection));
         });
     }
     reloads.abort();

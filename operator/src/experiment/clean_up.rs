@@ -6,9 +6,6 @@ mod batch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::PostParams;
 use kube::runtime::events::EventType;
 use stoker_api::experiment::{Experiment, ExperimentStatus, StorageRecord};
 use stoker_api::names::trial_path;
@@ -24,11 +21,10 @@ use self::batch::{BatchContext, CleanUpBatch};
 use super::apply;
 use crate::cache::Key;
 use crate::context::{Context, now};
-use crate::error::{Error, request};
-use crate::metrics::Kind;
+use crate::error::Error;
 use crate::objects::{CachedPod, CachedTrial};
 use crate::storage;
-use crate::trial::apply::{delete_pod, find_nodes, write_status};
+use crate::trial::apply::{create_pod, delete_pod, find_nodes, write_status};
 use crate::trial::observe::{unknown_nodes, with_node_state};
 use crate::trial::pods;
 
@@ -137,7 +133,7 @@ pub(super) async fn clean_up(
         if !is_wanted {
             return Ok(Some(POLL_INTERVAL));
         }
-        let created = create_pod(context, key, valid, &storage, uid, &pod_key.name, &batch).await;
+        let created = create_batch_pod(context, &pod_key, valid, &storage, uid, &batch).await;
         let Err(error) = created else { return Ok(Some(context.resync_interval(key))) };
         let records = trials.iter().map(|trial| &trial.record);
         let (_, reason, message) = crate::error::pod_refusal(error, records)?;
@@ -291,32 +287,17 @@ fn key_of(key: &Key, trial: &CachedTrial) -> Key {
     Key::new(&key.namespace, name)
 }
 
-async fn create_pod(
+async fn create_batch_pod(
     context: &Context,
     key: &Key,
     valid: &ValidExperiment,
     storage: &StorageRecord,
     uid: &str,
-    name: &str,
     batch: &CleanUpBatch,
 ) -> Result<(), Error> {
-    let namespace = &key.namespace;
-    let operation = format!("create pod {namespace}/{name}");
-    let refused = |message| Error::Refused { operation: operation.clone(), code: 422, message };
     let (config, content) = (&context.operator_config, (&batch.cleanup, batch.end));
-    let pod = pods::cleanup_pod(config, valid, storage, namespace, uid, name, content);
-    let pod = crate::pod::parse_pod(pod).map_err(refused)?;
-    let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
-    context.metrics.writes.get_or_create(&Kind::POD_CREATE).inc();
-    match request(operation.clone(), api.create(&PostParams::default(), &pod)).await {
-        Ok(made) => context.pods.put(CachedPod::new(made)),
-        Err(Error::Exists { .. }) => {
-            let existing = request(format!("read pod {namespace}/{name}"), api.get(name)).await?;
-            context.pods.put(CachedPod::new(existing));
-        }
-        Err(other) => return Err(other),
-    }
-    Ok(())
+    let pod = pods::cleanup_pod(config, valid, storage, &key.namespace, uid, &key.name, content);
+    create_pod(context, key, uid, pod).await
 }
 
 /// Removes deleted checkpoints from a trial's record.

@@ -225,6 +225,35 @@ fn refused_clean_up_is_reported() {
     });
 }
 
+#[test]
+fn taken_name_of_a_clean_up_pod_is_reported() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("taken-clean-up").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
+        ns.apply("grid", grid(1, 2, 1));
+        wait_started(&ns, &kubelet, 1).await;
+        let other = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "grid-cleanup-0", "namespace": ns.namespace },
+            "spec": {
+                "schedulingGates": [{ "name": "test.stoker/other" }],
+                "containers": [{ "name": "other", "image": "other" }],
+            },
+        });
+        ns.plane.apply(&other.to_string()).unwrap();
+        ns.patch("grid", &json!({ "spec": { "state": "killed" } })).unwrap();
+        let status = wait_status(&ns, "grid", |status| refused(status).is_some()).await;
+        let (reason, message) = refused(&status).unwrap();
+        assert_eq!(reason, "NameTaken");
+        assert!(message.contains("grid-cleanup-0"), "{message}");
+    });
+}
+
 /// The storage's Secret is missing. Later, a sidecar runs on after the program.
 #[test]
 fn clean_up_that_cannot_start_is_reported() {

@@ -5,12 +5,15 @@
 //! ```
 //!
 //! Each experiment has at most one question on its way. The operator reaches only Services of the
-//! experiment's namespace: it connects to `SERVICE.NAMESPACE.svc`.
+//! experiment's namespace. It connects to their cluster IP, or to `SERVICE.NAMESPACE.svc` if they
+//! are headless.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Service;
+use kube::{Api, Client};
 use stoker_api::external::{Answer, Question, SearcherHost, SearcherUrl};
 use stoker_engine::experiment::{Asked, Refusal};
 use stoker_searcher::AskError;
@@ -204,7 +207,7 @@ pub(crate) async fn ask_all(context: Arc<Context>) {
             (key, uid, request) = context.searchers.next(), if questions.len() < QUESTIONS_MAX => {
                 let context = context.clone();
                 questions.spawn(async move {
-                    let answer = ask(&request).await;
+                    let answer = ask(&context.client, &request).await;
                     if let Err(error) = &answer {
                         tracing::warn!(experiment = %key, %error, "no answer of the searcher");
                     }
@@ -217,14 +220,41 @@ pub(crate) async fn ask_all(context: Arc<Context>) {
     }
 }
 
-async fn ask(request: &Request) -> Result<Answer, AskError> {
+async fn ask(client: &Client, request: &Request) -> Result<Answer, AskError> {
     let Request { url, namespace, question } = request;
-    match SearcherUrl::parse(url) {
-        Ok(url) if matches!(url.host, SearcherHost::Service(_)) => {
-            stoker_searcher::ask(&url.host.name_in(namespace), &url, question).await
-        }
+    let parsed = SearcherUrl::parse(url).ok();
+    let Some((url, SearcherHost::Service(name))) = parsed.as_ref().map(|url| (url, &url.host))
+    else {
         // Validation refuses such an experiment.
-        _ => Err(AskError::Unavailable(format!("{url} is not a Service of the namespace"))),
+        return Err(AskError::Unavailable(format!("{url} is not a Service of the namespace")));
+    };
+    let services: Api<Service> = Api::namespaced(client.clone(), namespace);
+    let operation = format!("read service {namespace}/{name}");
+    let service = crate::error::request(operation, services.get_opt(name)).await;
+    let service = service.map_err(|error| AskError::Unavailable(error.to_string()))?;
+    let host = url.host.name_in(namespace);
+    let address = address_of(service.as_ref(), &host).map_err(|why| {
+        AskError::Unavailable(format!(
+            "cannot ask the external searcher: service {namespace}/{name} {why}"
+        ))
+    })?;
+    stoker_searcher::ask_at(&address, &host, url, question).await
+}
+
+/// Returns the address of a Service, which is `host` if it is headless.
+///
+/// The name of a Service of the type `ExternalName` leads to any host that its user chooses. A
+/// cluster IP is not looked up, so a change of the type after this check has no effect.
+fn address_of(service: Option<&Service>, host: &str) -> Result<String, &'static str> {
+    let Some(service) = service else { return Err("not found; create it") };
+    let spec = service.spec.as_ref();
+    if spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName") {
+        return Err("has the type ExternalName; use a Service that selects pods");
+    }
+    match spec.and_then(|spec| spec.cluster_ip.as_deref()) {
+        Some("None") => Ok(host.to_owned()),
+        Some(address) if !address.is_empty() => Ok(address.to_owned()),
+        Some(_) | None => Err("has no cluster IP; use a Service that selects pods"),
     }
 }
 
@@ -241,6 +271,20 @@ mod tests {
         let question =
             Question { version: 1, experiment, call: 0, spec, events: vec![], history: None };
         Request { url: "http://a".to_owned(), namespace: "ns".to_owned(), question }
+    }
+
+    #[test]
+    fn external_names_are_not_asked() {
+        let address = |spec: serde_json::Value| {
+            let service = serde_json::from_value(json!({ "metadata": {}, "spec": spec })).unwrap();
+            address_of(Some(&service), "s.ns.svc")
+        };
+        assert_eq!(address(json!({ "clusterIP": "10.0.0.7" })), Ok("10.0.0.7".to_owned()));
+        assert_eq!(address(json!({ "clusterIP": "None" })), Ok("s.ns.svc".to_owned()));
+        let external = json!({ "type": "ExternalName", "externalName": "other.example" });
+        assert!(address(external).unwrap_err().contains("ExternalName"));
+        assert!(address(json!({})).is_err());
+        assert!(address_of(None, "s.ns.svc").unwrap_err().starts_with("not found"));
     }
 
     const FIRST: Asked = Asked { call: 0, through: 3 };

@@ -21,13 +21,27 @@ use crate::{ANSWER_TIMEOUT, AskError, parse, too_large, words};
 /// [`AskError::Unavailable`] without a response or for status 429 and from 500 on, otherwise
 /// [`AskError::BadAnswer`] for all that is no answer.
 pub async fn ask(host: &str, url: &SearcherUrl, question: &Question) -> Result<Answer, AskError> {
+    ask_at(host, host, url, question).await
+}
+
+/// Same as [`ask`], but connects to `address` without a lookup of `host`.
+///
+/// # Errors
+///
+/// Same as [`ask`].
+pub async fn ask_at(
+    address: &str,
+    host: &str,
+    url: &SearcherUrl,
+    question: &Question,
+) -> Result<Answer, AskError> {
     let place = format!("http://{}{}", authority(host, url.port), url.path);
     let late = |_| {
         AskError::Unavailable(format!(
             "no answer of the external searcher at {place} within {ANSWER_SECONDS_MAX} s"
         ))
     };
-    timeout(ANSWER_TIMEOUT, exchange(host, url, question, &place)).await.map_err(late)?
+    timeout(ANSWER_TIMEOUT, exchange(address, host, url, question, &place)).await.map_err(late)?
 }
 
 /// Returns `HOST:PORT`, with an address of IPv6 in brackets.
@@ -36,6 +50,7 @@ fn authority(host: &str, port: u16) -> String {
 }
 
 async fn exchange(
+    address: &str,
     host: &str,
     url: &SearcherUrl,
     question: &Question,
@@ -49,7 +64,8 @@ async fn exchange(
         ))
     };
     let body = serde_json::to_vec(question).map_err(|error| unavailable(&error))?;
-    let stream = TcpStream::connect((host, url.port)).await.map_err(|error| unavailable(&error))?;
+    let stream =
+        TcpStream::connect((address, url.port)).await.map_err(|error| unavailable(&error))?;
     let handshake = http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| unavailable(&error))?;
     // Dropping the set ends the connection.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use stoker_api::external::{ANSWER_BYTES_MAX, ANSWER_SECONDS_MAX, Answer};
 
-pub use http::ask;
+pub use http::{ask, ask_at};
 
 /// Time within which an answer must arrive.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(ANSWER_SECONDS_MAX);

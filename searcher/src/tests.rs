@@ -66,6 +66,17 @@ async fn question_is_posted_and_answered() {
 }
 
 #[tokio::test]
+async fn host_is_not_looked_up_with_an_address() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let url = SearcherUrl::parse(&format!("http://searcher:{port}/ask")).unwrap();
+    let server = tokio::spawn(serve(listener, response("200 OK", r#"{"call":0,"actions":[]}"#)));
+    let answer = ask_at("127.0.0.1", "searcher.ns.svc", &url, &question()).await;
+    assert_eq!(answer, Ok(Answer { call: 0, actions: vec![] }));
+    assert!(server.await.unwrap().contains(&format!("host: searcher.ns.svc:{port}\r\n")));
+}
+
+#[tokio::test]
 async fn other_responses_are_refused_with_their_words() {
     let (refused, unavailable) = ("AnswerRefused", "SearcherUnavailable");
     let location =

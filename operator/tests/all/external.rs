@@ -124,6 +124,33 @@ async fn wait_for_refusal(ns: &TestNamespace, reason: &str, words: &str) -> Expe
     }
 }
 
+/// Creates the Service of the searcher.
+fn apply_service(ns: &TestNamespace, spec: Value) {
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": { "name": "searcher", "namespace": ns.namespace }, "spec": spec,
+    });
+    ns.plane.apply(&service.to_string()).unwrap();
+}
+
+/// Such a Service is a name for any host.
+#[test]
+fn external_names_are_not_asked() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("external-name").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        ns.apply("external", external(json!({ "url": "http://searcher/ask", "maxTrials": 3 })));
+        let missing = "service external-name/searcher not found";
+        wait_for_refusal(&ns, "SearcherUnavailable", missing).await;
+        apply_service(&ns, json!({ "type": "ExternalName", "externalName": "localhost" }));
+        wait_for_refusal(&ns, "SearcherUnavailable", "has the type ExternalName").await;
+    });
+}
+
 #[test]
 fn service_of_the_namespace_decides_the_search() {
     if !stoker_test_cluster::clusters_enabled()
@@ -140,6 +167,7 @@ fn service_of_the_namespace_decides_the_search() {
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
         let port = free_ports();
         let url = format!("http://searcher:{port}/ask");
+        apply_service(&ns, json!({ "clusterIP": "None", "selector": { "a": "b" } }));
         ns.apply("external", external(json!({ "url": url, "maxTrials": 3 })));
         let place = format!("http://searcher.external.svc:{port}/ask");
         let refused = wait_for_refusal(&ns, "SearcherUnavailable", &place).await;

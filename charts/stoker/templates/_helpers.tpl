@@ -63,7 +63,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "stoker.trainerImage" -}}
-{{- .Values.trainer.image | default (printf "localhost/stoker-trainer:%s" .Chart.AppVersion) -}}
+{{- if .Values.trainer.image -}}
+{{ .Values.trainer.image }}
+{{- else if .Values.trainer.digest -}}
+{{ .Values.trainer.repository }}@{{ .Values.trainer.digest }}
+{{- else -}}
+{{ .Values.trainer.repository }}:{{ .Values.trainer.tag | default .Chart.AppVersion }}
+{{- end -}}
 {{- end -}}
 
 {{/* DNS name of the report server, in its certificate and in the trainers' configuration. */}}

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use stoker_tests::{describe_output, repository};
 
-use super::{helm, read, run};
+use super::{arguments, helm, objects, read, run};
 
 /// Checks that helm refuses `values` with the error `expected`.
 #[track_caller]
@@ -31,6 +31,27 @@ fn unknown_and_invalid_values_are_refused() {
     check_refused("watchNamespaces: [Vision]", "at '/watchNamespaces/0'");
     check_refused("storage: { url: bucket/root }", "at '/storage/url'");
     check_refused("storage: { endpoint: 'http://s3:8333' }", "at '/storage/url'");
+}
+
+/// With a tag in the values, an upgrade would keep the image of the old version.
+#[test]
+fn trainer_follows_the_version_of_the_chart() {
+    let check = |values: &str, expected: &str| {
+        if helm().is_some() {
+            let expected = format!("--trainer-image={expected}");
+            assert!(arguments(&objects(values)).contains(&expected), "{values}: {expected}");
+        }
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    check("", &format!("localhost/stoker-trainer:{version}"));
+    check("trainer: { repository: r/t }", &format!("r/t:{version}"));
+    check("trainer: { repository: r/t, tag: '7-cuda' }", "r/t:7-cuda");
+    let digest = format!("sha256:{}", "0".repeat(64));
+    check(
+        &format!("trainer: {{ digest: '{digest}' }}"),
+        &format!("localhost/stoker-trainer@{digest}"),
+    );
+    check_refused("trainer: { image: 'r/t:1', tag: '2' }", "at '/trainer/tag'");
 }
 
 #[test]

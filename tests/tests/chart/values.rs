@@ -30,6 +30,12 @@ fn unknown_and_invalid_values_are_refused() {
     check_refused("limits: { startingGangsMax: 0 }", "minimum: got 0, want 1");
     check_refused("watchNamespaces: [Vision]", "at '/watchNamespaces/0'");
     check_refused("storage: { url: bucket/root }", "at '/storage/url'");
+    let without = "networkPolicy: { enabled: false }\nui: { from: [{ podSelector: {} }] }";
+    check_refused(without, "at '/ui/from': maxItems");
+    let without = "networkPolicy: { enabled: false, metricsFrom: [{ podSelector: {} }] }";
+    check_refused(without, "at '/networkPolicy/metricsFrom': maxItems");
+    let without = "networkPolicy: { enabled: false, egress: { enabled: true } }";
+    check_refused(without, "at '/networkPolicy/egress/enabled'");
     check_refused("storage: { endpoint: 'http://s3:8333' }", "at '/storage/url'");
 }
 

@@ -98,6 +98,10 @@ pub struct Fitted<M> {
 }
 
 /// Training and validation steps of a model, for models whose steps differ.
+///
+/// Before the first batch, [`Context::fit_with`](crate::Context::fit_with) validates one batch on
+/// each rank, to check the names of the metrics: it calls [`validate`](Self::validate), then
+/// [`validated`](Self::validated).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a step of `{M}` on batches of `{B}`",
     note = "pass a plain function `fn(&{M}, {B}) -> StepOutput` to `fit` instead of `fit_with`"

@@ -128,9 +128,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(is_best)
     }
 
-    /// Fails before training if validation does not return the searched metric. Runs the validation
-    /// step on one batch to get the metric names. Does not affect random streams that are used
-    /// later.
+    /// Fails before training if validation does not return the searched metric. Validates one batch
+    /// to get the metric names. Does not affect random streams that are used later.
     pub(super) fn check_searched_metric(&self) -> Result<()> {
         let Some(data) = &self.validation else {
             if !self.io().has_runner() {
@@ -150,7 +149,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let model = precision::to_compute_precision(&model, self.context.config.mixed_precision);
         let step = || self.step.validate(&model, batch);
         let output = self.first_step("the first validation batch", &data.fields(), step)?;
-        self.find_searched_metric(&output.into_metrics().means("validation_")).map(drop)
+        let sums = self.step.validated(output.into_metrics())?;
+        self.find_searched_metric(&sums.means("validation_")).map(drop)
     }
 
     /// Returns the searched metric of the validation at this batch.

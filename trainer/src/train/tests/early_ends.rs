@@ -274,6 +274,41 @@ fn missing_searched_metric_fails_before_the_first_batch() {
     check("validation_loss", "callback Fails: no");
 }
 
+/// A step that counts the samples of a validation itself.
+struct Counts(Mutex<usize>);
+
+impl Step<Net, Pair> for Counts {
+    fn train(&self, model: &Net, (x, y): Pair) -> StepOutput {
+        StepOutput::classification(model.forward(x), y)
+    }
+
+    fn validate(&self, model: &Net, (x, y): Pair) -> StepOutput {
+        *self.0.lock().unwrap() += y.dims()[0];
+        self.train(model, (x, y))
+    }
+
+    fn validated(&self, mut sums: crate::Metrics) -> Result<crate::Metrics> {
+        let samples = std::mem::take(&mut *self.0.lock().unwrap());
+        sums.add_one("samples", samples as f64, 1.0);
+        Ok(sums)
+    }
+}
+
+/// The searched metric exists only after the last batch of a validation.
+#[test]
+fn check_of_metric_names_is_a_complete_validation() {
+    let _stream = lock_random_stream();
+    let folder = tempfile::tempdir().unwrap();
+    let door = TestReportServer::scripted(vec![continue_to_20()]);
+    let context = under_runner(&door, "val_samples", folder.path());
+    let data = || Data::arrays(samples()).unwrap();
+    let fit = Fit::new(data()).validation(data()).batch_size(10);
+    let fit = fit.callbacks(vec![Stops(20).boxed()]);
+    let model = Net::new(context.device());
+    let fitted = context.fit_with(model, optimizers(), Counts(Mutex::default()), fit).unwrap();
+    assert_eq!(fitted.history[1]["val_samples"], 100.0);
+}
+
 #[test]
 fn missing_validation_data_fails_before_the_first_batch() {
     let _stream = lock_random_stream();

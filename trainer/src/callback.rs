@@ -18,6 +18,7 @@ mod tensor_board;
 pub use control::Control;
 pub use csv_log::CsvLog;
 pub use early_stopping::EarlyStopping;
+pub(crate) use early_stopping::missing_metric;
 pub use lambda::Lambda;
 pub use learning_rate::LearningRateSchedule;
 pub use plateau::ReduceOnPlateau;
@@ -212,6 +213,13 @@ pub trait Callback: Send {
     /// custom loops, which validate themselves.
     fn needs_validation(&self) -> bool {
         false
+    }
+
+    /// Returns the validation metric that this callback requires, named like `val_loss` (default:
+    /// none). [`Context::fit`](crate::Context::fit) fails before the first batch if the first
+    /// validation batch does not have it. Ignored in custom loops.
+    fn watched_metric(&self) -> Option<&str> {
+        None
     }
 
     /// Called before each validation.

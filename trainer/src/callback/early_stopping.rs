@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Callback, Control, Logs};
-use crate::Result;
+use crate::{Error, Result};
 
 /// Stops training when a validation metric has not improved for a number of validations. The state
 /// is part of checkpoints, so a resumed trial stops at the same validation as an uninterrupted run.
@@ -26,11 +26,15 @@ pub struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Watches a validation metric, for example `val_loss`.
+    /// Watches a validation metric, for example `val_loss`. `validation_loss` has the same meaning.
     pub fn new(metric: &str) -> Self {
         let larger_is_better = ["acc", "accuracy", "auc"].iter().any(|end| metric.ends_with(end));
+        let metric = match metric.strip_prefix("validation_") {
+            Some(name) => format!("val_{name}"),
+            None => metric.into(),
+        };
         Self {
-            metric: metric.into(),
+            metric,
             patience: 0,
             min_delta: 0.0,
             larger_is_better,
@@ -91,9 +95,7 @@ impl EarlyStopping {
     /// Records a validation and returns whether it is the best so far.
     pub(super) fn notes(&mut self, logs: &Logs) -> Result<bool> {
         let Some(value) = logs.get(&self.metric).copied() else {
-            let names = logs.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            let metric = &self.metric;
-            return Err(format!("metric {metric} not found: validation reported {names}").into());
+            return Err(missing_metric(&self.metric, logs));
         };
         let is_better = self.is_better(value);
         if is_better {
@@ -112,6 +114,12 @@ impl EarlyStopping {
     }
 }
 
+/// Returns the error of a callback whose metric is not in the means of a validation.
+pub(crate) fn missing_metric(metric: &str, logs: &Logs) -> Error {
+    let names = logs.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    format!("metric {metric} not found: validation reported {names}").into()
+}
+
 impl Callback for EarlyStopping {
     fn wants_batch_logs(&self) -> bool {
         false
@@ -119,6 +127,10 @@ impl Callback for EarlyStopping {
 
     fn needs_validation(&self) -> bool {
         true
+    }
+
+    fn watched_metric(&self) -> Option<&str> {
+        Some(&self.metric)
     }
 
     fn on_validation_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {

@@ -87,6 +87,10 @@ impl Callback for ReduceOnPlateau {
         true
     }
 
+    fn watched_metric(&self) -> Option<&str> {
+        self.watch.watched_metric()
+    }
+
     fn on_train_begin(&mut self, _: &mut Control) -> Result<()> {
         match self.factor {
             factor if factor > 0.0 && factor < 1.0 => Ok(()),

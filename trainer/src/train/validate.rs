@@ -3,10 +3,10 @@
 use burn::module::Module;
 use stoker_api::contract::{ReportEvent, reported_metrics};
 
-use super::call_hook;
 use super::run::Run;
 use super::state::Validated;
-use crate::callback::Logs;
+use super::{CallbackError, call_hook, unique_names};
+use crate::callback::{Logs, missing_metric};
 use crate::collective::{Distributed, all_gather_cbor};
 use crate::session::find_searched_metric;
 use crate::step::Metrics;
@@ -128,8 +128,9 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(is_best)
     }
 
-    /// Fails before training if validation does not return the searched metric. Validates one batch
-    /// to get the metric names. Does not affect random streams that are used later.
+    /// Fails before training if validation does not return the searched metric, or a metric that a
+    /// callback watches. Validates one batch to get the metric names. Does not affect random
+    /// streams that are used later.
     pub(super) fn check_searched_metric(&self) -> Result<()> {
         let Some(data) = &self.validation else {
             if !self.io().has_runner() {
@@ -150,7 +151,20 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let step = || self.step.validate(&model, batch);
         let output = self.first_step("the first validation batch", &data.fields(), step)?;
         let sums = self.step.validated(output.into_metrics())?;
-        self.find_searched_metric(&sums.means("validation_")).map(drop)
+        self.find_searched_metric(&sums.means("validation_"))?;
+        self.check_watched_metrics(&sums.means("val_"))
+    }
+
+    /// Fails if validation does not return a metric that a callback watches.
+    fn check_watched_metrics(&self, logs: &Logs) -> Result<()> {
+        for (index, callback) in self.callbacks.iter().enumerate() {
+            let missing = callback.watched_metric().filter(|metric| !logs.contains_key(*metric));
+            if let Some(metric) = missing {
+                let name = unique_names(&self.callbacks).swap_remove(index);
+                return Err(CallbackError { name, source: missing_metric(metric, logs) }.into());
+            }
+        }
+        Ok(())
     }
 
     /// Returns the searched metric of the validation at this batch.

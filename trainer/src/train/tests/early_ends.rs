@@ -274,6 +274,22 @@ fn missing_searched_metric_fails_before_the_first_batch() {
     check("validation_loss", "callback Fails: no");
 }
 
+#[test]
+fn missing_watched_metric_fails_before_the_first_batch() {
+    let _stream = lock_random_stream();
+    let check = |metric, expected: &str| {
+        let adam = Optimizers::one(AdamConfig::new().init(), 0.1);
+        let callbacks = vec![ReduceOnPlateau::new(metric).boxed(), Fails.boxed()];
+        assert_eq!(refused(10, adam, callbacks), expected);
+    };
+    check(
+        "val_los",
+        "callback ReduceOnPlateau: metric val_los not found: validation reported val_accuracy, \
+         val_loss",
+    );
+    check("validation_loss", "callback Fails: no");
+}
+
 /// A step that counts the samples of a validation itself.
 struct Counts(Mutex<usize>);
 

@@ -106,8 +106,8 @@ impl Options {
     /// # Errors
     ///
     /// Fails if the file cannot be read, has no rows or lacks a column. Also fails if a row has
-    /// another number of columns than the first, an empty label, or a feature that is not a finite
-    /// number.
+    /// another number of columns than the first, an empty label, a quote that is not closed, or a
+    /// feature that is not a finite number.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Table, DataError> {
         let path = path.as_ref();
         self.parse(&path.display().to_string(), read::open(path)?)
@@ -118,27 +118,30 @@ impl Options {
     /// # Errors
     ///
     /// Same as [`read`](Self::read).
-    pub fn parse(&self, file: &str, text: impl Read) -> Result<Table, DataError> {
+    pub fn parse(&self, file: &str, mut text: impl Read) -> Result<Table, DataError> {
+        let mut bytes = vec![];
+        text.read_to_end(&mut bytes).map_err(|source| DataError::read(file, source))?;
         let mut reader = ::csv::ReaderBuilder::new()
             .has_headers(self.has_header)
             .delimiter(self.delimiter)
             .trim(::csv::Trim::All)
-            .from_reader(text);
+            .from_reader(bytes.as_slice());
         if self.has_header {
             let names = reader.headers().map_err(|error| read_error(file, error))?;
             let names = names.iter().map(Into::into).collect();
-            return self.table(file, names, reader.into_records());
+            return self.table(file, &bytes, names, reader.into_records());
         }
         let mut first = ::csv::StringRecord::new();
         let is_row = reader.read_record(&mut first).map_err(|error| read_error(file, error))?;
         let names = (0..first.len()).map(|index| index.to_string()).collect();
         let first = is_row.then_some(Ok(first));
-        self.table(file, names, first.into_iter().chain(reader.into_records()))
+        self.table(file, &bytes, names, first.into_iter().chain(reader.into_records()))
     }
 
     fn table(
         &self,
         file: &str,
+        text: &[u8],
         names: Vec<String>,
         records: impl Iterator<Item = ::csv::Result<::csv::StringRecord>>,
     ) -> Result<Table, DataError> {
@@ -149,9 +152,13 @@ impl Options {
             None => (0..names.len()).filter(|index| Some(*index) != label).collect(),
         };
         let (mut values, mut texts, mut rows) = (Vec::new(), Vec::new(), 0);
+        let mut last = ::csv::Position::new();
         for record in records {
             let record = record.map_err(|error| read_error(file, error))?;
-            let line = record.position().map_or(0, ::csv::Position::line);
+            if let Some(position) = record.position() {
+                last = position.clone();
+            }
+            let line = last.line();
             let position = |index: usize| format!(", line {line}, column {:?}", names[index]);
             for &index in &features {
                 values.push(number(file, || position(index), &record[index])?);
@@ -169,6 +176,12 @@ impl Options {
                 texts.push(text.to_owned());
             }
             rows += 1;
+        }
+        let start = usize::try_from(last.byte()).unwrap_or(usize::MAX);
+        if ends_in_quotes(text.get(start..).unwrap_or_default(), self.delimiter) {
+            let position = format!(", line {}", last.line());
+            let found = "the end of the file within quotes".into();
+            return Err(malformed(file, position, "a closing quote".into(), found));
         }
         if rows == 0 {
             return Err(malformed(file, String::new(), "at least one row".into(), "none".into()));
@@ -214,6 +227,21 @@ fn classes(texts: &[String]) -> Vec<String> {
         classes.sort_by_key(|class| class.parse::<i64>().unwrap_or_default());
     }
     classes
+}
+
+/// Returns whether the text ends within a quoted field. The parser then returns all lines since the
+/// quote as one field.
+pub(crate) fn ends_in_quotes(text: &[u8], delimiter: u8) -> bool {
+    let count = |text: &[u8]| {
+        let reader = ::csv::ReaderBuilder::new()
+            .has_headers(false)
+            .flexible(true)
+            .delimiter(delimiter)
+            .from_reader(text);
+        reader.into_byte_records().count()
+    };
+    // Within quotes, another row is part of the field too.
+    count(text) == count(&[text, b"\nx\n"].concat())
 }
 
 fn read_error(file: &str, error: ::csv::Error) -> DataError {
@@ -297,6 +325,8 @@ mod tests {
             Err(", line 2, column \"kind\": expected a label, found nothing"),
         );
         check(label(), "a,kind\n1,p,3\n", Err(", line 2: expected 2 columns, found 3"));
+        let open = ", line 3: expected a closing quote, found the end of the file within quotes";
+        check(label(), "a,kind\n1,p\n2,\"q\n3,p\n", Err(open));
         check(label(), "a,kind\n", Err(": expected at least one row, found none"));
         check(Options::new().no_header(), "", Err(": expected at least one row, found none"));
     }

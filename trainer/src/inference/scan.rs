@@ -7,6 +7,7 @@ use stoker_api::inference::RowFormat;
 use stoker_storage::hash::sha256_hex;
 
 use super::rows::is_blank;
+use crate::datasets::csv::ends_in_quotes;
 use crate::{InvalidInput, Result};
 
 /// Buffer size for reading, in bytes.
@@ -91,11 +92,14 @@ struct HashingReader<R> {
     base: u64,
     whole: Sha256,
     bytes: u64,
+    /// Whether the end of the file was read.
+    is_at_end: bool,
 }
 
 impl<R: Read> HashingReader<R> {
     fn new(inner: R) -> Self {
-        Self { inner, kept: vec![], base: 0, whole: Sha256::new(), bytes: 0 }
+        let whole = Sha256::new();
+        Self { inner, kept: vec![], base: 0, whole, bytes: 0, is_at_end: false }
     }
 
     /// Ends a shard of this many rows at offset `end`, and drops its bytes.
@@ -105,6 +109,26 @@ impl<R: Read> HashingReader<R> {
         self.kept.drain(..num);
         let start = std::mem::replace(&mut self.base, end);
         ShardRange { rows, start, end, sha256 }
+    }
+
+    /// Fails if the end of the file was read within quotes in the row that starts at this position.
+    /// The parser does not: all further lines belong to that row.
+    fn check_quotes(&self, file: &str, start: &csv::Position) -> Result<()> {
+        if !self.is_at_end {
+            return Ok(());
+        }
+        let num = usize::try_from(start.byte() - self.base).unwrap_or(usize::MAX);
+        match ends_in_quotes(self.kept.get(num..).unwrap_or_default(), b',') {
+            true => {
+                let line = start.line();
+                let why = format!(
+                    "cannot parse {file}: the row at line {line} has a quote that is not closed; \
+                     close the quote, or write a quote within a field as `\"\"`"
+                );
+                Err(InvalidInput(why).into())
+            }
+            false => Ok(()),
+        }
     }
 
     fn finish(self, rows: u64, columns: Vec<String>, ranges: Vec<ShardRange>) -> ScannedFile {
@@ -119,6 +143,7 @@ impl<R: Read> Read for HashingReader<R> {
         self.whole.update(&buffer[..num]);
         self.kept.extend_from_slice(&buffer[..num]);
         self.bytes += num as u64;
+        self.is_at_end |= num == 0;
         Ok(num)
     }
 }
@@ -197,15 +222,18 @@ fn csv(file: &str, from: impl Read, division: Division) -> Result<ScannedFile> {
     };
     reader.byte_headers().map_err(failed)?;
     refuse_compressed(file, &reader.get_ref().kept)?;
+    reader.get_ref().check_quotes(file, &csv::Position::new())?;
     let header = reader.headers().map_err(failed)?;
     let columns: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
     check_columns(file, &columns)?;
     let (mut counter, mut ranges, mut record) =
         (Counter::default(), vec![], csv::ByteRecord::new());
-    let mut end = reader.position().byte();
+    let (mut start, mut end) = (reader.position().clone(), reader.position().byte());
     reader.get_mut().end_shard(0, end);
     while reader.read_byte_record(&mut record).map_err(failed)? {
-        end = reader.position().byte();
+        reader.get_ref().check_quotes(file, &start)?;
+        start.clone_from(reader.position());
+        end = start.byte();
         if counter.count(division.shard_rows) {
             division.add(&mut ranges, reader.get_mut().end_shard(counter.take(), end))?;
         }
@@ -322,6 +350,20 @@ mod tests {
         check(csv, "a\n\n1\n\n2\n\n", 1, Ok(&[(1, "\n1\n"), (1, "\n2\n")]));
         check(csv, "\"a\nx\",b\n1,2\n", 9, Ok(&[(1, "1,2\n")]));
         check(csv, "a,a\n1,2\n", 9, Err("contains column \"a\" twice"));
+    }
+
+    /// The parser would return all further lines as part of the field.
+    #[test]
+    fn unclosed_quotes_are_refused() {
+        let csv = RowFormat::Csv;
+        let error = "the row at line 2 has a quote that is not closed";
+        for rows in ["1,\"x\n2,y\n", "1,\"x", "1,\"x\"\"\n2,y\n"] {
+            check(csv, &format!("a,b\n{rows}"), 9, Err(error));
+        }
+        check(csv, "a,b\n1,2\n3,\"4\n", 1, Err("the row at line 3 has"));
+        check(csv, "\"a,b\n1,2\n", 9, Err("the row at line 1 has"));
+        check(csv, "a\n\"1\"", 9, Ok(&[(1, "\"1\"")]));
+        check(csv, "a\n6\" x", 9, Ok(&[(1, "6\" x")]));
     }
 
     #[test]

@@ -117,8 +117,8 @@ impl Weights {
 ///
 /// If a process resumes in the middle of an epoch, it does not begin the epoch again. Hooks of
 /// epochs, batches and validations are called as in an uninterrupted run, but a validation that a
-/// signal interrupts starts over with all of its hooks. `on_train_begin`, `on_train_end` and the
-/// workload hooks are called per process.
+/// signal or the runner interrupts starts over with all of its hooks. `on_train_begin`,
+/// `on_train_end` and the workload hooks are called per process.
 ///
 /// # Gangs
 ///

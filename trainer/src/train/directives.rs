@@ -10,6 +10,7 @@ use stoker_api::contract::{Directive, ExitCode, ReportEvent};
 use super::TestStage;
 use super::run::Run;
 use crate::collective::{RankActivity, all_gather_cbor};
+use crate::context::Context;
 use crate::error::{Infrastructure, Interrupted};
 use crate::{Error, Result};
 
@@ -31,6 +32,29 @@ pub(super) struct StopState {
 }
 
 impl StopState {
+    /// Returns the state of this process.
+    pub(super) fn local(context: &Context) -> Self {
+        let (signal, ended) = (context.stop.is_set(), context.ended.is_set());
+        Self { signal, ended, directive: context.io().directive() }
+    }
+
+    /// Returns the state that all ranks agree on.
+    pub(super) fn agreed(of_ranks: &[Self]) -> Self {
+        Self {
+            signal: of_ranks.iter().any(|stop_state| stop_state.signal),
+            ended: of_ranks.iter().any(|stop_state| stop_state.ended),
+            directive: of_ranks.first().and_then(|stop_state| stop_state.directive),
+        }
+    }
+
+    /// Returns whether the process must exit.
+    pub(super) fn must_exit(self) -> bool {
+        let exits = |directive| {
+            matches!(directive, Directive::Preempt | Directive::Stop | Directive::Fenced)
+        };
+        self.signal || self.directive.is_some_and(exits)
+    }
+
     /// Returns the state as numbers. Their sums over all ranks contain the state that all agree on.
     pub(super) fn to_numbers(self, rank: usize) -> [f64; STOP_NUMBERS] {
         let (kind, units) = match self.directive.filter(|_| rank == 0) {
@@ -77,11 +101,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let local = (self.local_stop_state(), local);
         let all = all_gather_cbor(ranks.collective(), position, local)?;
         let (stop_states, values): (Vec<StopState>, Vec<T>) = all.into_iter().unzip();
-        self.stop_state = StopState {
-            signal: stop_states.iter().any(|stop_state| stop_state.signal),
-            ended: stop_states.iter().any(|stop_state| stop_state.ended),
-            directive: stop_states.first().and_then(|stop_state| stop_state.directive),
-        };
+        self.stop_state = StopState::agreed(&stop_states);
         Ok(values)
     }
 
@@ -95,8 +115,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     }
 
     pub(super) fn local_stop_state(&self) -> StopState {
-        let (signal, ended) = (self.context.stop.is_set(), self.context.ended.is_set());
-        StopState { signal, ended, directive: self.io().directive() }
+        StopState::local(self.context)
     }
 
     /// Returns the requests that all ranks have agreed on.

@@ -3,30 +3,35 @@
 use burn::module::Module;
 use stoker_api::contract::{ReportEvent, reported_metrics};
 
+use super::directives::StopState;
 use super::run::Run;
 use super::state::Validated;
 use super::{CallbackError, call_hook, unique_names};
 use crate::callback::{Logs, missing_metric};
-use crate::collective::{Distributed, all_gather_cbor};
+use crate::collective::all_gather_cbor;
+use crate::context::Context;
 use crate::session::find_searched_metric;
 use crate::step::Metrics;
-use crate::stop::StopSignal;
-use crate::{Result, precision};
+use crate::{Error, Result, precision};
 
 /// Number of validation batches between two agreements of the ranks on whether to stop.
 const BATCHES_TO_STOP: u64 = 16;
 
-/// A stop signal has interrupted a validation.
+/// A stop request has interrupted a validation.
 #[derive(Debug, thiserror::Error)]
-#[error("stopped by a signal")]
-pub(super) struct ValidationStopped;
+#[error("a stop was requested")]
+struct ValidationStopped(StopState);
 
-/// Returns whether a signal stops the validation before this batch. All ranks get one answer.
-pub(super) fn is_stopped(stop: &StopSignal, index: u64, ranks: &Distributed) -> Result<bool> {
-    if ranks.size() == 1 || !index.is_multiple_of(BATCHES_TO_STOP) {
-        return Ok(ranks.size() == 1 && stop.is_set());
-    }
-    Ok(all_gather_cbor(ranks.collective(), "validation", stop.is_set())?.contains(&true))
+/// Fails with [`ValidationStopped`] if requests, on which all ranks agree, stop the validation
+/// before this batch.
+pub(super) fn check_stop(context: &Context, index: u64) -> Result<()> {
+    let (ranks, local) = (context.distributed(), StopState::local(context));
+    let agreed = match ranks.size() {
+        1 => local,
+        _ if !index.is_multiple_of(BATCHES_TO_STOP) => return Ok(()),
+        _ => StopState::agreed(&all_gather_cbor(ranks.collective(), "validation", local)?),
+    };
+    if agreed.must_exit() { Err(ValidationStopped(agreed).into()) } else { Ok(()) }
 }
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
@@ -53,22 +58,22 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     ///
     /// # Errors
     ///
-    /// A stop signal prevents or interrupts the validation. A checkpoint is then saved, from which
-    /// training resumes with the whole validation.
+    /// A signal or the runner prevents or interrupts the validation. A checkpoint is then saved,
+    /// from which training resumes with the whole validation.
     pub(super) fn validate(&mut self) -> Result<bool> {
         let (context, ranks) = (self.context, self.context.distributed());
-        if self.validation.is_some() && is_stopped(&context.stop, 0, ranks)? {
-            return Err(self.stop_by_signal());
-        }
+        let checked = self.validation.as_ref().map_or(Ok(()), |_| check_stop(context, 0));
+        checked.map_err(|error| self.stop_validation(error))?;
         self.begin_validation()?;
         let Some(data) = &self.validation else { return self.record_no_validation() };
         let mut all = Metrics::default();
-        let (step, stop) = (self.step, &context.stop);
+        let (step, batches, granted) = (self.step, self.state.batches, self.granted);
         let (callbacks, control) = (&mut self.callbacks, &mut self.control);
         let read =
             context.for_each_batch(&*self.model, data, self.batch_size, |index, model, batch| {
-                if index > 0 && is_stopped(stop, index, ranks)? {
-                    return Err(ValidationStopped.into());
+                context.io().progress_if_due(batches, granted);
+                if index > 0 {
+                    check_stop(context, index)?;
                 }
                 call_hook(callbacks, control, ranks, |callback, control| {
                     callback.on_validation_batch_begin(index, control)
@@ -80,13 +85,22 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                     callback.on_validation_batch_end(index, control)
                 })
             });
-        match read {
-            Err(error) if error.is::<ValidationStopped>() => return Err(self.stop_by_signal()),
-            read => read?,
-        }
+        read.map_err(|error| self.stop_validation(error))?;
         let all = step.validated(all)?;
         let all = all.all_reduce(ranks.collective())?;
         self.record_validation(&all)
+    }
+
+    /// If requests have stopped the validation, saves a checkpoint and returns the error to exit
+    /// with. Returns other errors unchanged.
+    pub(super) fn stop_validation(&mut self, error: Error) -> Error {
+        match error.downcast::<ValidationStopped>() {
+            Ok(stopped) => {
+                self.stop_state = stopped.0;
+                self.apply_directive().err().unwrap_or_else(|| self.stop_by_signal())
+            }
+            Err(error) => error,
+        }
     }
 
     /// Shares buffers of the model among ranks and calls the hooks before a validation.

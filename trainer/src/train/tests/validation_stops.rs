@@ -1,8 +1,11 @@
-//! Stops by a signal during a validation.
+//! Stops by a signal or the runner during a validation.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use stoker_api::contract::Directive;
+use stoker_test_cluster::PATIENCE;
 
 use super::data_kinds::Tiny;
 use super::early_ends::config_under_runner;
@@ -179,4 +182,56 @@ fn check_stop_agrees_on_all_ranks() {
 
 fn tiny_step(model: &Tiny, (x, y): Pair) -> StepOutput {
     StepOutput::classification(model.output.forward(x), y)
+}
+
+/// Lets the time to the next report pass in a validation, and waits for the directive to it.
+struct WaitsForPreemption {
+    io: Arc<Mutex<TrialIo>>,
+    is_validating: Arc<AtomicBool>,
+}
+
+impl Callback for WaitsForPreemption {
+    fn on_validation_batch_end(&mut self, index: u64, _: &mut Control) -> Result<()> {
+        let start = Instant::now();
+        match index {
+            // The next batch begins with a report, and the directive stops the batch after it.
+            0 => {
+                self.is_validating.store(true, Ordering::Relaxed);
+                self.io.lock().unwrap().posted_at = None;
+            }
+            1 => {
+                while self.io.lock().unwrap().directive() != Some(Directive::Preempt) {
+                    if start.elapsed() > PATIENCE {
+                        return Err("no progress was reported".into());
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            _ => return Err("the validation did not stop".into()),
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn runner_stops_a_validation() {
+    let _stream = lock_random_stream();
+    let folder = brief_folder();
+    let is_validating = Arc::new(AtomicBool::new(false));
+    let is_preempted = is_validating.clone();
+    let server =
+        TestReportServer::with_directives(move |_| match is_preempted.load(Ordering::Relaxed) {
+            true => Directive::Preempt,
+            false => Directive::Continue { units: 20 },
+        });
+    let config = config_under_runner(&server, "val_loss", folder.path());
+    let context = program::context(config, None).unwrap();
+    let callback = WaitsForPreemption { io: context.io.clone(), is_validating }.boxed();
+    let data = || Data::arrays(samples()).unwrap();
+    let fit = Fit::new(data()).validation(data()).batch_size(10).callbacks(vec![callback]);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    let error = context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap_err();
+    assert_eq!(error.to_string(), "preempted by the runner");
+    assert!(rows(folder.path()).iter().all(|row| row.1 != "validation"));
+    last_checkpoint(folder.path());
 }

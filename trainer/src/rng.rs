@@ -18,6 +18,8 @@ const STEP: u64 = 2;
 pub(crate) const ORDER: u64 = 3;
 /// Purpose: random operations of a [`Stream`](crate::Stream).
 pub(crate) const STREAM: u64 = 4;
+/// Purpose: random numbers of a validation.
+const VALIDATION: u64 = 5;
 
 /// SplitMix64 by Steele, Lea and Flood: returns the output for the state `value`.
 pub(crate) fn mix(value: u64) -> u64 {
@@ -83,6 +85,14 @@ pub(crate) fn with_weight_seed<T>(device: &Device, seed: u32, sample: impl FnOnc
 /// numbers as an uninterrupted one.
 pub(crate) fn seed_step(device: &Device, seed: u32, batch: u64, rank: usize) {
     with_exclusive_stream(|| device.seed(mix_seed(&[u64::from(seed), STEP, batch, rank as u64])));
+}
+
+/// Seeds burn's stream for the validation after `batches` batches on this rank, so that a
+/// validation that starts over after a resume samples the same numbers. The next step seeds the
+/// stream again.
+pub(crate) fn seed_validation(device: &Device, seed: u32, batches: u64, rank: usize) {
+    let parts = [u64::from(seed), VALIDATION, batches, rank as u64];
+    with_exclusive_stream(|| device.seed(mix_seed(&parts)));
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::collective::all_gather_cbor;
 use crate::context::Context;
 use crate::session::find_searched_metric;
 use crate::step::Metrics;
-use crate::{Error, Result, precision};
+use crate::{Error, Result, precision, rng};
 
 /// Number of validation batches between two agreements of the ranks on whether to stop.
 const BATCHES_TO_STOP: u64 = 16;
@@ -103,14 +103,17 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
     }
 
-    /// Shares buffers of the model among ranks and calls the hooks before a validation.
+    /// Shares buffers of the model among ranks, seeds the random stream, and calls the hooks before
+    /// a validation.
     pub(super) fn begin_validation(&mut self) -> Result<()> {
         self.broadcast_buffers()?;
         if self.validation.is_none() && !self.has_custom_loop {
             return Ok(());
         }
+        let (context, ranks) = (self.context, self.context.distributed());
+        let (seed, batches) = (context.trial_seed(), self.state.batches);
+        rng::seed_validation(context.device(), seed, batches, ranks.rank());
         let (callbacks, control) = (&mut self.callbacks, &mut self.control);
-        let ranks = self.context.distributed();
         call_hook(callbacks, control, ranks, |callback, control| {
             callback.on_validation_begin(control)
         })

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use burn::tensor::Distribution;
 use stoker_api::contract::Directive;
 use stoker_test_cluster::PATIENCE;
 
@@ -30,6 +31,12 @@ impl Callback for StopInValidation {
     }
 }
 
+/// Returns the loss and a metric that samples a random number.
+fn noisy_step(model: &Net, (x, y): Pair) -> StepOutput {
+    let noise = Tensor::<1>::random([1], Distribution::Default, &x.device());
+    StepOutput::classification(model.forward(x), y).metric("noise", noise, 1_usize)
+}
+
 /// Trains for 20 batches, with validations after batches 7, 14 and 20 of 7 batches each.
 fn train_until(folder: &Path, stop_at: Option<[u64; 2]>) -> Result<Fitted<Net>> {
     let context = alone(Some(folder), 20).context()?;
@@ -39,8 +46,7 @@ fn train_until(folder: &Path, stop_at: Option<[u64; 2]>) -> Result<Fitted<Net>> 
     ];
     let data = || Data::arrays(samples());
     let fit = Fit::new(data()?).validation(data()?).batch_size(16).callbacks(callbacks);
-    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
-    context.fit(Net::new(context.device()), optimizers(), step, fit)
+    context.fit(Net::new(context.device()), optimizers(), noisy_step, fit)
 }
 
 /// Same as [`train_until`], with a custom loop.
@@ -52,7 +58,7 @@ fn loop_until(folder: &Path, stop_at: Option<[u64; 2]>) -> Result<Fitted<Net>> {
     ];
     let data = || Data::arrays(samples());
     let fit = Fit::new(data()?).batch_size(16).callbacks(callbacks);
-    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    let step = noisy_step;
     let mut training = context.training(Net::new(context.device()), optimizers(), fit)?;
     while let Some(action) = training.next()? {
         match action {

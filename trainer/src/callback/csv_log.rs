@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::{Callback, CheckpointFiles, Control, Logs};
-use crate::Result;
+use crate::{Error, Result};
 
 /// Writes the metrics of each epoch as a row of a CSV file: `epoch`, and one column per metric that
 /// any epoch had. The file is complete after each epoch and keeps its rows across restarts.
@@ -44,10 +44,27 @@ impl CsvLog {
     fn write(&self) -> Result<()> {
         let table = self.table()?;
         // Rename into place, so that readers never see a partial file.
-        let part = self.path.with_extension("part");
+        let part = self.part();
         std::fs::write(&part, table)
             .and_then(|()| std::fs::rename(&part, &self.path))
-            .map_err(|error| format!("cannot write {}: {error}", self.path.display()).into())
+            .map_err(|error| self.write_error(&error))
+    }
+
+    /// Fails if the file cannot be written. Keeps the table of an earlier process, because only a
+    /// restored checkpoint contains its rows.
+    fn check_path(&self) -> Result<()> {
+        let part = self.part();
+        std::fs::write(&part, "")
+            .and_then(|()| std::fs::remove_file(&part))
+            .map_err(|error| self.write_error(&error))
+    }
+
+    fn part(&self) -> PathBuf {
+        self.path.with_extension("part")
+    }
+
+    fn write_error(&self, error: &std::io::Error) -> Error {
+        format!("cannot write {}: {error}", self.path.display()).into()
     }
 }
 
@@ -61,8 +78,9 @@ impl Callback for CsvLog {
     }
 
     fn on_train_begin(&mut self, _: &mut Control) -> Result<()> {
-        // Check the file name now, not hours later at the first checkpoint.
-        CheckpointFiles::default().add(&self.file_name(), vec![])
+        // Check name and directory now, not hours later at the end of the first epoch.
+        CheckpointFiles::default().add(&self.file_name(), vec![])?;
+        self.check_path()
     }
 
     fn on_epoch_end(&mut self, epoch: u64, logs: &Logs, _: &mut Control) -> Result<()> {
@@ -124,8 +142,21 @@ mod tests {
 
     #[test]
     fn write_error_names_the_file() {
-        let mut log = CsvLog::new("/nowhere/log.csv");
-        let error = log.on_epoch_end(0, &Logs::new(), &mut Control::default()).unwrap_err();
-        assert!(error.to_string().starts_with("cannot write /nowhere/log.csv"), "{error}");
+        let (mut log, mut control) = (CsvLog::new("/nowhere/log.csv"), Control::default());
+        let at_begin = log.on_train_begin(&mut control);
+        let at_epoch_end = log.on_epoch_end(0, &Logs::new(), &mut control);
+        for error in [at_begin, at_epoch_end].map(|written| written.unwrap_err()) {
+            assert!(error.to_string().starts_with("cannot write /nowhere/log.csv"), "{error}");
+        }
+    }
+
+    #[test]
+    fn start_keeps_the_table_of_an_earlier_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log.csv");
+        std::fs::write(&path, "epoch,loss\n0,1\n").unwrap();
+        CsvLog::new(&path).on_train_begin(&mut Control::default()).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "epoch,loss\n0,1\n");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

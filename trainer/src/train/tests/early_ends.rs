@@ -68,7 +68,7 @@ fn callback_stop_is_final() {
 }
 
 /// A callback that stops training.
-struct Stops(u64);
+pub(super) struct Stops(pub(super) u64);
 
 impl Callback for Stops {
     fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {

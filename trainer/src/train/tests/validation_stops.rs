@@ -9,7 +9,7 @@ use stoker_api::contract::Directive;
 use stoker_test_cluster::PATIENCE;
 
 use super::data_kinds::Tiny;
-use super::early_ends::config_under_runner;
+use super::early_ends::{Stops, config_under_runner};
 use super::*;
 use crate::reporter::tests::TestReportServer;
 use crate::trial_io::TrialIo;
@@ -106,6 +106,31 @@ fn interrupted_validations_start_over_after_a_resume() {
             }
         }
     }
+}
+
+/// A callback stops training at a batch without a validation; a signal then interrupts the final
+/// validation.
+#[test]
+fn resumed_final_validation_is_saved() {
+    let _stream = lock_random_stream();
+    let folder = brief_folder();
+    let train = |stop_at| {
+        let context = alone(Some(folder.path()), 20).context().unwrap();
+        let stop = StopInValidation(stop_at, context.stop.clone()).boxed();
+        let data = || Data::arrays(samples()).unwrap();
+        let fit = Fit::new(data()).validation(data()).batch_size(16);
+        let fit = fit.callbacks(vec![Stops(9).boxed(), stop]);
+        context.fit(Net::new(context.device()), optimizers(), noisy_step, fit)
+    };
+    let has_metric = |attempt: u32| {
+        let manifest = format!("trial/checkpoints/000000000009-{attempt}/manifest.json");
+        let manifest = std::fs::read_to_string(folder.path().join(manifest)).unwrap();
+        !serde_json::from_str::<Value>(&manifest).unwrap()["metric"].is_null()
+    };
+    train(Some([9, 2])).unwrap_err();
+    assert!(!has_metric(0));
+    train(None).unwrap();
+    assert!(has_metric(1));
 }
 
 #[test]

@@ -47,6 +47,7 @@ pub struct Options {
     delimiter: u8,
     features: Option<Vec<Column>>,
     label: Option<Column>,
+    classes: Option<Vec<String>>,
 }
 
 /// Contents of a file.
@@ -57,7 +58,8 @@ pub struct Table {
     /// Class of each row, as an index into `classes`; empty without a label column.
     pub labels: Vec<usize>,
     /// Distinct texts of the label column: in numeric order if all are integers, otherwise in byte
-    /// order.
+    /// order. A file that lacks a class numbers the others differently, so pass the classes of the
+    /// training file to [`Options::classes`] for all other files.
     pub classes: Vec<String>,
     /// Names of the feature columns; their indices if there is no header.
     pub names: Vec<String>,
@@ -74,7 +76,7 @@ impl Default for Options {
 impl Options {
     /// Creates the default options: a header, commas, and all columns as features.
     pub fn new() -> Self {
-        Self { has_header: true, delimiter: b',', features: None, label: None }
+        Self { has_header: true, delimiter: b',', features: None, label: None, classes: None }
     }
 
     /// Treats the first line as data.
@@ -101,13 +103,22 @@ impl Options {
         Self { label: Some(column.into()), ..self }
     }
 
+    /// Sets the classes, in the order of their numbers (default: the distinct texts of the label
+    /// column). Pass the classes of the training file when reading the validation file, so that
+    /// both have the same numbers.
+    #[must_use]
+    pub fn classes<C: Into<String>>(self, classes: impl IntoIterator<Item = C>) -> Self {
+        Self { classes: Some(classes.into_iter().map(Into::into).collect()), ..self }
+    }
+
     /// Reads a file, plain or gzip.
     ///
     /// # Errors
     ///
     /// Fails if the file cannot be read, has no rows or lacks a column. Also fails if a row has
-    /// another number of columns than the first, an empty label, a quote that is not closed, or a
-    /// feature that is not a finite number.
+    /// another number of columns than the first, a label that is empty or not in
+    /// [`classes`](Self::classes), a quote that is not closed, or a feature that is not a finite
+    /// number.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Table, DataError> {
         let path = path.as_ref();
         self.parse(&path.display().to_string(), read::open(path)?)
@@ -164,16 +175,8 @@ impl Options {
                 values.push(number(file, || position(index), &record[index])?);
             }
             if let Some(index) = label {
-                let text = &record[index];
-                if text.is_empty() {
-                    return Err(malformed(
-                        file,
-                        position(index),
-                        "a label".into(),
-                        "nothing".into(),
-                    ));
-                }
-                texts.push(text.to_owned());
+                self.check_label(file, || position(index), &record[index])?;
+                texts.push(record[index].to_owned());
             }
             rows += 1;
         }
@@ -186,12 +189,28 @@ impl Options {
         if rows == 0 {
             return Err(malformed(file, String::new(), "at least one row".into(), "none".into()));
         }
-        let classes = classes(&texts);
+        let classes = self.classes.clone().unwrap_or_else(|| classes(&texts));
         let numbers: BTreeMap<&String, usize> =
             classes.iter().enumerate().map(|(number, class)| (class, number)).collect();
         let labels = texts.iter().filter_map(|text| numbers.get(text).copied()).collect();
         let names = features.iter().map(|index| names[*index].clone()).collect();
         Ok(Table { features: values, labels, classes, names, rows })
+    }
+
+    fn check_label(
+        &self,
+        file: &str,
+        position: impl Fn() -> String,
+        text: &str,
+    ) -> Result<(), DataError> {
+        let (expected, found) = match &self.classes {
+            _ if text.is_empty() => ("a label".into(), "nothing".into()),
+            Some(classes) if classes.iter().all(|class| class != text) => {
+                (format!("a class of {}", classes.join(", ")), format!("{text:?}"))
+            }
+            _ => return Ok(()),
+        };
+        Err(malformed(file, position(), expected, found))
     }
 
     fn find(&self, file: &str, names: &[String], column: &Column) -> Result<usize, DataError> {
@@ -297,6 +316,18 @@ mod tests {
         check(Options::new().features(["height"]), TREES, Ok((&height, &[], &[])));
         let both = [2.5, 1.0, 4.0, -30.0, 6.0, 5.0];
         check(Options::new().features([1, 0]).label(2), TREES, Ok((&both, &[1, 0, 1], &classes)));
+    }
+
+    /// The file has no `ash`, so its other classes would have other numbers.
+    #[test]
+    fn given_classes_number_the_labels() {
+        let text = "width,kind\n1,pine\n2,oak\n";
+        let of = |classes: [&str; 3]| Options::new().label("kind").classes(classes);
+        let classes = ["ash", "oak", "pine"];
+        check(of(classes), text, Ok((&[1.0, 2.0], &[2, 1], &classes)));
+        let unknown =
+            ", line 2, column \"kind\": expected a class of ash, oak, elm, found \"pine\"";
+        check(of(["ash", "oak", "elm"]), text, Err(unknown));
     }
 
     #[test]

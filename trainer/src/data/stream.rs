@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 
@@ -16,6 +17,9 @@ mod items;
 use batches::Batcher;
 pub(super) use batches::{BatchStream, MappedStream};
 use items::{Interleave, ShuffleBuffer};
+
+/// Time between lines while items are counted. Nothing else shows that the process makes progress.
+const COUNT_NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// One pass over a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +154,8 @@ impl<T: Send + 'static> Stream<T> {
         })
     }
 
-    /// Keeps only the items for which `is_wanted` returns `true`.
+    /// Keeps only the items for which `is_wanted` returns `true`. Their number is then unknown: set
+    /// [`samples`](Self::samples) afterwards.
     #[must_use]
     pub fn filter(self, is_wanted: impl Fn(&T) -> bool + Send + Sync + 'static) -> Self {
         let is_wanted = Arc::new(is_wanted);
@@ -178,7 +183,7 @@ impl<T: Send + 'static> Stream<T> {
 
     /// Opens a nested stream for each item and reads `cycle` of them round-robin, `block` items at
     /// a time; for example, the records of several files. When one ends, the next item takes its
-    /// position.
+    /// position. The number of items is then unknown: set [`samples`](Self::samples) afterwards.
     #[must_use]
     pub fn interleave<U, I>(
         self,
@@ -218,7 +223,9 @@ impl<T: Send + 'static> Stream<T> {
     }
 
     /// Sets the number of items in an epoch. Further items are ignored; fewer are an error. If the
-    /// number is neither set nor known, [`Data::stream`] reads the stream once to count them.
+    /// number is neither set nor known, [`Data::stream`] reads the stream once to count them, which
+    /// does not end for an endless stream. [`filter`](Self::filter) and
+    /// [`interleave`](Self::interleave) discard the number.
     #[must_use]
     pub fn samples(self, samples: usize) -> Self {
         Self { samples: Some(samples), ..self }
@@ -226,12 +233,31 @@ impl<T: Send + 'static> Stream<T> {
 
     /// Returns the number of samples, counting the items of the first pass if it is unknown.
     fn count(&self) -> Result<usize> {
-        match self.samples {
-            Some(samples) => Ok(samples),
-            None => (self.open)(Pass { epoch: 0, seed: 0 })?
-                .try_fold(0, |count, item| item.map(|_| count + 1)),
+        if let Some(samples) = self.samples {
+            return Ok(samples);
         }
+        let (mut count, mut printed_at) = (0, Instant::now());
+        for item in (self.open)(Pass { epoch: 0, seed: 0 })? {
+            drop(item?);
+            count += 1;
+            if let Some(text) = count_notice(count, printed_at.elapsed()) {
+                eprintln!("stoker: {text}");
+                printed_at = Instant::now();
+            }
+        }
+        Ok(count)
     }
+}
+
+/// Returns the line to print while items are counted, given the time since the last line.
+fn count_notice(count: usize, elapsed: Duration) -> Option<String> {
+    let text = || {
+        format!(
+            "counting the items of a stream: {count} so far; call `Stream::samples` last, after \
+             `filter` and `interleave`, to skip this"
+        )
+    };
+    (elapsed >= COUNT_NOTICE_INTERVAL).then(text)
 }
 
 impl<B: Send + 'static> Data<B> {
@@ -249,5 +275,17 @@ impl<B: Send + 'static> Data<B> {
         let samples = stream.count()?;
         let batcher = Arc::new(batcher);
         Ok(Self::from_origin(Origin::Streamed(Arc::new(Batcher { stream, samples, batcher }))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_counts_print_a_remedy() {
+        assert_eq!(count_notice(3, COUNT_NOTICE_INTERVAL - Duration::from_millis(1)), None);
+        let text = count_notice(3, COUNT_NOTICE_INTERVAL).unwrap();
+        assert!(text.contains("3 so far; call `Stream::samples` last"), "{text}");
     }
 }

@@ -198,29 +198,28 @@ impl<B: Send + 'static, I> Iterator for LoaderPass<'_, B, I> {
     type Item = Result<Option<I>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.read < self.steps {
-            self.read += 1;
-            return Some(self.batch());
-        }
         if self.read == self.steps {
-            self.read += 1;
-            // Remaining batches would be lost, and the next pass would start at a different
-            // position.
-            let left = self.batch();
-            return match left {
-                Ok(None) => None,
-                Ok(Some(_)) => {
-                    let text = format!(
-                        "the data loader has more than {} batches per epoch, as computed from its \
-                         items and first batch; build it without `num_workers`, or with \
-                         `context.dataloader(data, batch_size)`",
-                        self.steps
-                    );
-                    Some(Err(text.into()))
-                }
-                Err(error) => Some(Err(error)),
-            };
+            return None;
         }
-        None
+        self.read += 1;
+        let batch = self.batch();
+        if self.read < self.steps || batch.is_err() {
+            return Some(batch);
+        }
+        // Remaining batches would be lost, and the next pass would start at a different position.
+        // Read on now: a validation does not ask for more batches.
+        match self.batch() {
+            Ok(None) => Some(batch),
+            Ok(Some(_)) => {
+                let text = format!(
+                    "the data loader has more than {} batches per epoch, as computed from its \
+                     items and first batch; build it without `num_workers`, or with \
+                     `context.dataloader(data, batch_size)`",
+                    self.steps
+                );
+                Some(Err(text.into()))
+            }
+            Err(error) => Some(Err(error)),
+        }
     }
 }

@@ -1,6 +1,9 @@
 //! Data of this crate as loaders of burn.
 
+use burn::data::dataloader::{DataLoaderIterator, Progress};
+
 use super::*;
+use crate::learner::loaders::data_of_loader;
 use crate::{BatchContext, Sequence};
 
 #[test]
@@ -40,4 +43,63 @@ fn slice_of_a_sequence_has_its_batches() {
     let classes =
         loader.slice(1, 4).iter().flat_map(|pair| class(pair.unwrap())).collect::<Vec<_>>();
     assert_eq!(classes, [1, 2, 3]);
+}
+
+/// A loader whose batches are numbers of items. The first is larger than the others.
+struct FirstIsLargest;
+
+impl DataLoader<usize> for FirstIsLargest {
+    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<usize> + 'a> {
+        Box::new(SizedBatches { left: vec![1, 1, 3], num_items: 0 })
+    }
+
+    fn num_items(&self) -> usize {
+        5
+    }
+
+    fn to_device(&self, _: &Device) -> Arc<dyn DataLoader<usize>> {
+        Arc::new(Self)
+    }
+
+    fn slice(&self, _: usize, _: usize) -> Arc<dyn DataLoader<usize>> {
+        Arc::new(Self)
+    }
+}
+
+struct SizedBatches {
+    /// Sizes of the batches to return, from last to first.
+    left: Vec<usize>,
+    num_items: usize,
+}
+
+impl Iterator for SizedBatches {
+    type Item = Result<usize, DatasetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let size = self.left.pop()?;
+        self.num_items += size;
+        Some(Ok(size))
+    }
+}
+
+impl DataLoaderIterator<usize> for SizedBatches {
+    fn progress(&self) -> Progress {
+        Progress::new(self.num_items, 5, None)
+    }
+}
+
+/// A validation reads exactly the computed number of batches.
+#[test]
+fn extra_batches_are_an_error_of_the_last() {
+    let _guard = lock_random_stream();
+    let context = standalone(None).context().unwrap();
+    let loader: Arc<dyn DataLoader<usize>> = Arc::new(FirstIsLargest);
+    let plan = context.loader_plan(1, false);
+    let (data, batch_size) =
+        data_of_loader(&loader, &context.learner_state, &plan, |size, _| size).unwrap();
+    assert_eq!((batch_size, data.steps(&plan)), (3, 2));
+    let mut batches = data.loader(plan, 0..2);
+    assert_eq!(batches.next().unwrap().unwrap(), Some(3));
+    let error = batches.next().unwrap().unwrap_err().to_string();
+    assert!(error.starts_with("the data loader has more than 2 batches per epoch"), "{error}");
 }

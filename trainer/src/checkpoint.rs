@@ -135,6 +135,17 @@ impl Checkpointer {
         request: SaveRequest,
         produce: ContentsFn,
     ) -> Result<(), CheckpointError> {
+        self.begin_with(request, produce, |_| {})
+    }
+
+    /// Same as [`begin`](Self::begin). Calls `on_saved` on another thread as soon as the checkpoint
+    /// is complete, because the caller of [`poll`](Self::poll) may be busy.
+    pub(crate) fn begin_with(
+        &mut self,
+        request: SaveRequest,
+        produce: ContentsFn,
+        on_saved: impl FnOnce(&SavedCheckpoint) + Send + 'static,
+    ) -> Result<(), CheckpointError> {
         self.wait()?;
         let name = layout::checkpoint_name(request.batches, self.store.attempt);
         let (sender, receiver) = sync_channel(1);
@@ -145,6 +156,9 @@ impl Checkpointer {
                 Ok(contents) => store.save_or_clean_up(&name, request, contents).await,
                 Err(error) => Err(error),
             };
+            if let Ok(saved) = &outcome {
+                on_saved(saved);
+            }
             // Ignore the error: a caller that exited needs no outcome.
             let _ = sender.send(outcome);
         });

@@ -2,6 +2,7 @@
 //! machine.
 
 use std::fs::File;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
@@ -43,7 +44,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Reports, metrics, checkpoints and terminal output of this process.
 #[derive(Debug)]
 pub(crate) struct TrialIo {
-    reporter: Option<Reporter>,
+    /// A save in progress has a weak reference.
+    reporter: Option<Arc<Reporter>>,
     files: Option<TrialFiles>,
     /// Stores the trial's record, if the runner returns it.
     record_writer: Option<RecordWriter>,
@@ -134,7 +136,7 @@ impl TrialIo {
         let has_report_server =
             config.inference.is_none() || !config.report_endpoint.url.is_empty();
         let reporter = (standalone_limits.is_none() && is_lead && has_report_server)
-            .then(|| Reporter::new(rt.clone(), config))
+            .then(|| Reporter::new(rt.clone(), config).map(Arc::new))
             .transpose()?;
         let record_writer = match (&reporter, config.storage.url.is_empty()) {
             (Some(reporter), false) => Some(handle_responses(&rt, reporter, config)?),
@@ -242,7 +244,7 @@ impl TrialIo {
 
     /// Returns reports without a response that still matter.
     pub(crate) fn unsent(&self) -> Vec<Report> {
-        self.reporter.as_ref().map(Reporter::unsent).unwrap_or_default()
+        self.reporter.as_deref().map(Reporter::unsent).unwrap_or_default()
     }
 
     /// Returns the number of global batches trained, as of the last report.
@@ -308,7 +310,7 @@ impl TrialIo {
     /// `start`. Responses that arrived after the timeout of
     /// [`request_directive`](Self::request_directive) count too.
     pub(crate) fn is_runner_silent(&self, start: Instant) -> bool {
-        let responded_at = self.reporter.as_ref().and_then(Reporter::responded_at);
+        let responded_at = self.reporter.as_deref().and_then(Reporter::responded_at);
         is_silent(responded_at, start, Instant::now())
     }
 

@@ -226,7 +226,7 @@ impl Session<'_> {
         let saved = run_blocking(transfer.rt, transfer.name, async move {
             store.commit(&name, save, files).await
         })?;
-        context.io().record_saved(saved);
+        context.io().report_checkpoint(saved);
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! Saves checkpoints, stores rows of metrics, and deletes checkpoints that are no longer retained.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::{CheckpointRef, ExitCode, ReportEvent};
@@ -31,7 +32,8 @@ impl TrialIo {
         self.restored = name;
     }
 
-    /// Starts a save. Blocks only while an earlier save is in progress.
+    /// Starts a save. Blocks only while an earlier save is in progress. The checkpoint is reported
+    /// as soon as it is complete, because a step or a validation may take long.
     pub(crate) fn save(
         &mut self,
         batches: u64,
@@ -39,12 +41,18 @@ impl TrialIo {
         produce: ContentsFn,
     ) -> Result<()> {
         let (unsent, batches) = (self.unsent(), self.base + batches);
+        let reporter = self.reporter.as_ref().map(Arc::downgrade);
         let Some(files) = self.writable_files() else { return Ok(()) };
         let after = files.metrics.stored();
         // The loop's state contains the validation.
         let (validation, metadata) = (BTreeMap::new(), BTreeMap::new());
         let request = SaveRequest { batches, metric, validation, unsent, metadata, after };
-        Ok(files.checkpointer.begin(request, produce)?)
+        let report = move |saved: &SavedCheckpoint| {
+            if let Some(reporter) = reporter.as_ref().and_then(Weak::upgrade) {
+                reporter.post(saved.batches, checkpoint_event(saved));
+            }
+        };
+        Ok(files.checkpointer.begin_with(request, produce, report)?)
     }
 
     /// Returns the location of the checkpoints, and the runtime for their transfer.
@@ -85,17 +93,23 @@ impl TrialIo {
         self.writable_files().map(|files| files.metrics.stored()).unwrap_or_default()
     }
 
-    /// Reports a new checkpoint.
-    pub(crate) fn record_saved(&mut self, saved: SavedCheckpoint) {
+    /// Reports and records a new checkpoint.
+    pub(crate) fn report_checkpoint(&mut self, saved: SavedCheckpoint) {
+        self.post_at(saved.batches, checkpoint_event(&saved));
+        self.record_saved(saved);
+    }
+
+    /// Records a new checkpoint, which is already reported.
+    fn record_saved(&mut self, saved: SavedCheckpoint) {
         if let Some(retention) = &self.retention {
             retention.record_saved(&saved);
         }
-        let (name, manifest_sha256) = (saved.name.clone(), saved.manifest_sha256.clone());
+        self.batches = self.batches.max(saved.batches);
+        let SavedCheckpoint { name, manifest_sha256, .. } = saved;
         self.last_saved = Some(CheckpointRef { name, manifest_sha256, trial_path: None });
-        self.post_at(saved.batches, checkpoint_event(saved));
     }
 
-    /// Reports new checkpoints. With `wait`, waits for a save in progress.
+    /// Records new checkpoints. With `wait`, waits for a save in progress.
     pub(crate) fn report_saved(&mut self, wait: bool) -> Result<()> {
         while let Some(files) = self.writable_files() {
             let checkpointer = &mut files.checkpointer;
@@ -106,8 +120,8 @@ impl TrialIo {
         Ok(())
     }
 
-    /// Waits for a save in progress, before a stop saves a later state, and reports it. If it
-    /// failed, prints the error: the later checkpoint replaces it.
+    /// Waits for a save in progress, before a stop saves a later state. If it failed, prints the
+    /// error: the later checkpoint replaces it.
     pub(crate) fn finish_earlier_save(&mut self) {
         if let Err(error) = self.report_saved(true) {
             eprintln!("stoker: an earlier save failed: {error}; saving the latest state instead");
@@ -119,7 +133,7 @@ impl TrialIo {
         self.files.as_ref()?.checkpointer.in_flight()
     }
 
-    /// Reports new checkpoints. Waits for a save in progress, but at most `wait`.
+    /// Records new checkpoints. Waits for a save in progress, but at most `wait`.
     pub(crate) fn report_saved_within(&mut self, wait: Duration) -> Result<()> {
         let deadline = Instant::now() + wait;
         while let Some(files) = self.writable_files() {
@@ -185,10 +199,10 @@ impl TrialIo {
     }
 }
 
-fn checkpoint_event(saved: SavedCheckpoint) -> ReportEvent {
+fn checkpoint_event(saved: &SavedCheckpoint) -> ReportEvent {
     ReportEvent::Checkpointed {
-        name: saved.name,
-        manifest_sha256: saved.manifest_sha256,
+        name: saved.name.clone(),
+        manifest_sha256: saved.manifest_sha256.clone(),
         bytes: saved.bytes,
         metric: saved.metric.map(stoker_api::number::format),
     }

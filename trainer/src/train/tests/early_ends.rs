@@ -169,6 +169,50 @@ fn checkpoint_in_progress_is_reported_before_the_exit() {
     assert!(is_expected, "{events:?}");
 }
 
+/// Waits in each validation until a checkpoint is reported.
+struct AwaitsCheckpoint(Arc<Mutex<Vec<(String, Report)>>>);
+
+impl Callback for AwaitsCheckpoint {
+    fn on_validation_begin(&mut self, _: &mut Control) -> Result<()> {
+        let is_checkpoint = |(_, report): &(String, Report)| {
+            matches!(report.event, ReportEvent::Checkpointed { .. })
+        };
+        let start = Instant::now();
+        while !self.0.lock().unwrap().iter().any(is_checkpoint) {
+            if start.elapsed() >= PATIENCE {
+                return Err("the checkpoint was not reported".into());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn checkpoint_is_reported_during_a_validation() {
+    let _stream = lock_random_stream();
+    let folder = tempfile::tempdir().unwrap();
+    let server = TestReportServer::with_directives(|report| match report.event {
+        ReportEvent::Validated { .. } => Directive::Stop,
+        _ => Directive::Continue { units: 20 },
+    });
+    let mut config = config_under_runner(&server, "val_loss", folder.path());
+    // The validation after batch 20 begins soon after this checkpoint.
+    config.checkpoint_period = Some(Length::new(Unit::Batches, 19));
+    let context = program::context(config, None).unwrap();
+    let callback = AwaitsCheckpoint(server.received.clone());
+    let data = || Data::arrays(samples()).unwrap();
+    let fit = Fit::new(data()).validation(data()).batch_size(10).callbacks(vec![callback.boxed()]);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap();
+    let received = server.received.lock().unwrap();
+    let names = received.iter().filter_map(|(_, report)| match &report.event {
+        ReportEvent::Checkpointed { name, .. } => Some(name.as_str()),
+        _ => None,
+    });
+    assert_eq!(names.collect::<Vec<_>>(), ["000000000019-0", "000000000020-0"]);
+}
+
 /// Lets the time to the next report pass after each batch.
 struct ReportsAreDue {
     io: Arc<Mutex<TrialIo>>,

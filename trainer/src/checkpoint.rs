@@ -16,6 +16,7 @@ use stoker_storage::segments::PendingFlush;
 use stoker_storage::{Storage, layout};
 use tokio::runtime::Handle;
 
+mod choice;
 mod deletion;
 mod error;
 mod file_parts;
@@ -27,6 +28,7 @@ mod source;
 mod store;
 mod unreported;
 
+pub(crate) use choice::{Choice, load_first, run_blocking};
 pub(crate) use deletion::{delete, delete_each};
 pub use error::CheckpointError;
 pub(crate) use error::check_source;
@@ -223,30 +225,21 @@ impl Checkpointer {
     /// # Errors
     ///
     /// Fails if the storage is unavailable, which does not mean that a checkpoint is corrupt, and
-    /// if a copy cannot start from its source's checkpoint.
+    /// if a copy cannot start from its source's checkpoint. If the storage fails only on some
+    /// checkpoints, they are refused; this fails if no other can be restored.
     pub fn restore(&self, refs: &[CheckpointRef]) -> Result<Restored, CheckpointError> {
-        let mut restored = Restored::default();
-        for wanted in refs {
-            let (sender, receiver) = sync_channel(1);
-            let (store, task_wanted) = (self.store.clone(), wanted.clone());
-            self.rt.spawn(async move {
-                let _ = sender.send(store.load(&task_wanted).await);
-            });
+        let load = |wanted: &CheckpointRef| {
+            let (store, wanted) = (self.store.clone(), wanted.clone());
             let name = wanted.name.clone();
-            match receiver.recv().unwrap_or(Err(CheckpointError::ShutDown { name: name.clone() })) {
-                Ok((manifest, contents)) => {
-                    restored.checkpoint = Some((name, manifest, contents));
-                    restored.chosen = Some(wanted.clone());
-                    return Ok(restored);
-                }
-                Err(CheckpointError::Corrupt { name, reason }) => {
-                    restored.refused.insert(name, reason);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        check_source(refs, &restored.refused)?;
-        Ok(restored)
+            run_blocking(&self.rt, &name, async move { store.load(&wanted).await })
+        };
+        let Choice { chosen, refused } = load_first(&self.rt, &self.store, refs, load)?;
+        let Some((chosen, (manifest, contents))) = chosen else {
+            check_source(refs, &refused)?;
+            return Ok(Restored { refused, ..Restored::default() });
+        };
+        let checkpoint = Some((chosen.name.clone(), manifest, contents));
+        Ok(Restored { checkpoint, chosen: Some(chosen), refused })
     }
 
     fn wait(&mut self) -> Result<(), CheckpointError> {

@@ -158,7 +158,7 @@ impl RetentionTask {
             }
             // List earlier attempts at the first save, not before, to keep the start fast.
             if !has_earlier {
-                match self.list_earlier().await {
+                match self.list_earlier(&refused).await {
                     Ok(earlier) => known.splice(..0, earlier).for_each(drop),
                     Err(error) => {
                         eprintln!(
@@ -174,8 +174,11 @@ impl RetentionTask {
     }
 
     /// Returns the complete checkpoints of earlier attempts. Deletes the remains of their
-    /// interrupted saves.
-    async fn list_earlier(&self) -> Result<Vec<CompleteCheckpoint>, StorageError> {
+    /// interrupted saves. Manifests of checkpoints in `refused` may be unreadable.
+    async fn list_earlier(
+        &self,
+        refused: &BTreeSet<String>,
+    ) -> Result<Vec<CompleteCheckpoint>, StorageError> {
         let mut known = vec![];
         for name in self.storage.folders(&layout::checkpoints_path(&self.trial_path)).await? {
             match layout::parse_checkpoint_name(&name) {
@@ -191,6 +194,9 @@ impl RetentionTask {
                 }
                 Err(StorageError::NotFound { .. }) => {
                     delete(&self.storage, &self.trial_path, &name).await?;
+                }
+                Err(_) if refused.contains(&name) => {
+                    known.push(CompleteCheckpoint { name, metric: None });
                 }
                 Err(error) => return Err(error),
             }

@@ -124,6 +124,30 @@ fn damaged_checkpoint_falls_back_to_the_previous() {
     check(|fixture| std::fs::remove_dir_all(fixture.path("000000000200-2")).unwrap(), "is missing");
 }
 
+/// Replaces a file by a link to itself, so that reading it fails.
+fn make_unreadable(fixture: &Fixture, file: &str) {
+    let path = fixture.path(file);
+    std::fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink(&path, &path).unwrap();
+}
+
+#[test]
+fn unreadable_checkpoint_falls_back_to_the_previous() {
+    for file in ["model", "manifest.json"] {
+        let path = format!("000000000200-2/{file}");
+        check(|fixture| make_unreadable(fixture, &path), file);
+    }
+    let fixture = Fixture::new();
+    let all = [fixture.save(200), fixture.save(100)];
+    make_unreadable(&fixture, "000000000200-2/model");
+    std::fs::write(fixture.path("000000000100-2/model"), "WEIGHTS").unwrap();
+    // Not from scratch: the checkpoint may be intact.
+    let error = fixture.checkpoints().restore(&all).unwrap_err();
+    let is_unreadable =
+        matches!(&error, CheckpointError::Storage { name, .. } if *name == all[0].name);
+    assert!(is_unreadable, "{error}");
+}
+
 #[test]
 fn failed_upload_waits_for_the_other_files() {
     let fixture = Fixture::new();

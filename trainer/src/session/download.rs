@@ -1,6 +1,5 @@
 //! Restores and downloads checkpoints of arbitrary files, and reads their metadata.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
@@ -11,10 +10,13 @@ use tokio::runtime::Handle;
 
 use super::Session;
 use super::options::{CheckpointMetadata, Download};
-use super::transfer::{TemporaryFolder, download_to, run_blocking};
+use super::transfer::{TemporaryFolder, download_to};
 use crate::Result;
 use crate::callback::Logs;
-use crate::checkpoint::{CheckpointError, CheckpointSource, CheckpointStore, check_source};
+use crate::checkpoint::{
+    CheckpointError, CheckpointSource, CheckpointStore, Choice, check_source, load_first,
+    run_blocking,
+};
 use crate::collective::RankActivity;
 use crate::error::PeerFailed;
 
@@ -141,21 +143,15 @@ impl Session<'_> {
     ) -> Result<Option<CheckpointRef>> {
         self.context.io().find_unreported()?;
         let refs = self.context.io().resume_from().to_vec();
-        let (mut refused, mut chosen) = (BTreeMap::new(), None);
-        for wanted in &refs {
+        let load = |wanted: &CheckpointRef| -> Result<_, CheckpointError> {
             let folder = TemporaryFolder::new()?;
-            match download_to(rt, store, wanted, &folder.0) {
-                Ok(manifest) => {
-                    chosen = Some((wanted.clone(), manifest));
-                    *into = Some(folder);
-                    break;
-                }
-                Err(CheckpointError::Corrupt { name, reason }) => {
-                    refused.insert(name, reason);
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+            Ok((download_to(rt, store, wanted, &folder.0)?, folder))
+        };
+        let Choice { chosen, refused } = load_first(rt, store, &refs, load)?;
+        let chosen = chosen.map(|(wanted, (manifest, folder))| {
+            *into = Some(folder);
+            (wanted, manifest)
+        });
         let mut io = self.context.io();
         for (name, why) in &refused {
             io.terminal.print_line(&format!("checkpoint {name} is not used: {why}"));

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::sync_channel;
 
 use bytes::Bytes;
 use stoker_api::contract::{CheckpointRef, FileEntry, Manifest};
@@ -12,7 +11,7 @@ use tokio::runtime::Handle;
 
 use super::options::Select;
 use crate::Result;
-use crate::checkpoint::{CheckpointError, CheckpointStore, NewContents};
+use crate::checkpoint::{CheckpointError, CheckpointStore, NewContents, run_blocking};
 
 /// Total bytes of files in memory at which an upload starts. The last file may exceed it.
 const GROUP_BYTES_MAX: u64 = 64 << 20;
@@ -93,19 +92,6 @@ impl CheckpointUpload<'_> {
     }
 }
 
-/// Runs a future on the background runtime and blocks until its result.
-pub(super) fn run_blocking<T: Send + 'static>(
-    rt: &Handle,
-    name: &str,
-    act: impl Future<Output = Result<T, CheckpointError>> + Send + 'static,
-) -> Result<T, CheckpointError> {
-    let (sender, receiver) = sync_channel(1);
-    rt.spawn(async move {
-        let _ = sender.send(act.await);
-    });
-    receiver.recv().unwrap_or(Err(CheckpointError::ShutDown { name: name.to_owned() }))
-}
-
 pub(super) fn download_to(
     rt: &Handle,
     store: &CheckpointStore,
@@ -159,7 +145,7 @@ pub(super) fn file_entry(path: &Path) -> Result<FileEntry> {
 pub(super) struct TemporaryFolder(pub(super) PathBuf);
 
 impl TemporaryFolder {
-    pub(super) fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self, CheckpointError> {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -11,9 +11,9 @@ use stoker_storage::layout;
 use super::Session;
 use super::options::Upload;
 use super::shards::{Shard, merge};
-use super::transfer::{CheckpointUpload, TemporaryFolder, file_entry, list_files, run_blocking};
+use super::transfer::{CheckpointUpload, TemporaryFolder, file_entry, list_files};
 use crate::Result;
-use crate::checkpoint::{CheckpointError, SaveRequest, delete};
+use crate::checkpoint::{CheckpointError, SaveRequest, delete, run_blocking};
 use crate::collective::{RankActivity, all_gather_cbor};
 
 impl Session<'_> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use stoker_api::contract::{CheckpointRef, TrialConfig};
-use stoker_storage::{Storage, hash, layout};
+use stoker_storage::{Storage, StorageError, hash, layout};
 use tokio::runtime::Handle;
 
 use super::TrialIo;
@@ -38,16 +38,43 @@ pub(super) fn resume_latest(
         }
         // A later attempt may have trained the same batches again.
         manifests.sort_by_key(|((batches, attempt), ..)| std::cmp::Reverse((*attempt, *batches)));
-        let mut newest = vec![];
-        for (_, name, path) in manifests.into_iter().take(RESUME_FROM_MAX) {
-            let manifest_sha256 = hash::sha256_hex(&storage.get(&path).await?);
-            newest.push(CheckpointRef { name, manifest_sha256, trial_path: None });
-        }
-        Ok(newest)
+        let newest = manifests.into_iter().take(RESUME_FROM_MAX);
+        Ok(read_manifests(storage, newest.map(|(_, name, path)| (name, path))).await?)
     });
     config.resume_from = listed?;
     config.attempt = attempts;
     Ok(())
+}
+
+/// Returns references of checkpoints with these names and paths of manifests. The hash of an
+/// unreadable manifest is empty: the restore then reads it again, and refuses the checkpoint.
+///
+/// # Errors
+///
+/// Fails if the storage is unavailable: no manifest can be read.
+pub(super) async fn read_manifests(
+    storage: &Storage,
+    manifests: impl IntoIterator<Item = (String, String)>,
+) -> Result<Vec<CheckpointRef>, StorageError> {
+    let (mut storage, mut refs, mut is_any_read) = (storage.clone(), vec![], false);
+    let mut first_error = None;
+    for (name, path) in manifests {
+        let read = storage.get(&path).await;
+        let manifest_sha256 = match read {
+            Ok(text) => {
+                is_any_read = true;
+                hash::sha256_hex(&text)
+            }
+            Err(error) => {
+                // All others fail too if the storage is unavailable.
+                storage = storage.with_few_retries();
+                first_error.get_or_insert(error);
+                String::new()
+            }
+        };
+        refs.push(CheckpointRef { name, manifest_sha256, trial_path: None });
+    }
+    first_error.filter(|_| !is_any_read).map_or(Ok(refs), Err)
 }
 
 impl TrialIo {

@@ -146,6 +146,25 @@ fn unreadable_checkpoints_are_not_replaced() {
     assert_eq!(names(folder.path()), [last.as_str(), "000000003000-0"]);
 }
 
+#[test]
+fn unreadable_manifest_does_not_prevent_a_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Storage::open(folder.path().to_str().unwrap(), None).unwrap();
+    let rt = tokio::runtime::Runtime::new().unwrap();
+    std::fs::write(folder.path().join("a"), "{}").unwrap();
+    // A link to itself cannot be read.
+    std::os::unix::fs::symlink(folder.path().join("b"), folder.path().join("b")).unwrap();
+    let read = |names: &[&str]| {
+        let manifests = names.iter().map(|name| ((*name).to_owned(), (*name).to_owned()));
+        rt.block_on(resume::read_manifests(&storage, manifests))
+    };
+    let refs = read(&["b", "a", "b"]).unwrap();
+    let hashes: Vec<usize> = refs.iter().map(|found| found.manifest_sha256.len()).collect();
+    assert_eq!(hashes, [0, 64, 0]);
+    let error = read(&["b", "b"]).unwrap_err().to_string();
+    assert!(error.contains("\"b\""), "{error}");
+}
+
 /// On a stop, an earlier save may still be in progress.
 #[test]
 fn stop_saves_although_an_earlier_save_failed() {

@@ -87,6 +87,20 @@ pub enum StorageError {
     },
 }
 
+/// Error codes of responses with status 400 that a retry may fix.
+const TRANSIENT_CODES: [&str; 7] = [
+    // The client sent too slowly.
+    "RequestTimeout",
+    // AWS STS, which returns the credentials of a service account, is busy, or cannot reach the
+    // issuer of its token. The kubelet renews an expired token.
+    "Throttling",
+    "ThrottlingException",
+    "RequestThrottled",
+    "IDPCommunicationError",
+    "InvalidIdentityToken",
+    "ExpiredTokenException",
+];
+
 /// Root and path of an operation, for its error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Subject<'a> {
@@ -151,8 +165,7 @@ fn no_credentials(reason: &str) -> String {
 
 /// Returns `true` if the server rejected the request itself, so that a retry is useless.
 fn is_wrong_request(reason: &str) -> bool {
-    // The client sent too slowly.
-    if has_code(reason, "RequestTimeout") {
+    if TRANSIENT_CODES.iter().any(|code| has_code(reason, code)) {
         return false;
     }
     let Some((_, status)) = reason.split_once("status code: ") else { return false };
@@ -161,7 +174,7 @@ fn is_wrong_request(reason: &str) -> bool {
     (status.starts_with('4') || status.starts_with('3')) && !passing.contains(&status.as_str())
 }
 
-/// Returns `true` if the body of the response has this error code of S3 or Azure.
+/// Returns `true` if the body of the response has this error code of AWS or Azure.
 pub(crate) fn has_code(reason: &str, code: &str) -> bool {
     reason.contains(&format!("<Code>{code}</Code>"))
 }
@@ -221,7 +234,9 @@ mod tests {
         check(generic("status code: 429 Slow Down".into()), "3 times", true);
         check(generic("status code: 400 Bad Request".into()), "400 Bad Request", false);
         let code = |status, code| format!("status code: {status}: <Error><Code>{code}</Code>");
-        check(generic(code("400 Bad Request", "RequestTimeout").into()), "3 times", true);
+        for transient in TRANSIENT_CODES {
+            check(generic(code("400 Bad Request", transient).into()), "3 times", true);
+        }
         check(generic(code("400 Bad Request", "InvalidPart").into()), "3 times", false);
         check(generic("status code: 301 Moved".into()), "301 Moved", false);
         check(generic("PUT http://169.254.169.254/latest".into()), "no credentials", true);

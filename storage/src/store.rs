@@ -4,6 +4,7 @@ mod hashed;
 mod list;
 mod local;
 mod multipart;
+mod probe;
 mod retry;
 mod transfers;
 
@@ -12,7 +13,6 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
@@ -366,26 +366,6 @@ impl Storage {
             Err(StorageError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         }
-    }
-
-    /// Tests the storage: writes, reads and deletes a small object, with few retries.
-    ///
-    /// # Errors
-    ///
-    /// The first operation that failed.
-    pub async fn probe(&self) -> Result<(), StorageError> {
-        let this = self.clone().with_few_retries();
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let path = format!("probe-{}-{:x}", std::process::id(), now.as_nanos());
-        let written = Bytes::from(path.clone());
-        this.put(&path, written.clone()).await?;
-        let read = this.get(&path).await?;
-        this.delete(&path).await?;
-        if read == written {
-            return Ok(());
-        }
-        let reason = format!("wrote {} bytes, read back {} other bytes", written.len(), read.len());
-        Err(StorageError::Unavailable { url: self.url.to_string(), path, attempts: 1, reason })
     }
 
     fn location(&self, path: &str) -> Result<Path, StorageError> {

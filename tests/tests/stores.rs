@@ -30,7 +30,7 @@ fn program() {
     let endpoint = std::env::var(ENDPOINT).ok();
     let storage = Storage::open(&url, endpoint.as_deref()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    if let Err(error) = runtime.block_on(storage.probe()) {
+    if let Err(error) = runtime.block_on(storage.clone().with_few_retries().probe()) {
         println!("probe: {error}");
         std::process::exit(9);
     }

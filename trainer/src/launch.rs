@@ -101,7 +101,7 @@ fn launch(command: &[String]) -> Result<LaunchOutcome> {
             tokio::select! {
                 biased;
                 () = signals.stop_requested() => return Err(preempted_before_start()),
-                probed = storage.probe() => probed?,
+                probed = probe(storage, config.as_ref()) => probed?,
             }
         }
         let is_stored = std::env::var(ENV_LAUNCHER_LOGS).map_or(true, |value| value != "off");
@@ -176,6 +176,17 @@ fn open_storage(config: Option<&TrialConfig>) -> Result<Option<Storage>> {
         Storage::open(&storage.url, storage.endpoint.as_deref())
     };
     Ok(config.map(open).transpose()?)
+}
+
+/// Tests the storage. A checkpoint shows that the storage has worked: in an outage, attempts that
+/// fail soon would use up the trial's attempts.
+async fn probe(storage: &Storage, config: Option<&TrialConfig>) -> Result<()> {
+    let has_checkpoint = config.is_some_and(|config| !config.resume_from.is_empty());
+    let storage = match has_checkpoint {
+        true => storage.clone().with_long_retries(),
+        false => storage.clone().with_few_retries(),
+    };
+    Ok(storage.probe().await?)
 }
 
 fn preempted_before_start() -> crate::Error {

@@ -288,7 +288,7 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     let run_root = RunRoot::resolve(args.root.as_deref(), spec.storage.url.as_deref())?;
     let input = |error: stoker_storage::StorageError| Failure::Input(error.to_string());
     let storage = Storage::open(&run_root.root, spec.storage.endpoint.as_deref()).map_err(input)?;
-    storage.probe().await?;
+    storage.clone().with_few_retries().probe().await?;
     let slots = args.slots.unwrap_or(spec.resources.slots);
     let slots = open_files::limit_slots(slots, 1, |text| view.print_message(text));
     let opened = record::open(&run_root, &loaded, &folder, args.fresh).await?;

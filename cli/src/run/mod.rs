@@ -126,7 +126,7 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     let endpoint = spec.checkpoint_storage.endpoint.as_deref();
     let storage = Storage::open(&run_root.root, endpoint)
         .map_err(|error| Failure::Input(error.to_string()))?;
-    storage.probe().await?;
+    storage.clone().with_few_retries().probe().await?;
     // Before a run is created: its port may be in use.
     if let Some(port) = args.ui {
         let url = ui::start_beside_run(&run_root, port, args.allow_actions)?;

@@ -59,10 +59,10 @@ impl RetryPolicy {
 }
 
 impl Storage {
-    /// Returns the same root for operations whose failure loses work, such as saves. During an
-    /// outage, requests that fail at once are retried as long as those that time out: for 15
-    /// minutes. Errors that a retry cannot fix are returned at once. Local directories are
-    /// unchanged, because their failures do not pass.
+    /// Returns the same root for operations whose failure loses work, such as saves, or uses up a
+    /// trial's attempts. During an outage, requests that fail at once are retried as long as those
+    /// that time out: for 15 minutes. Errors that a retry cannot fix are returned at once. Local
+    /// directories are unchanged, because their failures do not pass.
     pub fn with_long_retries(self) -> Self {
         let outage_min = match self.folder {
             Some(_) => Duration::ZERO,

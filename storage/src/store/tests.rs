@@ -200,6 +200,16 @@ async fn saves_outlast_ten_minutes_of_refused_connections() {
     assert_eq!(put(1_500, 3, true).await, (false, true, 25));
 }
 
+/// An attempt of a trial that has a checkpoint waits for the storage. A new trial fails early.
+#[tokio::test(start_paused = true)]
+async fn probes_wait_as_long_as_their_retries() {
+    let storage = || Storage::from_store(Flaky::down_for(600), "down://root");
+    storage().with_long_retries().probe().await.unwrap();
+    let start = Instant::now();
+    assert!(storage().with_few_retries().probe().await.is_err());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+}
+
 /// Small and large files are written in different ways.
 #[tokio::test]
 async fn large_files_have_the_names_of_small_ones() {

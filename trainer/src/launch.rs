@@ -97,11 +97,11 @@ fn launch(command: &[String]) -> Result<LaunchOutcome> {
         let gang = config.as_ref().and_then(|config| config.gang.as_ref());
         let layout = GangLayout::new(gang, pod_index()?)?;
         let storage = open_storage(config.as_ref())?;
-        if let (Some(storage), 0) = (&storage, layout.pod_index) {
+        if let (Some(storage), Some(config), 0) = (&storage, &config, layout.pod_index) {
             tokio::select! {
                 biased;
                 () = signals.stop_requested() => return Err(preempted_before_start()),
-                probed = probe(storage, config.as_ref()) => probed?,
+                probed = probe(storage, config) => probed?,
             }
         }
         let is_stored = std::env::var(ENV_LAUNCHER_LOGS).map_or(true, |value| value != "off");
@@ -180,11 +180,10 @@ fn open_storage(config: Option<&TrialConfig>) -> Result<Option<Storage>> {
 
 /// Tests the storage. A checkpoint shows that the storage has worked: in an outage, attempts that
 /// fail soon would use up the trial's attempts.
-async fn probe(storage: &Storage, config: Option<&TrialConfig>) -> Result<()> {
-    let has_checkpoint = config.is_some_and(|config| !config.resume_from.is_empty());
-    let storage = match has_checkpoint {
-        true => storage.clone().with_long_retries(),
-        false => storage.clone().with_few_retries(),
+async fn probe(storage: &Storage, config: &TrialConfig) -> Result<()> {
+    let storage = match config.resume_from.is_empty() {
+        true => storage.clone().with_few_retries(),
+        false => storage.clone().with_long_retries(),
     };
     Ok(storage.probe().await?)
 }

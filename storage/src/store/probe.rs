@@ -8,7 +8,8 @@ use super::Storage;
 use crate::StorageError;
 
 impl Storage {
-    /// Tests the storage: writes, reads and deletes a small object.
+    /// Tests the storage: writes, reads and deletes a small object, and lists a missing
+    /// directory.
     ///
     /// # Errors
     ///
@@ -20,10 +21,18 @@ impl Storage {
         self.put(&path, written.clone()).await?;
         let read = self.get(&path).await?;
         self.delete(&path).await?;
-        if read == written {
-            return Ok(());
+        if read != written {
+            let num = written.len();
+            let reason = format!("wrote {num} bytes, read back {} other bytes", read.len());
+            let url = self.url.to_string();
+            return Err(StorageError::Unavailable { url, path, attempts: 1, reason });
         }
-        let reason = format!("wrote {} bytes, read back {} other bytes", written.len(), read.len());
-        Err(StorageError::Unavailable { url: self.url.to_string(), path, attempts: 1, reason })
+        match self.folders(&path).await {
+            Err(StorageError::Refused { url, path, reason, .. }) if self.folder.is_none() => {
+                let remedy = "permit to list objects (`s3:ListBucket` on an S3 bucket)";
+                Err(StorageError::Refused { url, path, reason, remedy })
+            }
+            listed => listed.map(drop),
+        }
     }
 }

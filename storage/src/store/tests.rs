@@ -200,6 +200,15 @@ async fn saves_outlast_ten_minutes_of_refused_connections() {
     assert_eq!(put(1_500, 3, true).await, (false, true, 25));
 }
 
+/// The right to list objects is separate on S3. Without it, the clean-up would fail later.
+#[tokio::test]
+async fn probe_tests_the_right_to_list() {
+    // The fourth operation fails, after a write, a read and a deletion.
+    let store = Flaky::new(4, std::io::ErrorKind::PermissionDenied);
+    let error = Storage::from_store(store, "flaky://root").probe().await.unwrap_err();
+    assert!(error.to_string().contains("permit to list objects"), "{error}");
+}
+
 /// An attempt of a trial that has a checkpoint waits for the storage. A new trial fails early.
 #[tokio::test(start_paused = true)]
 async fn probes_wait_as_long_as_their_retries() {

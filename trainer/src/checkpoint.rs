@@ -29,7 +29,7 @@ mod store;
 mod unreported;
 
 pub(crate) use choice::{Choice, load_first, run_blocking};
-pub(crate) use deletion::{delete, delete_each};
+pub(crate) use deletion::{delete, delete_each, delete_interrupted};
 pub use error::CheckpointError;
 pub(crate) use error::check_source;
 pub use file_parts::FileParts;

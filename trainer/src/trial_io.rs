@@ -15,6 +15,7 @@ use crate::Result;
 use crate::callback::Logs;
 use crate::checkpoint::{
     Checkpointer, Restored, Retention, RetentionLimits, RetentionTask, delete_each,
+    delete_interrupted,
 };
 use crate::metrics::MetricsWriter;
 use crate::reporter::Reporter;
@@ -362,7 +363,8 @@ fn is_silent(responded_at: Option<Instant>, start: Instant, now: Instant) -> boo
     now.saturating_duration_since(since) >= SILENCE_MAX
 }
 
-/// Starts the tasks that delete the checkpoints and store the record in responses to reports.
+/// Starts the tasks that delete the checkpoints and store the record in responses to reports. Also
+/// starts to delete what interrupted saves of earlier attempts left.
 fn handle_responses(
     rt: &Handle,
     reporter: &Reporter,
@@ -370,6 +372,11 @@ fn handle_responses(
 ) -> Result<RecordWriter> {
     let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
     let trial_path = &config.storage.trial_path;
+    if config.attempt > 0 && config.inference.is_none() {
+        let known = config.resume_from.iter().map(|checkpoint| checkpoint.name.clone()).collect();
+        let (storage, trial_path) = (storage.clone(), trial_path.clone());
+        rt.spawn(delete_interrupted(storage, trial_path, config.attempt, known));
+    }
     let (deleter, names) = mpsc::unbounded_channel();
     rt.spawn(delete_each(storage.clone(), trial_path.clone(), names));
     reporter.set_checkpoint_deleter(deleter);

@@ -1,5 +1,7 @@
 //! Deletes checkpoints, so that an interrupted deletion never leaves one that looks complete.
 
+use std::collections::BTreeSet;
+
 use stoker_storage::{Storage, StorageError, layout};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -31,6 +33,36 @@ pub(crate) async fn delete_each(
                  will delete it"
             );
         }
+    }
+}
+
+/// Deletes what interrupted saves of attempts before `attempt` left, which must be over. Otherwise,
+/// a trial that is often killed would fill the storage before the experiment's clean-up. Checkpoints
+/// in `known` stay, even if their manifest is missing.
+pub(crate) async fn delete_interrupted(
+    storage: Storage,
+    trial_path: String,
+    attempt: u32,
+    known: BTreeSet<String>,
+) {
+    let delete_all = async {
+        for name in storage.folders(&layout::checkpoints_path(&trial_path)).await? {
+            let is_earlier =
+                layout::parse_checkpoint_name(&name).is_some_and(|(_, of)| of < attempt);
+            if !is_earlier || known.contains(&name) {
+                continue;
+            }
+            if !storage.exists(&layout::manifest_path(&trial_path, &name)).await? {
+                delete(&storage, &trial_path, &name).await?;
+            }
+        }
+        Ok::<(), StorageError>(())
+    };
+    if let Err(error) = delete_all.await {
+        eprintln!(
+            "stoker: cannot delete the remains of interrupted saves now: {error}; the \
+             experiment's clean-up will delete them"
+        );
     }
 }
 

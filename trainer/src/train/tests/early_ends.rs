@@ -213,6 +213,35 @@ fn checkpoint_is_reported_during_a_validation() {
     assert_eq!(names.collect::<Vec<_>>(), ["000000000019-0", "000000000020-0"]);
 }
 
+#[test]
+fn remains_of_interrupted_saves_are_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = TestReportServer::scripted(vec![continue_to_20()]);
+    let checkpoints = folder.path().join("trial/checkpoints");
+    // The manifest of a known one may be unavailable. They are deleted in the order of their names.
+    let [known, complete, own, interrupted] = [(7, 0), (8, 0), (9, 1), (10, 0)]
+        .map(|(batches, attempt)| stoker_storage::layout::checkpoint_name(batches, attempt));
+    for name in [&interrupted, &known, &complete, &own] {
+        std::fs::create_dir_all(checkpoints.join(name)).unwrap();
+        std::fs::write(checkpoints.join(name).join("model.bpk"), "x").unwrap();
+    }
+    std::fs::write(checkpoints.join(&complete).join("manifest.json"), "{}").unwrap();
+    let mut config = config_under_runner(&server, "val_loss", folder.path());
+    config.attempt = 1;
+    let checkpoint = json!({"name": known, "manifestSha256": ""});
+    config.resume_from = vec![serde_json::from_value(checkpoint).unwrap()];
+    let context = program::context(config, None).unwrap();
+    let start = Instant::now();
+    while checkpoints.join(&interrupted).exists() {
+        assert!(start.elapsed() < PATIENCE, "{interrupted} remains");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    drop(context);
+    for name in [&known, &complete, &own] {
+        assert!(checkpoints.join(name).join("model.bpk").exists(), "{name} was deleted");
+    }
+}
+
 /// Lets the time to the next report pass after each batch.
 struct ReportsAreDue {
     io: Arc<Mutex<TrialIo>>,

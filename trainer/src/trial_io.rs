@@ -2,7 +2,7 @@
 //! machine.
 
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
@@ -80,6 +80,8 @@ pub(crate) struct TrialIo {
     /// Names of the validation metrics on which the runner's decisions depend.
     pub(crate) decisive_metrics: Vec<String>,
     pub(crate) activity: Activity,
+    /// Rows of the profilers of this process. A second writer would replace the files of the first.
+    pub(crate) profiler: Option<Arc<Mutex<MetricsWriter>>>,
     pub(crate) terminal: Terminal,
     /// Deletes checkpoints when there is no runner to do so.
     retention: Option<Retention>,
@@ -164,6 +166,7 @@ impl TrialIo {
             length: GrantedLength::new(config.units),
             decisive_metrics: config.decisive_metrics(),
             activity: Activity::default(),
+            profiler: None,
             terminal: if is_lead {
                 Terminal::new(standalone_limits.is_some())
             } else {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -63,18 +63,23 @@ impl Session<'_> {
         let Some((rt, store)) = self.context.io().checkpoint_store() else {
             return Ok(Profiler { end: None, thread: None });
         };
-        let writer = MetricsWriter::for_profiler(rt.clone(), store.storage, config, ranks.rank());
+        let new_writer = || {
+            let writer =
+                MetricsWriter::for_profiler(rt.clone(), store.storage, config, ranks.rank());
+            Arc::new(Mutex::new(writer))
+        };
+        let writer = self.context.io().profiler.get_or_insert_with(new_writer).clone();
         let (context, is_first) = (self.context.clone(), ranks.local_rank() == 0);
         let (end, ended) = channel();
         let thread = std::thread::Builder::new().name("stoker-profiler".into());
         let thread = thread.spawn(move || {
             let mut sampler = Sampler::new(is_first, context.distributed().progress.clone());
-            let mut writer = writer;
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                sample(&context, &mut sampler, &mut writer);
+                sample(&context, &mut sampler, &writer);
             }
-            sample(&context, &mut sampler, &mut writer);
-            for stored in writer.flushing() {
+            sample(&context, &mut sampler, &writer);
+            let flushing = lock(&writer).flushing();
+            for stored in flushing {
                 // Do not let an unavailable storage delay the end of the program.
                 let _ = rt.block_on(async { tokio::time::timeout(FLUSH_MAX, stored.wait()).await });
             }
@@ -101,9 +106,15 @@ impl Drop for Profiler {
 }
 
 /// Writes one sample. Ignores errors: a missing sample is no reason to end a training.
-fn sample(context: &Context, sampler: &mut Sampler, writer: &mut MetricsWriter) {
+fn sample(context: &Context, sampler: &mut Sampler, writer: &Mutex<MetricsWriter>) {
     let batches = context.io().batches;
-    let _ = writer.row("profiler", batches, 0, &sampler.sample());
+    let metrics = sampler.sample();
+    let _ = lock(writer).row("profiler", batches, 0, &metrics);
+}
+
+/// Ignores poisoning: rows can be written after a panic elsewhere.
+fn lock(writer: &Mutex<MetricsWriter>) -> MutexGuard<'_, MetricsWriter> {
+    writer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// System counters, which only grow.

@@ -263,6 +263,18 @@ fn profiler_writes_its_own_rows_and_events() {
     assert_eq!(alone(folder.path()).config.attempt, 1);
 }
 
+#[test]
+fn second_profiler_keeps_the_rows_of_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = alone(folder.path());
+    // Each takes a sample when it is dropped.
+    (0..2).for_each(|_| drop(context.session().profile(Duration::from_secs(60)).unwrap()));
+    let files = std::fs::read_dir(folder.path().join("trial/profiler")).unwrap();
+    let num_rows =
+        |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap().lines().count();
+    assert_eq!(files.map(|file| num_rows(file.unwrap().path())).sum::<usize>(), 2);
+}
+
 /// The runner's response may have been lost: a restart at the granted length knows the result
 /// without validating again.
 #[test]

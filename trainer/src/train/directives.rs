@@ -258,16 +258,31 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Saves a checkpoint, waits until everything is stored, and returns the error to exit with.
     fn checkpoint_and_exit(&mut self, code: ExitCode, why: &str) -> Error {
         self.context.distributed().record_activity(RankActivity::Train);
-        // Report a save in progress now: the process may be killed during the next one.
-        if self.saved != Some(self.state.batches) {
-            self.wait_for(|run| run.io().finish_earlier_save());
-        }
         // A rank whose save fails exits without the exchange, which ends the others' wait for it.
-        let stored = self.save().and_then(|()| self.wait_for(Self::wait_until_all_stored));
+        let stored = self
+            .finish_earlier_save()
+            .and_then(|()| self.save())
+            .and_then(|()| self.wait_for(Self::wait_until_all_stored));
         match stored.and_then(|()| self.end_hooks()) {
             Ok(()) => Interrupted { code, fenced: false, why: why.into() }.into(),
             Err(error) => error,
         }
+    }
+
+    /// Waits for a save in progress: the process may be killed during the next one. If it was of
+    /// this batch and failed, the next call of [`save`](Self::save) repeats it, except in a gang
+    /// after a signal: [`wait_until_all_stored`](Self::wait_until_all_stored) has the reason.
+    fn finish_earlier_save(&mut self) -> Result<()> {
+        let is_latest = self.saved == Some(self.state.batches);
+        let is_alone = self.context.distributed().size() == 1;
+        if is_latest && !is_alone && self.agreed_stop_state().signal {
+            return Ok(());
+        }
+        let has_failed = self.wait_for(|run| run.io().finish_earlier_save());
+        if is_latest && self.all_gather_with_stop("earlier save", has_failed)?[0] {
+            self.saved = None;
+        }
+        Ok(())
     }
 
     /// Same as [`wait_until_stored`](Self::wait_until_stored). The other ranks wait for rank 0 and

@@ -121,11 +121,13 @@ impl TrialIo {
     }
 
     /// Waits for a save in progress, before a stop saves a later state. If it failed, prints the
-    /// error: the later checkpoint replaces it.
-    pub(crate) fn finish_earlier_save(&mut self) {
-        if let Err(error) = self.report_saved(true) {
+    /// error: the later checkpoint replaces it. Returns whether it failed.
+    pub(crate) fn finish_earlier_save(&mut self) -> bool {
+        let stored = self.report_saved(true);
+        if let Err(error) = &stored {
             eprintln!("stoker: an earlier save failed: {error}; saving the latest state instead");
         }
+        stored.is_err()
     }
 
     /// Returns the name of the checkpoint whose save is in progress.

@@ -176,10 +176,10 @@ fn stop_saves_although_an_earlier_save_failed() {
         Err("no memory".to_owned())
     });
     context.io().save(1, None, make).unwrap();
-    context.io().finish_earlier_save();
+    assert!(context.io().finish_earlier_save());
     save(&context, 2, None);
     assert_eq!(names(folder.path()), ["000000000002-0"]);
-    context.io().finish_earlier_save();
+    assert!(!context.io().finish_earlier_save());
     let last = context.io().last_saved().map(|saved| saved.name);
     assert_eq!(last.as_deref(), Some("000000000002-0"));
 }

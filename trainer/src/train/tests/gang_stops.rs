@@ -1,4 +1,6 @@
-//! Stops of gangs whose rank 0 cannot store the checkpoint.
+//! Stops of trainings that cannot store the checkpoint.
+
+use std::path::PathBuf;
 
 use stoker_api::contract::Directive;
 
@@ -7,7 +9,7 @@ use super::early_ends::config_under_runner;
 use super::*;
 use crate::reporter::tests::TestReportServer;
 use crate::trial_io::TrialIo;
-use crate::{Distributed, Error, ThreadRank};
+use crate::{CheckpointFiles, Distributed, Error, ThreadRank};
 
 /// Trains one rank until it is stopped. With `is_signal`, a signal stops it after a batch.
 fn rank(context: &Context, is_signal: bool) -> Result<()> {
@@ -66,4 +68,37 @@ fn other_ranks_do_not_wait_after_a_signal() {
     let errors = errors_without_checkpoint(true, Directive::Continue { units: 1_000_000 });
     let codes: Vec<_> = errors.iter().map(|error| exit_code(&**error)).collect();
     assert_eq!(codes, [ExitCode::Infrastructure, ExitCode::Preempted], "{errors:?}");
+}
+
+/// Removes a file at the second save.
+struct RemovesFile(PathBuf, u32);
+
+impl Callback for RemovesFile {
+    fn on_checkpoint(&mut self, _: &mut CheckpointFiles, _: &mut Control) -> Result<()> {
+        self.1 += 1;
+        if self.1 == 2 {
+            std::fs::remove_file(&self.0)?;
+        }
+        Ok(())
+    }
+}
+
+/// The save of the latest state is in progress when the stop arrives.
+#[test]
+fn stop_repeats_a_failed_save_of_its_batch() {
+    let _stream = lock_random_stream();
+    let folder = brief_folder();
+    let checkpoints = folder.path().join("trial/checkpoints");
+    std::fs::create_dir(folder.path().join("trial")).unwrap();
+    std::fs::write(&checkpoints, "not a directory").unwrap();
+    let checkpoint_period = Some(Length::new(Unit::Batches, 7));
+    let context = Standalone { checkpoint_period, ..alone(Some(folder.path()), 20) };
+    let context = context.context().unwrap();
+    let stop = StopAt(7, context.stop.clone()).boxed();
+    let callbacks = vec![stop, RemovesFile(checkpoints.clone(), 0).boxed()];
+    let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(10).callbacks(callbacks);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    let error = context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap_err();
+    assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
+    assert!(checkpoints.join("000000000007-0/manifest.json").exists());
 }

@@ -26,7 +26,7 @@ impl Session<'_> {
     /// machine share the directory.
     ///
     /// Call this once, before reporting anything. Metrics of later batches are then reported again.
-    /// Collective.
+    /// Needs memory for the largest file. Collective.
     ///
     /// # Errors
     ///
@@ -68,7 +68,8 @@ impl Session<'_> {
     }
 
     /// Writes a checkpoint's files and its manifest into `folder`, which is created if missing. If
-    /// no file was left out, [`CheckpointSource::folder`] accepts the result.
+    /// no file was left out, [`CheckpointSource::folder`] accepts the result. Needs memory for the
+    /// largest file, or for all files if the source is a local directory.
     ///
     /// # Errors
     ///

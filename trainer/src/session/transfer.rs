@@ -44,7 +44,7 @@ impl CheckpointUpload<'_> {
         }
     }
 
-    /// Uploads files in groups, which limits the memory use.
+    /// Uploads files in groups, which limits the memory use to that of the largest file.
     pub(super) fn upload_files<'f>(
         &self,
         files: impl IntoIterator<Item = (&'f String, &'f PathBuf)>,

@@ -200,6 +200,15 @@ async fn saves_outlast_ten_minutes_of_refused_connections() {
     assert_eq!(put(1_500, 3, true).await, (false, true, 25));
 }
 
+/// The client of a bucket may have repeated a slow request. A slow disk repeats nothing.
+#[tokio::test(start_paused = true)]
+async fn slow_writes_are_unique_on_local_roots() {
+    let bucket = Storage::from_store(Flaky::behind(1), "slow://root");
+    assert_eq!(bucket.put_uniquely("a", "x".into()).await, Ok(false));
+    let local = bucket.in_folder(PathBuf::new(), Arc::new(LocalFileSystem::new()));
+    assert_eq!(local.put_uniquely("a", "x".into()).await, Ok(true));
+}
+
 /// The right to list objects is separate on S3. Without it, the clean-up would fail later.
 #[tokio::test]
 async fn probe_tests_the_right_to_list() {

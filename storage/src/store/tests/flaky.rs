@@ -123,6 +123,9 @@ impl Flaky {
 impl ObjectStore for Flaky {
     async fn put_opts(&self, at: &Path, bytes: PutPayload, how: PutOptions) -> Result<PutResult> {
         self.tick()?;
+        if let Some(link) = &self.link {
+            link.transfer(bytes.content_length() as u64).await?;
+        }
         self.inner.put_opts(at, bytes, how).await
     }
 

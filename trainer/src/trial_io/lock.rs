@@ -1,7 +1,7 @@
 //! Lock on the directory of a program without a runner.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
+use std::io::{self, ErrorKind, Read as _, Seek as _, Write as _};
 use std::path::Path;
 
 use crate::Result;
@@ -17,7 +17,7 @@ const LOCK: &str = ".stoker-lock";
 pub(super) fn lock(folder: &Path) -> Result<File> {
     let path = folder.join(LOCK);
     let unusable =
-        |error: &std::io::Error| format!("cannot use directory {}: {error}", folder.display());
+        |error: &io::Error| format!("cannot use directory {}: {error}", folder.display());
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     let mut file = options.open(&path).map_err(|error| unusable(&error))?;
@@ -36,8 +36,7 @@ pub(super) fn lock(folder: &Path) -> Result<File> {
             )
             .into());
         }
-        // Some network file systems do not support locks.
-        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
+        Err(TryLockError::Error(error)) if is_unsupported(&error) => {
             eprintln!("stoker: cannot lock directory {}: {error}", folder.display());
             return Ok(file);
         }
@@ -47,6 +46,12 @@ pub(super) fn lock(folder: &Path) -> Result<File> {
     let _ = file.set_len(0).and_then(|()| file.rewind());
     let _ = write!(file, "process {}{}", std::process::id(), host());
     Ok(file)
+}
+
+/// Returns whether the file system does not support locks. NFS without a lock manager has no locks
+/// available.
+fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::Unsupported || error.raw_os_error() == Some(libc::ENOLCK)
 }
 
 fn host() -> String {
@@ -73,6 +78,18 @@ mod tests {
         assert_eq!(error, expected);
         drop(first);
         lock(folder).unwrap();
+    }
+
+    #[test]
+    fn file_systems_without_locks_are_accepted() {
+        let check = |code, expected| {
+            let error = io::Error::from_raw_os_error(code);
+            assert_eq!(is_unsupported(&error), expected, "{error}");
+        };
+        [libc::ENOSYS, libc::EOPNOTSUPP, libc::ENOLCK]
+            .into_iter()
+            .for_each(|code| check(code, true));
+        check(libc::EACCES, false);
     }
 
     #[test]

@@ -86,6 +86,8 @@ enum Message {
     Saved(CompleteCheckpoint),
     /// Names of checkpoints that could not be restored.
     Refused(Vec<String>),
+    /// Name of a checkpoint that the program has deleted.
+    Deleted(String),
     /// Reply after all earlier messages are handled. With `is_over`, first prune to the final
     /// number of checkpoints.
     Finish {
@@ -118,6 +120,13 @@ impl Retention {
         let _ = self.0.send(Message::Refused(names));
     }
 
+    /// Reports a checkpoint that the program has deleted, so that the next best one is retained.
+    /// Never blocks.
+    pub(crate) fn record_deleted(&self, name: &str) {
+        // Ignore the error: the task only ends with the process.
+        let _ = self.0.send(Message::Deleted(name.to_owned()));
+    }
+
     /// Waits until all pending deletions are done. With `is_over`, training no longer needs
     /// fallback checkpoints, and they are deleted too.
     pub(crate) fn finish(&self, is_over: bool) {
@@ -146,6 +155,10 @@ impl RetentionTask {
                 Message::Saved(saved) => known.push(saved),
                 Message::Refused(names) => {
                     refused.extend(names);
+                    continue;
+                }
+                Message::Deleted(name) => {
+                    known.retain(|known: &CompleteCheckpoint| known.name != name);
                     continue;
                 }
                 Message::Finish { is_over, done } => {

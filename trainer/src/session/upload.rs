@@ -123,7 +123,10 @@ impl Session<'_> {
             Ok(true)
         })?;
         match deleted {
-            true => Ok(()),
+            true => {
+                context.io().record_deleted(name);
+                Ok(())
+            }
             false => Err(format!("checkpoint {name} not found in {}", store.trial_path).into()),
         }
     }

@@ -182,6 +182,13 @@ impl TrialIo {
         }
     }
 
+    /// Records a checkpoint that the program has deleted.
+    pub(crate) fn record_deleted(&self, name: &str) {
+        if let Some(retention) = &self.retention {
+            retention.record_deleted(name);
+        }
+    }
+
     /// Deletes checkpoints that were retained only as fallbacks, because training is over.
     pub(crate) fn end_training(&self) {
         if let Some(retention) = &self.retention {

@@ -112,6 +112,19 @@ fn the_directory_keeps_latest_and_best_checkpoints() {
 }
 
 #[test]
+fn the_best_after_a_deleted_checkpoint_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = alone(folder.path()).unwrap();
+    save(&context, 1, Some(0.5));
+    save(&context, 2, Some(0.25));
+    save(&context, 3, None);
+    context.session().delete("000000000002-0").unwrap();
+    (4..=6).for_each(|batches| save(&context, batches, None));
+    context.io().end_training();
+    assert_eq!(names(folder.path()), ["000000000001-0", "000000000006-0"]);
+}
+
+#[test]
 fn unreadable_checkpoints_are_not_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let unreadable = [1000, 2000, 3000].map(|batches| layout::checkpoint_name(batches, 0));

@@ -44,8 +44,11 @@ impl Planner<'_> {
     }
 
     /// Returns the end, the reason and the message of an attempt whose programs exited with errors
-    /// of the infrastructure before all pods had started; `None` for other attempts. The gang has
-    /// trained nothing: its programs waited for the last pod until the timeout of their rendezvous.
+    /// of the infrastructure before all pods were scheduled; `None` for other attempts. The gang
+    /// has trained nothing: its programs waited for the last pod until their rendezvous timed out.
+    ///
+    /// A scheduled pod that does not start is a failure of the infrastructure. It holds its slots,
+    /// and may never start.
     pub(super) fn missed_start(
         &self,
         pods: &BTreeMap<u32, &ObservedPod>,
@@ -58,11 +61,8 @@ impl Planner<'_> {
         if worst.class.attempt_end() != AttemptEnd::Infrastructure || rest().any(has_outcome) {
             return None;
         }
-        let pod = rest().find(|pod| pod.phase == PodPhase::Pending && pod.exit.is_none())?;
-        let (reason, why) = match pod.scheduled_at {
-            Some(_) => ("Starting", format!("pod {} has not started", pod.name)),
-            None => pod.unscheduled_reason(),
-        };
+        let pod = rest().find(|pod| pod.scheduled_at.is_none())?;
+        let (reason, why) = pod.unscheduled_reason();
         Some((AttemptEnd::NotStarted, reason.to_owned(), format!("{why}; {}", worst.message)))
     }
 

@@ -26,12 +26,18 @@ fn rank_0_may_store_after_clean_exits() {
 
 /// Rank 0 ends with code 80 if the others do not connect in time.
 #[test]
-fn gangs_with_an_unstarted_pod_have_not_failed() {
+fn gangs_with_an_unscheduled_pod_have_not_failed() {
     let end = |reason: &str| format!("end=NotStarted:{reason} delete=t-a0-r1:30 wake=600");
     check("made", "0@0E80 1@0H", 109, "wake=1");
     check("made", "0@0E80 1@0H", 110, &end("SchedulingGated"));
     check("made@0", "0@0E80 1@0U", 110, &end("Unschedulable"));
-    check("made", "0@0E81 1@0S", 111, &end("Starting"));
+    // A scheduled pod holds its slots, and may never start.
+    check(
+        "made",
+        "0@0E80 1@0S",
+        110,
+        "end=Infrastructure:ProgramFailed delete=t-a0-r1:30 wake=600",
+    );
     let case = Case { record: record("made"), pods: "0@0E1 1@0H", now: 31, is_admitted: false };
     assert!(case.render().starts_with("end=UserError:ProgramFailed"));
     let plan = plan_of(&record("made"), "0@0E80 1@0H", 2, 110);

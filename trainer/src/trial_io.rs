@@ -167,10 +167,9 @@ impl TrialIo {
             decisive_metrics: config.decisive_metrics(),
             activity: Activity::default(),
             profiler: None,
-            terminal: if is_lead {
-                Terminal::new(standalone_limits.is_some())
-            } else {
-                Terminal::silent()
+            terminal: match is_lead {
+                true => Terminal::new(standalone_limits.is_some()),
+                false => Terminal::silent(),
             },
             retention,
             _background: background,

@@ -37,8 +37,8 @@ pub(crate) async fn delete_each(
 }
 
 /// Deletes what interrupted saves of attempts before `attempt` left, which must be over. Otherwise,
-/// a trial that is often killed would fill the storage before the experiment's clean-up. Checkpoints
-/// in `known` stay, even if their manifest is missing.
+/// a trial that is often killed would fill the storage before the experiment's clean-up.
+/// Checkpoints in `known` stay, even if their manifest is missing.
 pub(crate) async fn delete_interrupted(
     storage: Storage,
     trial_path: String,

@@ -359,34 +359,6 @@ fn time_metric_measures_the_length() {
     check(103, Some(9.0), "");
 }
 
-/// A result also needs the other objectives, and the metric that measures the length.
-#[test]
-fn restart_knows_all_metrics_of_its_validation() {
-    let folder = tempfile::tempdir().unwrap();
-    let first = counting(folder.path(), Some("steps"));
-    let metrics = [("loss", 0.25), ("latency", f64::INFINITY), ("steps", 9.0)];
-    first.session().report_metrics("validation", 100, metrics).unwrap();
-    let name = first.session().store_path(Upload::at(100), |_| Ok(())).unwrap();
-    let reported = first.io().validation_at(100);
-    assert_eq!(reported.as_ref().map(Logs::len), Some(3));
-    drop(first);
-    let second = counting(folder.path(), Some("steps"));
-    second.session().restore_path(|_, _| Ok(())).unwrap();
-    assert_eq!(second.io().validation_at(100), reported);
-    assert_eq!(second.session().complete_length(100).unwrap(), None);
-    drop(second);
-    // Manifests of earlier versions contain only the searched metric.
-    let path = folder.path().join("trial/checkpoints").join(name).join("manifest.json");
-    let mut manifest: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    assert_eq!(manifest["validation"]["validation_latency"], "inf");
-    manifest.as_object_mut().unwrap().remove("validation");
-    std::fs::write(&path, manifest.to_string()).unwrap();
-    let third = counting(folder.path(), None);
-    third.session().restore_path(|_, _| Ok(())).unwrap();
-    let searched: Logs = [(third.config.metric.clone(), 0.25)].into();
-    assert_eq!(third.io().validation_at(100), Some(searched));
-}
-
 /// The runner finds the searched metric by the same rules.
 #[test]
 fn searched_metric_accepts_the_val_prefix() {

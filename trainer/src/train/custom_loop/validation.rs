@@ -10,15 +10,15 @@ use crate::{Error, Result};
 
 impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     /// Evaluates the model at [`NextAction::Validate`](super::NextAction::Validate). Same as
-    /// [`Context::evaluate`](crate::Context::evaluate), except that a signal or the runner interrupts
-    /// it, as with [`check_stop`](Self::check_stop) before each batch. Pass the metrics to
-    /// [`validated`](Self::validated). Collective.
+    /// [`Context::evaluate`](crate::Context::evaluate), except that a signal or the runner may
+    /// interrupt it, as with [`check_stop`](Self::check_stop) before each batch. Pass the metrics
+    /// to [`validated`](Self::validated). Collective.
     ///
     /// # Errors
     ///
     /// Fails if the current action is not `NextAction::Validate`, or if the data or another rank
-    /// fails. Returns [`Interrupted`](crate::Interrupted) after such a request; a checkpoint is then
-    /// already stored.
+    /// fails. Returns [`Interrupted`](crate::Interrupted) after such a request; a checkpoint is
+    /// then already stored.
     pub fn evaluate<V: Send + 'static>(
         &mut self,
         step: impl Fn(&M, V) -> StepOutput,

@@ -10,7 +10,7 @@ use crate::reporter::tests::TestReportServer;
 use crate::trial_io::TrialIo;
 
 /// A callback that fails at the first batch.
-struct Fails;
+pub(super) struct Fails;
 
 impl Callback for Fails {
     fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
@@ -81,7 +81,7 @@ impl Callback for Stops {
 
 /// Trains to batch 20, or until the callback stops training, under a runner whose searched metric
 /// is `metric`. Returns the reports too.
-fn train_under_runner(
+pub(super) fn train_under_runner(
     metric: &str,
     callback: impl Callback + 'static,
 ) -> (Result<Fitted<Net>>, Vec<Report>) {
@@ -89,7 +89,7 @@ fn train_under_runner(
 }
 
 /// Same as [`train_under_runner`], with this validation data.
-fn train_under_runner_with(
+pub(super) fn train_under_runner_with(
     metric: &str,
     callback: impl Callback + 'static,
     validation: Option<Data<Pair>>,
@@ -98,7 +98,7 @@ fn train_under_runner_with(
     train_with_server(&door, metric, callback, validation)
 }
 
-fn continue_to_20() -> (u16, String) {
+pub(super) fn continue_to_20() -> (u16, String) {
     (200, r#"{"continue":{"units":20}}"#.into())
 }
 
@@ -120,7 +120,7 @@ fn train_with_server(
 }
 
 /// Returns the context of a trial of 20 batches with this report server and searched metric.
-fn under_runner(door: &TestReportServer, metric: &str, folder: &Path) -> Context {
+pub(super) fn under_runner(door: &TestReportServer, metric: &str, folder: &Path) -> Context {
     program::context(config_under_runner(door, metric, folder), None).unwrap()
 }
 
@@ -327,89 +327,4 @@ fn rejected_result_fails_with_the_reason() {
     assert!(text.ends_with("unusable"), "{text}");
     let is_validated = |report: &&Report| matches!(report.event, ReportEvent::Validated { .. });
     assert_eq!(reports.iter().filter(is_validated).count(), 1, "{reports:?}");
-}
-
-#[test]
-fn missing_searched_metric_fails_before_the_first_batch() {
-    let _stream = lock_random_stream();
-    let check = |metric, expected: &str| {
-        let error = train_under_runner(metric, Fails).0.unwrap_err();
-        assert_eq!(
-            (error.to_string().as_str(), exit_code(&*error)),
-            (expected, { ExitCode::UserError })
-        );
-    };
-    check(
-        "validation_los",
-        "searched metric validation_los not found: validation reported validation_accuracy, \
-         validation_loss; report it or change searcher.metric",
-    );
-    check("validation_loss", "callback Fails: no");
-}
-
-#[test]
-fn missing_watched_metric_fails_before_the_first_batch() {
-    let _stream = lock_random_stream();
-    let check = |metric, expected: &str| {
-        let adam = Optimizers::one(AdamConfig::new().init(), 0.1);
-        let callbacks = vec![ReduceOnPlateau::new(metric).boxed(), Fails.boxed()];
-        assert_eq!(refused(10, adam, callbacks), expected);
-    };
-    check(
-        "val_los",
-        "callback ReduceOnPlateau: metric val_los not found: validation reported val_accuracy, \
-         val_loss",
-    );
-    check("validation_loss", "callback Fails: no");
-}
-
-/// A step that counts the samples of a validation itself.
-struct Counts(Mutex<usize>);
-
-impl Step<Net, Pair> for Counts {
-    fn train(&self, model: &Net, (x, y): Pair) -> StepOutput {
-        StepOutput::classification(model.forward(x), y)
-    }
-
-    fn validate(&self, model: &Net, (x, y): Pair) -> StepOutput {
-        *self.0.lock().unwrap() += y.dims()[0];
-        self.train(model, (x, y))
-    }
-
-    fn validated(&self, mut sums: crate::Metrics) -> Result<crate::Metrics> {
-        let samples = std::mem::take(&mut *self.0.lock().unwrap());
-        sums.add_one("samples", samples as f64, 1.0);
-        Ok(sums)
-    }
-}
-
-/// The searched metric exists only after the last batch of a validation.
-#[test]
-fn check_of_metric_names_is_a_complete_validation() {
-    let _stream = lock_random_stream();
-    let folder = tempfile::tempdir().unwrap();
-    let door = TestReportServer::scripted(vec![continue_to_20()]);
-    let context = under_runner(&door, "val_samples", folder.path());
-    let data = || Data::arrays(samples()).unwrap();
-    let fit = Fit::new(data()).validation(data()).batch_size(10);
-    let fit = fit.callbacks(vec![Stops(20).boxed()]);
-    let model = Net::new(context.device());
-    let fitted = context.fit_with(model, optimizers(), Counts(Mutex::default()), fit).unwrap();
-    assert_eq!(fitted.history[1]["val_samples"], 100.0);
-}
-
-#[test]
-fn missing_validation_data_fails_before_the_first_batch() {
-    let _stream = lock_random_stream();
-    for metric in ["val_loss", "validation_loss"] {
-        // The callback would fail at the first batch.
-        let (fitted, reports) = train_under_runner_with(metric, Fails, None);
-        let error = fitted.unwrap_err();
-        assert_eq!(exit_code(&*error), ExitCode::UserError);
-        let expected = format!(
-            "no validation data for searcher.metric {metric}; add it with `Fit::validation`"
-        );
-        assert_eq!(error.to_string(), expected);
-        assert!(reports.iter().all(|report| report.batches == 0), "{reports:?}");
-    }
 }

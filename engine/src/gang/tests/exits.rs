@@ -36,7 +36,7 @@ fn gangs_with_an_unscheduled_pod_have_not_failed() {
         "made",
         "0@0E80 1@0S",
         110,
-        "end=Infrastructure:ProgramFailed delete=t-a0-r1:30 wake=600",
+        "end=Infrastructure:InfrastructureError delete=t-a0-r1:30 wake=600",
     );
     let case = Case { record: record("made"), pods: "0@0E1 1@0H", now: 31, is_admitted: false };
     assert!(case.render().starts_with("end=UserError:ProgramFailed"));

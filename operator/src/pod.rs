@@ -247,18 +247,23 @@ pub(crate) fn environment(settings: &PodSettings<'_>, index: u32) -> (Vec<Value>
 /// must not silently train on the CPU. A program without GPUs must not use those of other pods,
 /// which some nodes show to every container of an image for CUDA.
 fn device(settings: &PodSettings<'_>) -> Option<&'static str> {
-    if let Some(resource) = settings.slot_resource {
-        return resource.starts_with(NVIDIA).then_some("cuda");
-    }
     let containers = settings.overrides.and_then(|overrides| overrides.pointer("/spec/containers"));
     let mut containers = containers.and_then(Value::as_array).into_iter().flatten();
     let trainer = containers.find(|container| container["name"] == TRAINER_CONTAINER);
+    let env = trainer.and_then(|container| container["env"].as_array());
+    // A variable with both `value` and `valueFrom` is invalid.
+    if env.into_iter().flatten().any(|variable| variable["name"] == ENV_DEVICE) {
+        return None;
+    }
+    if let Some(resource) = settings.slot_resource {
+        return resource.starts_with(NVIDIA).then_some("cuda");
+    }
     let resources = trainer.map(|container| &container["resources"]);
     let limits = resources.and_then(|resources| resources["limits"].as_object());
     let mut limits = settings.limits.keys().chain(limits.into_iter().flat_map(Map::keys));
-    // A claim may be for a GPU.
+    // A claim may be for a GPU, and so may an extended resource of any vendor's plugin.
     let has_claims = resources.is_some_and(|resources| resources["claims"].is_array());
-    let may_have_gpu = has_claims || limits.any(|name| name.starts_with(NVIDIA));
+    let may_have_gpu = has_claims || limits.any(|name| name.contains('/'));
     (!may_have_gpu).then_some("cpu")
 }
 

@@ -76,6 +76,18 @@ fn check(change: Value, pointer: &str, expected: Value) {
 }
 
 #[test]
+fn device_in_overrides_is_the_only_one() {
+    let source = json!({ "secretKeyRef": { "name": "s", "key": "device" } });
+    let variable = json!({ "name": "STOKER_DEVICE", "valueFrom": source });
+    let trainer = json!({ "name": "trainer", "env": [variable.clone()] });
+    let change = json!({ "podOverrides": { "spec": { "containers": [trainer] } } });
+    let pod = pod_of(&change, 0);
+    let env = pod.pointer("/spec/containers/0/env").unwrap().as_array().unwrap();
+    let devices: Vec<_> = env.iter().filter(|other| other["name"] == "STOKER_DEVICE").collect();
+    assert_eq!(devices, [&variable]);
+}
+
+#[test]
 fn fields_of_an_experiment_reach_the_pod() {
     let main = "/spec/containers/0";
     let at = |field: &str| format!("{main}/{field}");
@@ -103,6 +115,7 @@ fn fields_of_an_experiment_reach_the_pod() {
     };
     for gpus in [
         json!({ "resources": { "limits": { "nvidia.com/gpu": "1" } } }),
+        json!({ "resources": { "limits": { "volcano.sh/vgpu-number": "1" } } }),
         trainer(json!({ "limits": { "nvidia.com/gpu": "1" } })),
         trainer(json!({ "claims": [{ "name": "gpu" }] })),
     ] {

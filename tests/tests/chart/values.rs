@@ -50,6 +50,9 @@ fn trainer_follows_the_version_of_the_chart() {
     };
     let version = env!("CARGO_PKG_VERSION");
     check("", &format!("localhost/stoker-trainer:{version}"));
+    // Without a repository, as `helm upgrade --reuse-values` passes the values of an older chart.
+    check("trainer: { repository: null, image: 'r/t:1' }", "r/t:1");
+    check_refused("trainer: { repository: null }", "at '/trainer'");
     check("trainer: { repository: r/t }", &format!("r/t:{version}"));
     check("trainer: { repository: r/t, tag: '7-cuda' }", "r/t:7-cuda");
     let digest = format!("sha256:{}", "0".repeat(64));

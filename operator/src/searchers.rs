@@ -249,12 +249,12 @@ fn address_of(service: Option<&Service>, host: &str) -> Result<String, &'static 
     let Some(service) = service else { return Err("not found; create it") };
     let spec = service.spec.as_ref();
     if spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName") {
-        return Err("has the type ExternalName; use a Service that selects pods");
+        return Err("has the type ExternalName; use another type");
     }
     match spec.and_then(|spec| spec.cluster_ip.as_deref()) {
         Some("None") => Ok(host.to_owned()),
         Some(address) if !address.is_empty() => Ok(address.to_owned()),
-        Some(_) | None => Err("has no cluster IP; use a Service that selects pods"),
+        Some(_) | None => Err("has no cluster IP; use a Service that has one or is headless"),
     }
 }
 

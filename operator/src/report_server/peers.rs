@@ -3,9 +3,12 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Concurrent connections of one address. Pods of one node may share its address.
-const PEER_CONNECTIONS_MAX: usize = 512;
+pub(super) const PEER_CONNECTIONS_MAX: usize = 512;
+/// Time between two warnings, so that trainers that retry do not fill the log.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Number of connections by address.
 #[derive(Clone, Debug, Default)]
@@ -47,9 +50,34 @@ impl Drop for PeerConnection {
     }
 }
 
+/// Limits the rate of a warning.
+#[derive(Debug, Default)]
+pub(super) struct Warnings {
+    last: Option<Instant>,
+}
+
+impl Warnings {
+    /// Returns whether to warn now, and then counts the warning.
+    pub(super) fn is_due(&mut self, now: Instant) -> bool {
+        let is_due = self.last.is_none_or(|last| now.duration_since(last) >= WARNING_INTERVAL);
+        if is_due {
+            self.last = Some(now);
+        }
+        is_due
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn warnings_are_a_minute_apart() {
+        let (mut warnings, start) = (Warnings::default(), Instant::now());
+        let due = [0, 1, 59, 60, 61, 119, 120]
+            .map(|seconds| warnings.is_due(start + Duration::from_secs(seconds)));
+        assert_eq!(due, [true, false, false, true, false, false, true]);
+    }
 
     #[test]
     fn one_address_leaves_connections_for_others() {

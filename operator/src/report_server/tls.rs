@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
-use super::peers::Peers;
+use super::peers::{PEER_CONNECTIONS_MAX, Peers, Warnings};
 
 /// Concurrent connections.
 const CONNECTIONS_MAX: usize = 8_192;
@@ -76,6 +76,7 @@ pub async fn serve(
     let mut reloads = tokio::spawn(reload(files, current.clone()));
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let peers = Peers::default();
+    let mut warnings = Warnings::default();
     loop {
         let Ok(permit) = connections.clone().acquire_owned().await else { break };
         let accepted = tokio::select! {
@@ -89,7 +90,13 @@ pub async fn serve(
             continue;
         };
         // Close a connection over the limit at once: trainers retry.
-        let Some(connection) = peers.connect(address.ip()) else { continue };
+        let Some(connection) = peers.connect(address.ip()) else {
+            if warnings.is_due(Instant::now()) {
+                let (address, max) = (address.ip(), PEER_CONNECTIONS_MAX);
+                tracing::warn!(%address, max, "closed a connection: its address has too many");
+            }
+            continue;
+        };
         let config = current.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         let router = router.clone();
         tokio::spawn(async move {

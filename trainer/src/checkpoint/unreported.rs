@@ -23,7 +23,12 @@ pub(crate) struct UnreportedCheckpoint {
 
 impl CheckpointStore {
     /// Returns the checkpoints that these attempts of the trial have completed after the checkpoint
-    /// `newest`, newest first. Their files are not verified.
+    /// `newest`, newest first. Their files are not verified. Prints a message for a checkpoint that
+    /// is left out because its manifest cannot be read.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the storage is unavailable: no manifest can be read.
     pub(crate) async fn unreported(
         &self,
         attempts: Range<u32>,
@@ -33,21 +38,50 @@ impl CheckpointStore {
         let age = |name: &str| {
             layout::parse_checkpoint_name(name).map(|(batches, attempt)| (attempt, batches))
         };
-        let newest = newest.and_then(age);
+        let newest_age = newest.and_then(age);
         let folder = format!("{}/", layout::checkpoints_path(&self.trial_path));
         let listed = self.storage.list(&folder).await?;
         let candidate = |path: &String| -> Option<((u32, u64), String)> {
             let (name, file) = path.strip_prefix(folder.as_str())?.split_once('/')?;
             let (attempt, batches) = age(name)?;
-            let is_newer = attempts.contains(&attempt) && Some((attempt, batches)) > newest;
+            let is_newer = attempts.contains(&attempt) && Some((attempt, batches)) > newest_age;
             (file == MANIFEST && is_newer).then(|| ((attempt, batches), name.to_owned()))
         };
         let mut candidates: Vec<_> = listed.iter().filter_map(candidate).collect();
         candidates.sort_unstable_by_key(|(age, _)| Reverse(*age));
         candidates.truncate(UNREPORTED_MAX);
-        let mut unreported = vec![];
-        for (_, name) in candidates {
-            unreported.extend(self.read_unreported(name).await?);
+        let names = candidates.into_iter().map(|(_, name)| name).collect();
+        self.read_candidates(names, newest).await
+    }
+
+    pub(super) async fn read_candidates(
+        &self,
+        names: Vec<String>,
+        newest: Option<&str>,
+    ) -> Result<Vec<UnreportedCheckpoint>, StorageError> {
+        let (mut store, mut unreported, mut unreadable) = (self.clone(), vec![], vec![]);
+        for name in names {
+            let read = store.read_unreported(name.clone()).await;
+            match read {
+                Ok(found) => unreported.extend(found),
+                Err(error) => {
+                    // All others fail too if the storage is unavailable.
+                    store.storage = store.storage.with_few_retries();
+                    unreadable.push((name, error));
+                }
+            }
+        }
+        if let Some((_, error)) = unreadable.first()
+            && unreported.is_empty()
+        {
+            let manifest = newest.map(|name| layout::manifest_path(&self.trial_path, name));
+            let Some(manifest) = manifest else { return Err(error.clone()) };
+            if store.storage.get(&manifest).await.is_err() {
+                return Err(error.clone());
+            }
+        }
+        for (name, error) in unreadable {
+            eprintln!("stoker: checkpoint {name}, which was not reported, is not used: {error}");
         }
         Ok(unreported)
     }

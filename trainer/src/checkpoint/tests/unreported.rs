@@ -61,3 +61,22 @@ fn incomplete_and_foreign_checkpoints_are_not_reported() {
     let expected = UnreportedCheckpoint { checkpoint, report: Some((10, event)) };
     assert_eq!(*complete, expected);
 }
+
+#[test]
+fn checkpoint_with_an_unreadable_manifest_is_left_out() {
+    let mut fixture = Fixture::new();
+    let names = [10, 20, 30].map(|batches| fixture.save_as(0, batches).name);
+    let read = |num: usize, newest: Option<&str>| {
+        let (checkpoints, names) = (fixture.checkpoints(), names.iter().rev().take(num));
+        let found = fixture
+            .rt
+            .block_on(checkpoints.store().read_candidates(names.cloned().collect(), newest));
+        found.map(|found| found.into_iter().map(|one| one.checkpoint.name).collect::<Vec<_>>())
+    };
+    make_unreadable(&fixture, "000000000030-0/manifest.json");
+    assert_eq!(read(2, None).unwrap(), names[1..2]);
+    assert_eq!(read(1, Some(&names[0])).unwrap(), [""; 0]);
+    assert!(read(1, None).unwrap_err().to_string().contains(&names[2]));
+    make_unreadable(&fixture, "000000000010-0/manifest.json");
+    assert!(read(1, Some(&names[0])).unwrap_err().to_string().contains(&names[2]));
+}

@@ -225,11 +225,11 @@ impl Checkpointer {
     /// # Errors
     ///
     /// Fails if the storage is unavailable, which does not mean that a checkpoint is corrupt, and
-    /// if a copy cannot start from its source's checkpoint. If the storage fails only on some
-    /// checkpoints, they are refused; this fails if no other can be restored.
+    /// if a copy cannot start from its source's checkpoint. If the storage fails only on one
+    /// checkpoint, it is refused; this fails if no other can be restored.
     pub fn restore(&self, refs: &[CheckpointRef]) -> Result<Restored, CheckpointError> {
-        let load = |wanted: &CheckpointRef| {
-            let (store, wanted) = (self.store.clone(), wanted.clone());
+        let load = |store: &CheckpointStore, wanted: &CheckpointRef| {
+            let (store, wanted) = (store.clone(), wanted.clone());
             let name = wanted.name.clone();
             run_blocking(&self.rt, &name, async move { store.load(&wanted).await })
         };

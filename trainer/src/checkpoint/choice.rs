@@ -21,27 +21,33 @@ pub(crate) struct Choice<T> {
 }
 
 /// Loads the first of `refs` that is complete, intact and readable. A checkpoint with an unreadable
-/// object is refused only if the storage is available otherwise.
+/// object is refused only if the storage is available otherwise. `load` gets a store with few
+/// retries when it repeats.
 ///
 /// # Errors
 ///
-/// Fails if the storage is unavailable. Also fails if no checkpoint can be loaded and one is
-/// unreadable: it may be intact, so training must not start from scratch.
+/// Fails if the storage is unavailable. Two unreadable checkpoints are its fault too: only small
+/// requests may succeed. Also fails if no checkpoint can be loaded and one is unreadable: it may be
+/// intact, so training must not start from scratch.
 pub(crate) fn load_first<T>(
     rt: &Handle,
     store: &CheckpointStore,
     refs: &[CheckpointRef],
-    load: impl Fn(&CheckpointRef) -> Result<T, CheckpointError>,
+    load: impl Fn(&CheckpointStore, &CheckpointRef) -> Result<T, CheckpointError>,
 ) -> Result<Choice<T>, CheckpointError> {
     let (mut refused, mut unreadable) = (BTreeMap::new(), None);
     for (idx, wanted) in refs.iter().enumerate() {
-        let loaded = match load(wanted) {
+        let loaded = match load(store, wanted) {
             Err(error @ CheckpointError::Storage { .. }) => {
+                if let Some(first) = unreadable.take() {
+                    return Err(first);
+                }
                 if !is_available(rt, store, &refs[idx..])? {
                     return Err(error);
                 }
                 // An outage may have ended just now.
-                load(wanted)
+                let storage = store.storage.clone().with_few_retries();
+                load(&CheckpointStore { storage, ..store.clone() }, wanted)
             }
             loaded => loaded,
         };
@@ -52,7 +58,7 @@ pub(crate) fn load_first<T>(
             }
             Err(CheckpointError::Storage { name, source }) => {
                 refused.insert(name.clone(), source.to_string());
-                unreadable.get_or_insert(CheckpointError::Storage { name, source });
+                unreadable = Some(CheckpointError::Storage { name, source });
             }
             Err(error) => return Err(error),
         }

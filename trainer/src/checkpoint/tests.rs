@@ -148,6 +148,18 @@ fn unreadable_checkpoint_falls_back_to_the_previous() {
     assert!(is_unreadable, "{error}");
 }
 
+/// Manifests may be readable over a link that is too slow for large files.
+#[test]
+fn two_unreadable_checkpoints_are_a_storage_failure() {
+    let fixture = Fixture::new();
+    let all = [300, 200, 100].map(|batches| fixture.save(batches));
+    make_unreadable(&fixture, "000000000300-2/model");
+    make_unreadable(&fixture, "000000000200-2/model");
+    let error = fixture.checkpoints().restore(&all).unwrap_err();
+    let is_first = matches!(&error, CheckpointError::Storage { name, .. } if *name == all[0].name);
+    assert!(is_first, "{error}");
+}
+
 #[test]
 fn failed_upload_waits_for_the_other_files() {
     let fixture = Fixture::new();

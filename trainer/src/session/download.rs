@@ -144,10 +144,11 @@ impl Session<'_> {
     ) -> Result<Option<CheckpointRef>> {
         self.context.io().find_unreported()?;
         let refs = self.context.io().resume_from().to_vec();
-        let load = |wanted: &CheckpointRef| -> Result<_, CheckpointError> {
-            let folder = TemporaryFolder::new()?;
-            Ok((download_to(rt, store, wanted, &folder.0)?, folder))
-        };
+        let load =
+            |store: &CheckpointStore, wanted: &CheckpointRef| -> Result<_, CheckpointError> {
+                let folder = TemporaryFolder::new()?;
+                Ok((download_to(rt, store, wanted, &folder.0)?, folder))
+            };
         let Choice { chosen, refused } = load_first(rt, store, &refs, load)?;
         let chosen = chosen.map(|(wanted, (manifest, folder))| {
             *into = Some(folder);

@@ -148,6 +148,15 @@ fn unreadable_checkpoint_falls_back_to_the_previous() {
     assert!(is_unreadable, "{error}");
 }
 
+/// A program without a runner could not read the manifest at its start.
+#[test]
+fn manifest_with_an_unknown_hash_is_accepted() {
+    let fixture = Fixture::new();
+    let newest = CheckpointRef { manifest_sha256: String::new(), ..fixture.save(200) };
+    let restored = fixture.checkpoints().restore(&[newest.clone(), fixture.save(100)]).unwrap();
+    assert_eq!(restored.chosen, Some(newest));
+}
+
 /// Manifests may be readable over a link that is too slow for large files.
 #[test]
 fn two_unreadable_checkpoints_are_a_storage_failure() {

@@ -47,7 +47,8 @@ pub(super) fn resume_latest(
 }
 
 /// Returns references of checkpoints with these names and paths of manifests. The hash of an
-/// unreadable manifest is empty: the restore then reads it again, and refuses the checkpoint.
+/// unreadable manifest is empty: the restore reads it again, and refuses the checkpoint if that
+/// fails too.
 ///
 /// # Errors
 ///

@@ -171,7 +171,7 @@ impl RetentionTask {
             }
             // List earlier attempts at the first save, not before, to keep the start fast.
             if !has_earlier {
-                match self.list_earlier(&refused).await {
+                match self.list_earlier(&mut refused).await {
                     Ok(earlier) => known.splice(..0, earlier).for_each(drop),
                     Err(error) => {
                         eprintln!(
@@ -187,12 +187,16 @@ impl RetentionTask {
     }
 
     /// Returns the complete checkpoints of earlier attempts. Deletes the remains of their
-    /// interrupted saves. Manifests of checkpoints in `refused` may be unreadable.
+    /// interrupted saves. Adds checkpoints with unreadable manifests to `refused`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the storage is unavailable: some manifests cannot be read, and no other can.
     async fn list_earlier(
         &self,
-        refused: &BTreeSet<String>,
+        refused: &mut BTreeSet<String>,
     ) -> Result<Vec<CompleteCheckpoint>, StorageError> {
-        let mut known = vec![];
+        let (mut known, mut unreadable, mut is_any_read) = (vec![], vec![], false);
         for name in self.storage.folders(&layout::checkpoints_path(&self.trial_path)).await? {
             match layout::parse_checkpoint_name(&name) {
                 Some((_, attempt)) if attempt < self.attempt => {}
@@ -201,6 +205,7 @@ impl RetentionTask {
             let path = layout::manifest_path(&self.trial_path, &name);
             match self.storage.get(&path).await {
                 Ok(text) => {
+                    is_any_read = true;
                     let metric = parse(&text).ok().and_then(|manifest| manifest.metric);
                     let metric = metric.as_deref().and_then(stoker_api::number::parse);
                     known.push(CompleteCheckpoint { name, metric });
@@ -208,11 +213,20 @@ impl RetentionTask {
                 Err(StorageError::NotFound { .. }) => {
                     delete(&self.storage, &self.trial_path, &name).await?;
                 }
-                Err(_) if refused.contains(&name) => {
+                Err(error) => {
+                    if !refused.contains(&name) {
+                        unreadable.push((name.clone(), error));
+                    }
                     known.push(CompleteCheckpoint { name, metric: None });
                 }
-                Err(error) => return Err(error),
             }
+        }
+        if let (Some((_, error)), false) = (unreadable.first(), is_any_read) {
+            return Err(error.clone());
+        }
+        for (name, error) in unreadable {
+            eprintln!("stoker: cannot read checkpoint {name}, which is therefore kept: {error}");
+            refused.insert(name);
         }
         Ok(known)
     }

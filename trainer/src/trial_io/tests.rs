@@ -178,6 +178,22 @@ fn unreadable_manifest_does_not_prevent_a_start() {
     assert!(error.contains("\"b\""), "{error}");
 }
 
+#[test]
+fn unreadable_manifest_does_not_stop_retention() {
+    let folder = tempfile::tempdir().unwrap();
+    let [unreadable, intact] = [1, 2].map(|batches| layout::checkpoint_name(batches, 0));
+    write(folder.path(), &unreadable, 1);
+    write(folder.path(), &intact, 1);
+    let context = alone(folder.path()).unwrap();
+    let manifest = folder.path().join("trial/checkpoints").join(&unreadable).join("manifest.json");
+    std::fs::remove_file(&manifest).unwrap();
+    std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
+    (3..=7).for_each(|batches| save(&context, batches, None));
+    context.io().end_training();
+    let last = layout::checkpoint_name(7, context.config.attempt);
+    assert_eq!(names(folder.path()), [unreadable, last]);
+}
+
 /// On a stop, an earlier save may still be in progress.
 #[test]
 fn stop_saves_although_an_earlier_save_failed() {

@@ -184,7 +184,6 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
                 batch => batch.map(|batch| self.step.train(&model, batch)),
             }
         };
-        self.is_first = false;
         self.learn(output)
     }
 
@@ -241,6 +240,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     /// Counts a trained batch. `metrics` are over all ranks, of this batch, or of the one before if
     /// they are read late.
     pub(super) fn end_batch(&mut self, metrics: &Metrics) -> Result<()> {
+        self.is_first = false;
         self.add_metrics(metrics);
         self.state.batches += 1;
         let logs = self.late_metrics.batch_logs(metrics);

@@ -132,7 +132,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let metrics = all.means("validation_");
         self.io().row("validation", batches, self.epoch(), &metrics)?;
         self.state.validated = Some(Validated::new(batches, &metrics));
-        if self.is_first && !self.has_custom_loop {
+        if self.is_first {
             // A checkpoint at this batch is of an earlier process and lacks this validation.
             self.saved = None;
         }

@@ -56,6 +56,14 @@ fn loop_until(folder: &Path, stop_at: Option<[u64; 2]>) -> Result<Fitted<Net>> {
         EarlyStopping::new("val_loss").patience(9).boxed(),
         StopInValidation(None, context.stop.clone()).boxed(),
     ];
+    run_loop(&context, callbacks, stop_at)
+}
+
+fn run_loop(
+    context: &Context,
+    callbacks: Vec<Box<dyn Callback>>,
+    stop_at: Option<[u64; 2]>,
+) -> Result<Fitted<Net>> {
     let data = || Data::arrays(samples());
     let fit = Fit::new(data()?).batch_size(16).callbacks(callbacks);
     let step = noisy_step;
@@ -113,24 +121,29 @@ fn interrupted_validations_start_over_after_a_resume() {
 #[test]
 fn resumed_final_validation_is_saved() {
     let _stream = lock_random_stream();
-    let folder = brief_folder();
-    let train = |stop_at| {
-        let context = alone(Some(folder.path()), 20).context().unwrap();
-        let stop = StopInValidation(stop_at, context.stop.clone()).boxed();
-        let data = || Data::arrays(samples()).unwrap();
-        let fit = Fit::new(data()).validation(data()).batch_size(16);
-        let fit = fit.callbacks(vec![Stops(9).boxed(), stop]);
-        context.fit(Net::new(context.device()), optimizers(), noisy_step, fit)
-    };
-    let has_metric = |attempt: u32| {
-        let manifest = format!("trial/checkpoints/000000000009-{attempt}/manifest.json");
-        let manifest = std::fs::read_to_string(folder.path().join(manifest)).unwrap();
-        !serde_json::from_str::<Value>(&manifest).unwrap()["metric"].is_null()
-    };
-    train(Some([9, 2])).unwrap_err();
-    assert!(!has_metric(0));
-    train(None).unwrap();
-    assert!(has_metric(1));
+    for has_custom_loop in [false, true] {
+        let folder = brief_folder();
+        let train = |stop_at| {
+            let context = alone(Some(folder.path()), 20).context().unwrap();
+            if has_custom_loop {
+                return run_loop(&context, vec![Stops(9).boxed()], stop_at);
+            }
+            let stop = StopInValidation(stop_at, context.stop.clone()).boxed();
+            let data = || Data::arrays(samples()).unwrap();
+            let fit = Fit::new(data()).validation(data()).batch_size(16);
+            let fit = fit.callbacks(vec![Stops(9).boxed(), stop]);
+            context.fit(Net::new(context.device()), optimizers(), noisy_step, fit)
+        };
+        let has_metric = |attempt: u32| {
+            let manifest = format!("trial/checkpoints/000000000009-{attempt}/manifest.json");
+            let manifest = std::fs::read_to_string(folder.path().join(manifest)).unwrap();
+            !serde_json::from_str::<Value>(&manifest).unwrap()["metric"].is_null()
+        };
+        train(Some([9, 2])).unwrap_err();
+        assert!(!has_metric(0));
+        train(None).unwrap();
+        assert!(has_metric(1), "custom loop: {has_custom_loop}");
+    }
 }
 
 #[test]

@@ -26,8 +26,14 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if ranks.local_rank() == 0 {
             restored = self.io().restore();
         }
+        let mut failed = Ok(());
         let (chosen, mut restored) = match restored {
             Ok(restored) => (Ok(restored.chosen.clone()), restored),
+            // Rank 0 may have found another checkpoint.
+            Err(error) if ranks.rank() > 0 => {
+                failed = Err(error);
+                (Ok(None), Restored::default())
+            }
             Err(error) => (Err(error), Restored::default()),
         };
         let chosen = ranks.gather_results("start", chosen)?.swap_remove(0);
@@ -36,6 +42,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             print_refusals(&restored);
         }
         let Some(chosen) = chosen else {
+            ranks.gather_results("restore", failed)?;
             self.equalize_models()?;
             return Ok(Restored { refused: restored.refused, ..Restored::default() });
         };

@@ -124,6 +124,27 @@ fn ranks_resume_from_what_rank_0_finds() {
 }
 
 #[test]
+fn gang_resumes_although_the_known_checkpoint_is_unreadable() {
+    let mut gang = Gang::new(2, to_the_end).env(ENV_SIGNAL, "1 5 TERM");
+    gang.pods.iter_mut().for_each(|pod| pod.config["storage"]["url"] = json!(OF_FOLDER));
+    let run = |gang: &Gang| run_in_folders(gang, r#"cd "$0"; exec "$@""#, &|_| 0);
+    assert_eq!(codes(&run(&gang)), [79, 79]);
+    let (known, sha256) = gang.checkpoint();
+    let gang = gang.again().env(ENV_SIGNAL, "1 12 TERM");
+    assert_eq!(codes(&run(&gang)), [79, 79]);
+    let (newest, _) = gang.checkpoint();
+    // A socket can be opened only as a socket.
+    let state = gang.pods[0].file("storage/trial/checkpoints").join(&known).join("state.json");
+    std::fs::remove_file(&state).unwrap();
+    std::os::unix::net::UnixListener::bind(&state).unwrap();
+    let refs = json!([{"name": known, "manifestSha256": sha256}]);
+    let fields = json!({"attempt": 5, "resumeFrom": refs, "unreportedSince": 3});
+    let gang = gang.again().with_config(&fields);
+    assert_eq!(codes(&run(&gang)), [0, 0]);
+    assert_eq!(resumed_from(&gang), Some(newest));
+}
+
+#[test]
 fn gang_resumes_from_an_unreported_checkpoint() {
     let straight = trained(2, false, 20);
     let gang = Gang::new(2, to_the_end).env(ENV_SIGNAL, "1 5 TERM");

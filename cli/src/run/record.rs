@@ -31,6 +31,10 @@ use crate::failure::Failure;
 const LOCK_RETRIES_MAX: u32 = 10;
 /// Maximum time in which trainers of a dead runner must exit.
 const TRAINER_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Wait after the first failed write. It doubles with each further one.
+const FIRST_WRITE_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait before a write is repeated.
+const WRITE_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// File in the record of a run or job whose deletion has begun.
 pub(crate) const DELETED: &str = "deleted";
@@ -290,6 +294,11 @@ pub(crate) fn wait_for_trainers(path: &Path) -> Result<(), Failure> {
 fn host() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     if name.trim().is_empty() { "this machine".to_owned() } else { name.trim().to_owned() }
+}
+
+/// Returns the time until a failed write is repeated, given the wait before the one that failed.
+pub(crate) fn wait_to_write(before: Option<Duration>) -> Duration {
+    before.map_or(FIRST_WRITE_WAIT, |wait| (wait * 2).min(WRITE_WAIT_MAX))
 }
 
 /// Returns `num_bytes` random bytes in hex, from the system's secure random source.

@@ -12,11 +12,6 @@ use super::{Runner, View};
 use crate::failure::Failure;
 use crate::run::record as files;
 
-/// Wait after the first failed write. It doubles with each further one.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// Longest wait before a write is repeated.
-const WAIT_MAX: Duration = Duration::from_secs(30);
-
 /// A failed write. The record in memory is complete, and newer than its file.
 #[derive(Debug)]
 pub(super) struct Unsaved {
@@ -45,7 +40,7 @@ impl Runner<'_> {
         if before.is_none() {
             view.print_message(&format!("{error}; the job continues, trying again"));
         }
-        let wait = before.map_or(FIRST_WAIT, |wait| (wait * 2).min(WAIT_MAX));
+        let wait = files::wait_to_write(before);
         self.unsaved = Some(Unsaved { wait, retry_at: Instant::now() + wait });
     }
 

@@ -7,11 +7,7 @@ use stoker_engine::experiment::Summary;
 use super::writes::Waiting;
 use super::{State, rebuild};
 use crate::failure::Failure;
-
-/// Wait after the first failed write. It doubles with each further one.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// Longest wait before a write is repeated.
-const WAIT_MAX: Duration = Duration::from_secs(30);
+use crate::run::record::wait_to_write;
 
 /// A failed write. The memory may differ from the record until it is read again.
 #[derive(Debug)]
@@ -25,7 +21,7 @@ impl State {
     /// Notes that the record could not be written. Nothing is decided until it can.
     pub(crate) fn fail(&mut self, error: Failure) -> Failure {
         let before = self.trouble.as_ref().map(|trouble| trouble.wait);
-        let wait = before.map_or(FIRST_WAIT, |wait| (wait * 2).min(WAIT_MAX));
+        let wait = wait_to_write(before);
         let message = error.to_string();
         self.note(format!("{message}; running trials continue, trying again"));
         self.trouble = Some(Trouble { message, wait, retry_at: Instant::now() + wait });

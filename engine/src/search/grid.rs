@@ -151,6 +151,8 @@ mod tests {
         check(&log(-3.0, -1.0, 3), json!([0.001, 0.01, 0.1]));
         check(&log(-3.0, -1.0, 1), json!([0.01]));
         assert_eq!(value(&double(-1.0, 0.1, 12), 11), Some(json!(0.1)));
+        // The sum of the minimum and the distance is below the maximum.
+        assert_eq!(value(&double(2.0, 7.6, 4), 3), Some(json!(7.6)));
         check(&double(-1.7e308, 1.7e308, 3), json!([-1.7e308, 0.0, 1.7e308]));
     }
 

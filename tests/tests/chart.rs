@@ -183,6 +183,8 @@ fn defaults_install_one_cluster_wide_operator() {
             "Service 123/stoker-door",
             "Service 123/stoker-operator-metrics",
             "ServiceAccount 123/stoker-operator",
+            "ValidatingAdmissionPolicy free-form-fields.stoker.dev",
+            "ValidatingAdmissionPolicyBinding free-form-fields.stoker.dev",
         ],
     );
 }
@@ -323,8 +325,17 @@ fn pods_carry_checksums_of_their_secrets() {
 fn uninstall_keeps_definitions_and_secrets() {
     for object in objects("") {
         let is_kept = object["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep";
-        let holds_data = object["kind"] == "CustomResourceDefinition" || object["kind"] == "Secret";
-        assert_eq!(is_kept, holds_data, "{} {}", object["kind"], object["metadata"]["name"]);
+        let kind = object["kind"].as_str().unwrap();
+        // The policy protects the experiments that the definitions keep.
+        let is_policy = kind.starts_with("ValidatingAdmissionPolicy");
+        let holds_data = kind == "CustomResourceDefinition" || kind == "Secret";
+        assert_eq!(
+            is_kept,
+            holds_data || is_policy,
+            "{} {}",
+            object["kind"],
+            object["metadata"]["name"]
+        );
     }
 }
 

@@ -75,12 +75,17 @@ fn files() -> Result<Vec<(String, String)>, CodegenError> {
     for definition in crd::all() {
         let names = &definition.spec.names;
         let name = format!("crds/{}_{}.yaml", definition.spec.group, names.plural);
-        let text = plain(&name, &definition)?;
+        let value = value(&name, &definition)?;
+        let text = plain(&name, std::slice::from_ref(&value))?;
         files.push((name, text));
         let name = format!("charts/stoker/templates/crd-{}.yaml", names.plural);
-        let text = template(&name, &definition)?;
+        let text = template(&name, [value])?;
         files.push((name, text));
     }
+    let name = "crds/stoker.dev_policy.yaml";
+    files.push((name.into(), plain(name, &crd::policy())?));
+    let name = "charts/stoker/templates/crd-policy.yaml";
+    files.push((name.into(), template(name, crd::policy())?));
     let name = "docs/reference-fields.md";
     let failed = |reason| CodegenError::Reference { name, reason };
     let definitions: Result<Vec<_>, _> = crd::all().iter().map(reference::json).collect();
@@ -100,19 +105,23 @@ fn stoker() -> PathBuf {
     programs.find(|path| path.is_file()).unwrap_or_else(|| this.with_file_name("stoker"))
 }
 
-/// Returns a definition as plain YAML.
-fn plain(name: &str, definition: &CustomResourceDefinition) -> Result<String, CodegenError> {
-    Ok(format!("{HEADER}{}", yaml(name, &value(name, definition)?)?))
+/// Returns objects as plain YAML.
+fn plain(name: &str, objects: &[Value]) -> Result<String, CodegenError> {
+    let texts: Result<Vec<_>, _> = objects.iter().map(|object| yaml(name, object)).collect();
+    Ok(format!("{HEADER}{}", texts?.join("---\n")))
 }
 
-/// Returns a definition as a template of the chart. It is omitted if `crds.install` is false, and
-/// kept when the chart is uninstalled.
-fn template(name: &str, definition: &CustomResourceDefinition) -> Result<String, CodegenError> {
-    let mut value = value(name, definition)?;
-    value["metadata"]["annotations"]["helm.sh/resource-policy"] = "keep".into();
+/// Returns objects as a template of the chart. It is omitted if `crds.install` is false, and kept
+/// when the chart is uninstalled.
+fn template(name: &str, objects: impl IntoIterator<Item = Value>) -> Result<String, CodegenError> {
+    let keep = |mut object: Value| {
+        object["metadata"]["annotations"]["helm.sh/resource-policy"] = "keep".into();
+        object
+    };
+    let objects: Vec<Value> = objects.into_iter().map(keep).collect();
     // Escape `{{`, which would start a template action.
-    let text = yaml(name, &value)?.replace("{{", "{{ \"{{\" }}");
-    Ok(format!("{{{{- if .Values.crds.install }}}}\n{HEADER}{text}{{{{- end }}}}\n"))
+    let text = plain(name, &objects)?.replace("{{", "{{ \"{{\" }}");
+    Ok(format!("{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"))
 }
 
 /// Returns a definition with sorted keys, so that the text depends only on the types.
@@ -149,9 +158,10 @@ mod tests {
     #[test]
     fn definitions_round_trip_through_yaml() {
         for definition in crd::all() {
-            let text = plain("a", &definition).unwrap();
+            let definition = value("a", &definition).unwrap();
+            let text = plain("a", std::slice::from_ref(&definition)).unwrap();
             let read: Value = serde_saphyr::from_str(&text).unwrap();
-            assert_eq!(read, serde_json::to_value(&definition).unwrap());
+            assert_eq!(read, definition);
         }
     }
 
@@ -159,7 +169,7 @@ mod tests {
     fn template_actions_are_escaped() {
         let mut definition = crd::all().remove(0);
         definition.spec.names.singular = Some("a{{b}}".into());
-        let text = template("a", &definition).unwrap();
+        let text = template("a", [value("a", &definition).unwrap()]).unwrap();
         assert!(text.contains(r#"a{{ "{{" }}b}}"#), "{text}");
         assert_eq!(text.matches("{{").count(), 4, "{text}");
         assert!(text.contains("helm.sh/resource-policy: keep"), "{text}");

@@ -16,6 +16,7 @@ mod kubelet;
 mod leaders;
 mod malformed;
 mod operator_process;
+mod policy;
 mod population;
 mod promotion;
 mod proxy;

@@ -176,7 +176,8 @@ impl Client {
         self.kubectl_with_input(&["apply", "-f", "-"], manifests)
     }
 
-    /// Applies the CRDs in a directory and waits until the API server serves them.
+    /// Applies the CRDs in a directory, and its other objects. Waits until the API server serves
+    /// all CRDs.
     ///
     /// # Errors
     ///
@@ -185,7 +186,7 @@ impl Client {
         let path = folder.to_string_lossy();
         self.kubectl(&["apply", "--server-side", "-f", &path])?;
         // kubectl caches for a long time that a resource is missing, so wait before the first use.
-        self.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", &path])?;
+        self.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "crd", "--all"])?;
         Ok(())
     }
 

@@ -38,6 +38,12 @@ impl AttentionMask {
         Self { positions: Some(positions), ..self }
     }
 
+    /// Returns `true` if a query may see no key.
+    fn may_hide_all_keys(&self, queries: usize, keys: usize) -> bool {
+        let hides_some = self.padding.is_some() || self.positions.is_some();
+        hides_some || (self.is_causal && queries > keys)
+    }
+
     /// Returns the mask for attention over several heads, without the causal part.
     fn of_heads(&self, [batch, queries, keys]: [usize; 3]) -> Option<Tensor<4, Bool>> {
         let padding = self.padding.clone().map(|mask| mask.reshape([batch, 1, 1, keys]));
@@ -103,12 +109,15 @@ impl MultiHeadAttentionExt for MultiHeadAttention {
         value: Tensor<3>,
         mask: &AttentionMask,
     ) -> Tensor<3> {
-        let ([_, _, d_model], [batch, keys, _]) = (query.dims(), key.dims());
+        let ([_, queries, d_model], [batch, keys, _]) = (query.dims(), key.dims());
         let has_other_shapes = key.dims() != value.dims()
             || key.dims() != [batch, keys, d_model]
             || d_model != self.d_model;
         // burn's attention without gradients has kernels for GPUs that compute in half precision.
-        let is_evaluation = Operand::new(&query).is_none() && !query.device().is_autodiff();
+        // It has no zeros for a query without visible keys.
+        let is_evaluation = Operand::new(&query).is_none()
+            && !query.device().is_autodiff()
+            && !mask.may_hide_all_keys(queries, keys);
         if self.quiet_softmax || has_other_shapes || is_evaluation || !is_enabled() {
             return self.forward(mask.apply_burn(query, key, value)).context;
         }
@@ -335,6 +344,26 @@ mod tests {
             let error = (ours - exact).abs().max().into_scalar::<f32>();
             // A wrong result differs by about 1.
             assert!(error > 0.0 && error < 0.2, "{error}");
+        }
+    }
+
+    /// The bias of the output layer remains.
+    #[test]
+    fn query_without_visible_keys_has_zeros_without_gradients() {
+        for device in [device(), device().autodiff()] {
+            let module = MultiHeadAttentionConfig::new(8, 2).init(&device).map(&mut ToBf16);
+            let [x, memory] = [3, 5].map(|len| {
+                let x: Tensor<3> = random([2, len, 8], len as u64).into_tensor(&device);
+                x.cast(DType::BF16)
+            });
+            let padding = TensorData::new(vec![true; 10], [2, 5]);
+            let padding = Tensor::<2, Bool>::from_data(padding, &device);
+            let mask = AttentionMask::default().with_padding(padding);
+            let ours = module.forward_fused(x, memory.clone(), memory, &mask);
+            let bias = module.output.bias.as_ref().unwrap().val();
+            let expected = bias.reshape([1, 1, 8]).expand([2, 3, 8]);
+            let error = (ours - expected).cast(DType::F32).abs().max().into_scalar::<f32>();
+            assert_eq!(error, 0.0);
         }
     }
 

@@ -19,9 +19,8 @@ use rayon::prelude::*;
 const PATIENCE: Duration = Duration::from_millis(1);
 /// Longest time for which a thread waits without a pause: other work of the pool may need it.
 const WAIT_MAX: Duration = Duration::from_millis(10);
-/// Number of calls that threads have not completed from which they are not called. A thread of the
-/// pool that is busy for long collects about 100 bytes with each call. At this number, the others
-/// do not help either until it has time.
+/// Number of calls that threads have not completed from which loops use rayon instead. A thread of
+/// the pool that is busy for long collects about 100 bytes with each call.
 const CALLS_MAX: usize = 1 << 18;
 
 /// State of a helper that neither waits for loops nor is called to do so.
@@ -113,8 +112,12 @@ impl Team {
     }
 
     /// Runs `work` for each number below `num`, with the help of the team. Returns `false`, and
-    /// runs nothing, if another thread has the team.
+    /// runs nothing, if another thread has the team, or if a thread of the pool has not completed
+    /// too many calls.
     fn run(&'static self, num: usize, work: &(dyn Fn(usize) + Sync)) -> bool {
+        if self.num_calls.load(Ordering::SeqCst) >= CALLS_MAX {
+            return false;
+        }
         if self.is_taken.swap(true, Ordering::Acquire) {
             return false;
         }
@@ -173,9 +176,6 @@ impl Team {
         let is_absent = |helper: &AtomicU8| helper.load(Ordering::SeqCst) == ABSENT;
         // Each thread counts for itself: one may be busy, and not answer for a long time.
         if !self.helpers.iter().any(is_absent) {
-            return;
-        }
-        if self.num_calls.load(Ordering::SeqCst) >= CALLS_MAX {
             return;
         }
         for helper in self.helpers.iter().filter(|helper| is_absent(helper)) {
@@ -323,6 +323,15 @@ mod tests {
         });
         // The thread that was busy completes all its calls.
         wait_until("no call is left", || TEAM.num_calls.load(Ordering::SeqCst) == 0);
+    }
+
+    #[test]
+    fn loops_use_rayon_after_too_many_calls() {
+        static TEAM: Team = Team::new();
+        TEAM.num_calls.store(CALLS_MAX, Ordering::SeqCst);
+        assert!(!TEAM.run(1, &|_: usize| unreachable!()));
+        TEAM.num_calls.store(CALLS_MAX - 1, Ordering::SeqCst);
+        assert!(TEAM.run(1, &|_: usize| {}));
     }
 
     #[test]

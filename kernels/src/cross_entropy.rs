@@ -8,6 +8,7 @@ use burn::tensor::{Bool, FloatDType, Int, Tensor, activation};
 use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
+use crate::sum::sum_in_order;
 use crate::tape::{ArrayGradient, Gradient, Operand, integers, record};
 use crate::vector::{exp_nonpositive, max, sum_of};
 
@@ -68,7 +69,7 @@ pub fn weighted_cross_entropy(
         normalizer = normalizer.mask_fill(is_padding, 0.0);
     }
     let losses = cross_entropy_of_samples(loss, logits, targets);
-    (losses * sample_weights).sum() / normalizer.sum()
+    sum_in_order(losses * sample_weights) / sum_in_order(normalizer)
 }
 
 /// Cross-entropy of each sample from burn's operators, whose loss returns only the mean.

@@ -59,6 +59,7 @@ mod optim;
 mod order;
 mod pool;
 mod softmax;
+mod sum;
 mod switch;
 mod tape;
 mod threads;
@@ -91,6 +92,7 @@ pub use crate::optim::{FusedAdam, FusedAdamW, FusedSgd, OptimizerConfigExt};
 pub use crate::order::row_major;
 pub use crate::pool::{avg_pool2d, max_pool2d};
 pub use crate::softmax::{log_softmax, softmax};
+pub use crate::sum::sum_in_order;
 pub use crate::switch::is_enabled;
 pub use crate::transformer::{
     AttentionMask, MultiHeadAttentionExt, PositionWiseFeedForwardExt, TransformerEncoderExt,

@@ -7,7 +7,7 @@ use burn::nn::loss::CrossEntropyLoss;
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
-use stoker_kernels::cross_entropy_of_samples;
+use stoker_kernels::{cross_entropy_of_samples, sum_in_order};
 
 use crate::Result;
 use crate::collective::{Collective, all_gather_cbor};
@@ -16,11 +16,6 @@ use crate::precision::to_single;
 mod unread;
 
 pub(crate) use unread::UnreadMetrics;
-
-/// Elements from which burn's CPU backend sums in an order that depends on its threads.
-const PARALLEL_SUM_ELEMENTS: usize = 4 << 20;
-/// Elements of such a tensor that are summed at once.
-const ROW_ELEMENTS: usize = 4096;
 
 /// A number on the host or on the device.
 #[derive(Clone, Debug)]
@@ -163,8 +158,8 @@ impl StepOutput {
         let (logits, samples) = (to_single(logits), labels.dims()[0]);
         let losses = cross_entropy(logits.clone(), labels.clone());
         let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
-        let num_correct = to_single(best.equal(labels).float()).sum();
-        Self::sum(losses.sum(), samples).metric("accuracy", num_correct, samples)
+        let num_correct = sum_in_order(to_single(best.equal(labels).float()));
+        Self::sum(sum_in_order(losses), samples).metric("accuracy", num_correct, samples)
     }
 
     /// Cross-entropy loss with sample weights, and the metric `accuracy` without weights.
@@ -184,8 +179,8 @@ impl StepOutput {
         let (logits, samples) = (to_single(logits), labels.dims()[0]);
         let losses = cross_entropy(logits.clone(), labels.clone()) * to_single(weights);
         let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
-        let num_correct = to_single(best.equal(labels).float()).sum();
-        Self::sum(losses.sum(), samples).metric("accuracy", num_correct, samples)
+        let num_correct = sum_in_order(to_single(best.equal(labels).float()));
+        Self::sum(sum_in_order(losses), samples).metric("accuracy", num_correct, samples)
     }
 
     /// Squared error over all elements with sample weights, and the metric `mean_absolute_error`
@@ -198,9 +193,9 @@ impl StepOutput {
     pub fn weighted_regression(outputs: Tensor<2>, targets: Tensor<2>, weights: Tensor<1>) -> Self {
         let num_elements = targets.shape().num_elements();
         let error = to_single(outputs) - to_single(targets);
-        let absolute = total(error.clone().abs());
+        let absolute = sum_in_order(error.clone().abs());
         let squares = error.clone() * error * to_single(weights).unsqueeze_dim(1);
-        Self::sum(total(squares), num_elements).metric(
+        Self::sum(sum_in_order(squares), num_elements).metric(
             "mean_absolute_error",
             absolute,
             num_elements,
@@ -215,8 +210,8 @@ impl StepOutput {
     pub fn regression<const D: usize>(outputs: Tensor<D>, targets: Tensor<D>) -> Self {
         let num_elements = targets.shape().num_elements();
         let error = to_single(outputs) - to_single(targets);
-        let absolute = total(error.clone().abs());
-        Self::sum(total(error.clone() * error), num_elements).metric(
+        let absolute = sum_in_order(error.clone().abs());
+        Self::sum(sum_in_order(error.clone() * error), num_elements).metric(
             "mean_absolute_error",
             absolute,
             num_elements,
@@ -250,24 +245,6 @@ impl StepOutput {
     /// Discards the loss and returns the metrics.
     pub fn into_metrics(self) -> Metrics {
         UnreadMetrics::new(self.metrics).read()
-    }
-}
-
-/// Returns the sum of all elements, in an order that does not depend on threads.
-fn total<const D: usize>(values: Tensor<D>) -> Tensor<1> {
-    let num_elements = values.shape().num_elements();
-    if num_elements < PARALLEL_SUM_ELEMENTS {
-        return values.sum();
-    }
-    // Sums of rows have one order. Each slice costs the backward pass a tensor of zeros.
-    let flat: Tensor<1> = values.reshape([num_elements]);
-    let num_rows = num_elements / ROW_ELEMENTS;
-    let rows: Tensor<2> =
-        flat.clone().slice(0..num_rows * ROW_ELEMENTS).reshape([num_rows, ROW_ELEMENTS]);
-    let sum = rows.sum_dim(1).sum();
-    match num_elements % ROW_ELEMENTS {
-        0 => sum,
-        _ => sum + flat.slice(num_rows * ROW_ELEMENTS..num_elements).sum(),
     }
 }
 

@@ -7,12 +7,8 @@ use burn::tensor::{Bytes, DType, FloatDType, Tensor};
 
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
+use crate::sum::sum_in_order;
 use crate::switch::is_enabled;
-
-/// Number of elements from which Flex sums in an order that depends on its threads.
-const UNORDERED_ELEMENTS_MIN: usize = 4 << 20;
-/// Number of elements of such a tensor that are summed at once.
-const SUM_ELEMENTS: usize = 1 << 20;
 
 /// Returns `true` if [`Array`] supports all these tensors.
 pub(super) fn are_supported<const D: usize>(tensors: &[&Tensor<D>]) -> bool {
@@ -78,7 +74,7 @@ impl Clip {
             None => nothing,
             Some(GradientClippingConfig::Value(limit)) => Self { limit: *limit, ..nothing },
             Some(GradientClippingConfig::Norm(limit)) => {
-                let norm = sum_of_squares(gradient).sqrt();
+                let norm = sum_in_order(gradient.clone().square()).sqrt();
                 let factor = *limit / norm.add_scalar(FloatDType::F32.finfo().min_positive);
                 Self { factor: factor.clamp_max(1.0).into_scalar(), ..nothing }
             }
@@ -91,23 +87,6 @@ impl Clip {
         let limited = if gradient < -self.limit { -self.limit } else { limited };
         limited * self.factor
     }
-}
-
-/// Returns the sum of all squares. Unlike burn, sums parts of a large gradient in a fixed order, so
-/// repeated and resumed trainings are bit-identical.
-fn sum_of_squares<const D: usize>(gradient: &Tensor<D>) -> Tensor<1> {
-    let num_elements = gradient.shape().num_elements();
-    let squares = gradient.clone().square();
-    if num_elements < UNORDERED_ELEMENTS_MIN {
-        return squares.sum();
-    }
-    let flat: Tensor<1> = squares.reshape([num_elements]);
-    let part = |start: usize| {
-        let end = num_elements.min(start + SUM_ELEMENTS);
-        flat.clone().slice(start..end).sum()
-    };
-    let parts: Vec<Tensor<1>> = (0..num_elements).step_by(SUM_ELEMENTS).map(part).collect();
-    Tensor::cat(parts, 0).sum()
 }
 
 /// Returns the gradient clipped by burn's operators.

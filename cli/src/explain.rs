@@ -1,8 +1,10 @@
 //! Explanations of searches, for `stoker experiment describe` and `stoker trial describe`.
 
 use serde_json::{Value, json};
-use stoker_api::experiment::{Experiment, Phase, Unit};
-use stoker_engine::experiment::explain::{Decision, Explanation, State, TrialExplanation, metric};
+use stoker_api::experiment::{Experiment, Unit};
+use stoker_engine::experiment::explain::{
+    Decision, DisplayState, Explanation, TrialExplanation, metric,
+};
 use stoker_engine::experiment::{Ledger, Record, validate_recorded};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
@@ -13,6 +15,7 @@ use crate::cluster::text::section;
 /// Explanation of an experiment, or the reason why there is none.
 pub(crate) struct Explained {
     unit: Unit,
+    has_runner: bool,
     explanation: Result<Explanation, String>,
 }
 
@@ -28,12 +31,17 @@ impl Explained {
         if let (Ok(explanation), true) = (&mut explanation, has_ended) {
             explanation.close();
         }
-        Self { unit: unit.unwrap_or(Unit::Batches), explanation }
+        Self { unit: unit.unwrap_or(Unit::Batches), has_runner: true, explanation }
+    }
+
+    /// Sets whether a runner works on the experiment. By default, one does.
+    pub(crate) fn with_runner(self, has_runner: bool) -> Self {
+        Self { has_runner, ..self }
     }
 
     /// Returns an explanation that is not available for this reason.
     pub(crate) fn unavailable(reason: String) -> Self {
-        Self { unit: Unit::Batches, explanation: Err(reason) }
+        Self { unit: Unit::Batches, has_runner: true, explanation: Err(reason) }
     }
 
     /// Returns the tables of brackets and rungs. Empty before the search has begun.
@@ -51,22 +59,10 @@ impl Explained {
         self.explanation.as_ref().map(rungs).unwrap_or_default()
     }
 
-    /// Returns the state of a trial in one or two words.
-    pub(crate) fn word(&self, trial: &TrialRecord) -> &'static str {
-        match (self.trial(trial.spec.index).map(TrialExplanation::state), trial.status.phase) {
-            (Some(State::Training) | None, Phase::Running) => "Running",
-            (Some(State::Training), _) => "Queued",
-            (Some(State::Waiting), _) => "Waiting",
-            (Some(State::Paused), _) | (None, Phase::Paused) => "Paused",
-            (Some(State::Stopped), _) => "Stopped",
-            (Some(State::EndedEarly), _) => "Stopped early",
-            (Some(State::Completed), _) | (None, Phase::Completed) => "Completed",
-            (Some(State::Failed), _) | (None, Phase::Failed) => "Failed",
-            (Some(State::Invalid), _) => "Invalid",
-            (Some(State::Cancelled), _) | (None, Phase::Cancelled) => "Cancelled",
-            (Some(State::Deleted), _) => "Deleted",
-            (None, Phase::Pending) => "Pending",
-        }
+    /// Returns the state of a trial.
+    pub(crate) fn state(&self, trial: &TrialRecord) -> DisplayState {
+        let state = self.trial(trial.spec.index).map(TrialExplanation::state);
+        DisplayState::of(trial, state, self.has_runner)
     }
 
     /// Returns the reason for the state of a trial.

@@ -2,67 +2,54 @@
 
 use stoker_api::experiment::{Experiment, Phase};
 use stoker_api::trial::AttemptEnd;
-use stoker_engine::experiment::explain::{Kind, State};
+use stoker_engine::experiment::explain::{DisplayState, Kind, State};
 use stoker_engine::trial::{TrialRecord, live_attempt};
 
 use crate::store::Run;
 use crate::views::{Badge, Bar, Segment};
 
-const fn badge(word: &'static str, class: &'static str) -> Badge {
-    Badge { word, class }
+const fn badge(state: DisplayState, class: &'static str) -> Badge {
+    Badge { word: state.as_str(), class }
 }
 
-pub(crate) const COMPLETED: Badge = badge("Completed", "completed");
-pub(crate) const RUNNING: Badge = badge("Running", "running");
-pub(crate) const WAITING: Badge = badge("Waiting", "waiting");
-pub(crate) const QUEUED: Badge = badge("Queued", "queued");
-pub(crate) const PENDING: Badge = badge("Pending", "pending");
-pub(crate) const PAUSED: Badge = badge("Paused", "paused");
-pub(crate) const STOPPED: Badge = badge("Stopped", "stopped");
-pub(crate) const STOPPED_EARLY: Badge = badge("Stopped early", "stopped-early");
-pub(crate) const FAILED: Badge = badge("Failed", "failed");
-pub(crate) const INVALID: Badge = badge("Invalid", "invalid");
-pub(crate) const CANCELLED: Badge = badge("Cancelled", "cancelled");
-pub(crate) const DELETED: Badge = badge("Deleted", "deleted");
+pub(crate) const COMPLETED: Badge = badge(DisplayState::Completed, "completed");
+pub(crate) const RUNNING: Badge = badge(DisplayState::Running, "running");
+pub(crate) const WAITING: Badge = badge(DisplayState::Waiting, "waiting");
+pub(crate) const QUEUED: Badge = badge(DisplayState::Queued, "queued");
+pub(crate) const PENDING: Badge = badge(DisplayState::Pending, "pending");
+pub(crate) const PAUSED: Badge = badge(DisplayState::Paused, "paused");
+pub(crate) const STOPPED: Badge = badge(DisplayState::Stopped, "stopped");
+pub(crate) const STOPPED_EARLY: Badge = badge(DisplayState::StoppedEarly, "stopped-early");
+pub(crate) const FAILED: Badge = badge(DisplayState::Failed, "failed");
+pub(crate) const INVALID: Badge = badge(DisplayState::Invalid, "invalid");
+pub(crate) const CANCELLED: Badge = badge(DisplayState::Cancelled, "cancelled");
+pub(crate) const DELETED: Badge = badge(DisplayState::Deleted, "deleted");
 
-/// States in the order of the bar.
-pub(crate) const ORDER: [Badge; 12] = [
-    COMPLETED,
-    RUNNING,
-    WAITING,
-    QUEUED,
-    PENDING,
-    PAUSED,
-    STOPPED,
-    STOPPED_EARLY,
-    FAILED,
-    INVALID,
-    CANCELLED,
-    DELETED,
-];
+/// Returns all states of trials, in the order of the bar.
+pub(crate) fn all() -> [Badge; 12] {
+    DisplayState::ALL.map(of_display)
+}
+
+fn of_display(state: DisplayState) -> Badge {
+    match state {
+        DisplayState::Completed => COMPLETED,
+        DisplayState::Running => RUNNING,
+        DisplayState::Waiting => WAITING,
+        DisplayState::Queued => QUEUED,
+        DisplayState::Pending => PENDING,
+        DisplayState::Paused => PAUSED,
+        DisplayState::Stopped => STOPPED,
+        DisplayState::StoppedEarly => STOPPED_EARLY,
+        DisplayState::Failed => FAILED,
+        DisplayState::Invalid => INVALID,
+        DisplayState::Cancelled => CANCELLED,
+        DisplayState::Deleted => DELETED,
+    }
+}
 
 /// Returns the state of a trial.
 pub(crate) fn of_trial(trial: &TrialRecord, state: Option<State>, is_running: bool) -> Badge {
-    match (state, trial.status.phase) {
-        (Some(State::Training) | None, Phase::Running) if live_attempt(trial).is_some() => {
-            match is_running {
-                true => RUNNING,
-                // The runner is gone, and its trainers with it.
-                false => QUEUED,
-            }
-        }
-        (Some(State::Training), _) => QUEUED,
-        (Some(State::Waiting), _) | (None, Phase::Running) => WAITING,
-        (Some(State::Paused), _) | (None, Phase::Paused) => PAUSED,
-        (Some(State::Stopped), _) => STOPPED,
-        (Some(State::EndedEarly), _) => STOPPED_EARLY,
-        (Some(State::Completed), _) | (None, Phase::Completed) => COMPLETED,
-        (Some(State::Failed), _) | (None, Phase::Failed) => FAILED,
-        (Some(State::Invalid), _) => INVALID,
-        (Some(State::Cancelled), _) | (None, Phase::Cancelled) => CANCELLED,
-        (Some(State::Deleted), _) => DELETED,
-        (None, Phase::Pending) => PENDING,
-    }
+    of_display(DisplayState::of(trial, state, is_running))
 }
 
 /// Returns the phase of an experiment. Without a runner, an open experiment is stopped. A local
@@ -145,7 +132,7 @@ pub(crate) fn bar(states: impl IntoIterator<Item = Badge>, total: Option<u32>) -
     let num = |badge: &Badge| states.iter().filter(|state| *state == badge).count() as u32;
     let created = states.len() as u32;
     let mut parts: Vec<(&'static str, String, u32)> =
-        ORDER.iter().map(|badge| (badge.class, badge.word.to_lowercase(), num(badge))).collect();
+        all().iter().map(|badge| (badge.class, badge.word.to_lowercase(), num(badge))).collect();
     let missing = total.unwrap_or(created).saturating_sub(created);
     parts.push(("not-created", "not created".to_owned(), missing));
     parts.retain(|(.., count)| *count > 0);

@@ -1,5 +1,7 @@
 //! Golden texts of descriptions.
 
+use stoker_api::trial::Attempt;
+
 use super::*;
 use crate::explain::tests::record;
 
@@ -24,6 +26,12 @@ fn describe(experiment: &Experiment, trials: &[TrialRecord], is_local: bool) -> 
     .to_string()
 }
 
+/// Lets an attempt of a trial run.
+fn start(trial: &mut TrialRecord) {
+    trial.status.phase = Phase::Running;
+    trial.status.attempts.push(Attempt::default());
+}
+
 fn experiment() -> (Experiment, Vec<TrialRecord>) {
     let (mut experiment, mut trials) = record();
     let status = experiment.status.as_mut().unwrap();
@@ -37,7 +45,7 @@ fn experiment() -> (Experiment, Vec<TrialRecord>) {
     });
     status.best = serde_json::from_value(set["best"].clone()).unwrap();
     status.conditions = serde_json::from_value(set["conditions"].clone()).unwrap();
-    trials[1].status.phase = Phase::Running;
+    start(&mut trials[1]);
     for trial in &mut trials {
         trial.spec.hyperparameters = json!({ "x": 0.5 });
     }
@@ -179,7 +187,7 @@ fn importance_is_a_table_with_bars() {
 fn long_tables_show_open_failed_and_best_trials() {
     let (experiment, mut trials) = many(60);
     for trial in &mut trials[50..] {
-        trial.status.phase = Phase::Running;
+        start(trial);
     }
     let refs: Vec<&TrialRecord> = trials.iter().collect();
     let explained = Explained::unavailable("the record is gone".to_owned());

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use stoker_api::experiment::Searcher;
 use stoker_api::number;
-use stoker_engine::experiment::explain::metric;
+use stoker_engine::experiment::explain::{DisplayState, metric};
 use stoker_engine::trial::{TrialRecord, granted_units};
 
 use crate::cluster::text::section;
@@ -27,13 +27,13 @@ pub(super) struct TrialTable<'a> {
 impl TrialTable<'_> {
     /// Returns the number of trials by state.
     pub(super) fn counts(&self) -> String {
-        let states: Vec<&str> =
-            self.trials.iter().map(|trial| self.explained.word(trial)).collect();
-        let parts: Vec<String> = STATES
+        let states: Vec<DisplayState> =
+            self.trials.iter().map(|trial| self.explained.state(trial)).collect();
+        let parts: Vec<String> = DisplayState::ALL
             .iter()
             .map(|state| (state, states.iter().filter(|of| *of == state).count()))
             .filter(|(_, num)| *num > 0)
-            .map(|(state, num)| format!("{num} {}", state.to_lowercase()))
+            .map(|(state, num)| format!("{num} {}", state.as_str().to_lowercase()))
             .collect();
         match self.trials.len() {
             0 => "none".to_owned(),
@@ -81,11 +81,15 @@ impl TrialTable<'_> {
         if trials.len() <= TRIALS_MAX {
             return trials.iter().map(index).collect();
         }
-        let is_in =
-            |states: &[&str], trial: &&&TrialRecord| states.contains(&self.explained.word(trial));
-        let open =
-            self.trials.iter().filter(|trial| is_in(&["Running", "Queued", "Waiting"], trial));
-        let errors = self.trials.iter().rev().filter(|trial| is_in(&["Failed", "Invalid"], trial));
+        let is_open = |trial: &&&TrialRecord| {
+            use DisplayState::{Queued, Running, Waiting};
+            matches!(self.explained.state(trial), Running | Queued | Waiting)
+        };
+        let has_failed = |trial: &&&TrialRecord| {
+            matches!(self.explained.state(trial), DisplayState::Failed | DisplayState::Invalid)
+        };
+        let open = self.trials.iter().filter(is_open);
+        let errors = self.trials.iter().rev().filter(has_failed);
         let chosen = open.take(OPEN_MAX).chain(errors.take(ERRORS_MAX));
         let mut shown: BTreeSet<u32> = chosen.map(index).collect();
         let num_best = TRIALS_MAX - shown.len();
@@ -105,7 +109,7 @@ impl TrialTable<'_> {
             |text: Option<String>| text.map_or_else(dash, |text| metric(number::parse(&text)));
         let mut cells = vec![
             trial.spec.index.to_string(),
-            self.explained.word(trial).to_owned(),
+            self.explained.state(trial).as_str().to_owned(),
             value(ranking.metric_of(trial)),
             granted_units(&trial.spec).to_string(),
             self.explained.why(trial.spec.index).unwrap_or_else(dash),
@@ -116,19 +120,3 @@ impl TrialTable<'_> {
         cells
     }
 }
-
-/// Words for states, in the order of their numbers.
-const STATES: [&str; 12] = [
-    "Completed",
-    "Running",
-    "Waiting",
-    "Queued",
-    "Pending",
-    "Paused",
-    "Stopped",
-    "Stopped early",
-    "Failed",
-    "Invalid",
-    "Cancelled",
-    "Deleted",
-];

@@ -199,7 +199,8 @@ pub(crate) fn print_text(
 ) {
     let mut trials: Vec<&TrialRecord> = state.trials.values().collect();
     trials.sort_by(|a, b| ranking.compare(a, b));
-    let explained = Explained::new(&state.experiment, state.trials.values());
+    // The runner ends now, and all programs have ended.
+    let explained = Explained::new(&state.experiment, state.trials.values()).with_runner(false);
     print::out("");
     print::out(table::of_trials(&trials, &explained, ranking, searcher));
     let rungs = explained.rungs_section();

@@ -49,7 +49,7 @@ fn table(
         let latest = trial.status.checkpoints.last();
         let mut cells = vec![
             trial.spec.index.to_string(),
-            explained.word(trial).to_owned(),
+            explained.state(trial).as_str().to_owned(),
             text(ranking.metric_of(trial)),
             trial.status.batches.to_string(),
             chars_max.map_or_else(|| values.clone(), |chars_max| truncate(&values, chars_max)),

@@ -194,7 +194,8 @@ impl RecordedRun {
 
     /// Returns the explanation of the search.
     pub(crate) fn explained(&self) -> Explained {
-        Explained::new(&self.experiment, self.trials.values())
+        let has_runner = self.runner != Runner::Stopped;
+        Explained::new(&self.experiment, self.trials.values()).with_runner(has_runner)
     }
 
     /// Opens the storage of the run's files.

@@ -10,6 +10,7 @@
 //! An explanation follows from recorded turns alone. Sentences are a pure function of the data.
 
 mod brackets;
+mod display;
 mod explainer;
 mod json;
 mod sentences;
@@ -18,6 +19,7 @@ use serde::Serialize;
 use stoker_api::experiment::Unit;
 use stoker_api::time::Timestamp;
 
+pub use self::display::DisplayState;
 pub(super) use self::explainer::{Context, Explainer, decisions};
 pub use self::sentences::{length, metric};
 use crate::search::view::{NextPromotion, Rule};

@@ -11,7 +11,7 @@ use super::table::TableQuery;
 use crate::data::{attempt_seconds, best_value, trained};
 use crate::filter::{Filter, FilterError, Row};
 use crate::search::{category, flat, results};
-use crate::state::ORDER;
+use crate::state;
 use crate::store::Run;
 use crate::views::Badge;
 
@@ -180,7 +180,7 @@ pub(super) fn matching<'a>(run: &'a Run, query: &TableQuery) -> Matching<'a> {
     let (mut entries, error) = filtered(run, query.filter.as_deref());
     let count =
         |badge: &Badge| entries.iter().filter(|entry| entry.badge.class == badge.class).count();
-    let states = ORDER.iter().map(|badge| (badge.clone(), count(badge)));
+    let states = state::all().into_iter().map(|badge| (badge.clone(), count(&badge)));
     let states = states.filter(|(_, count)| *count > 0).collect();
     if let Some(state) = query.state() {
         entries.retain(|entry| entry.badge.class == state);

@@ -224,6 +224,7 @@ impl Planner<'_> {
             self.end_with_lead(*index, &pods);
             return;
         }
+        self.record_ungated(&pods);
         let has_not_started =
             |pod: &&ObservedPod| pod.phase == PodPhase::Pending && pod.exit.is_none();
         if must_stop && pods.values().all(has_not_started) {

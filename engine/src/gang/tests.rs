@@ -120,7 +120,9 @@ fn attempts_are_recorded_before_their_pods() {
     let late = "end=NotStarted:PodsNotMade delete=t-a0-r0:30";
     check("live", "0@0P", 300, late);
     check("live", "0@0P 1@0P", 7, "made ungated=7 wake=60");
-    check("live", "0@0S 1@0S", 7, "made");
+    // The operator was unavailable until the pods were scheduled, or had ended.
+    check("live", "0@0S 1@0S", 7, "made ungated=7");
+    check("live", "0@0R 1@0E79", 120, "made ungated=120 wake=3559");
     check("made", "0@0R 1@0R", 0, "");
 }
 
@@ -197,10 +199,11 @@ fn unschedulable_gangs_release_their_pods_and_back_off() {
 #[test]
 fn gated_gangs_have_no_deadline() {
     check("live", "0@0H 1@0H", 0, "made");
-    check("made", "0@0H 1@0H", 99_000, "");
-    check("made", "0@0S 1@0H", 99_000, "");
-    check("made", "0@0P 1@0H", 99_000, "");
-    check("made", "0@0P 1@0U", 99_000, "ungated=99000 wake=300");
+    check("gated", "0@0H 1@0H", 99_000, "");
+    check("gated", "0@0S 1@0H", 99_000, "");
+    check("gated", "0@0P 1@0H", 99_000, "");
+    check("gated", "0@0P 1@0U", 99_000, "ungated=99000 wake=300");
+    check("gated", "0@0R 1@0R", 99_000, "ungated=99000");
     check("made@99000", "0@0P 1@0U", 99_299, "wake=1");
     let late = "end=NotStarted:Unschedulable delete=t-a0-r0:30 delete=t-a0-r1:30";
     check("made@99000", "0@0P 1@0U", 99_300, late);
@@ -230,8 +233,8 @@ fn start_stage_follows_from_pods() {
     check("live", "0@0U", 2, 0, Some(Scheduling));
     check("made", "0@0P 1@0P", 2, 0, Some(Scheduling));
     check("made", "0@0P 1@0R", 2, 0, Some(Scheduling));
-    check("made", "0@0P 1@0H", 2, 0, Some(Gated));
-    check("made", "0@0U 1@0H", 2, 0, Some(Gated));
+    check("gated", "0@0P 1@0H", 2, 0, Some(Gated));
+    check("gated", "0@0U 1@0H", 2, 0, Some(Gated));
     check("made", "0@0P 1@0U", 2, 0, Some(Unschedulable));
     check("made@0", "0@0P 1@0U", 2, 300, None);
     check("made", "0@0S 1@0S", 2, 0, None);

@@ -39,6 +39,20 @@ impl Planner<'_> {
         self.plan.create = missing;
     }
 
+    /// Records when the operator first observed all pods without scheduling gates. Pods that are
+    /// already scheduled count, too: the slots of the attempt count from this time.
+    ///
+    /// A pod does not have the time at which its last gate was removed: while its condition
+    /// `PodScheduled` stays false, the condition keeps the transition time of the gate. The record
+    /// survives a restart of the operator.
+    pub(super) fn record_ungated(&mut self, pods: &BTreeMap<u32, &ObservedPod>) {
+        let now = self.view.now;
+        let Some(attempt) = self.plan.record.status.attempts.last_mut() else { return };
+        if !pods.values().any(|pod| pod.is_gated()) {
+            attempt.ungated_at.get_or_insert(now);
+        }
+    }
+
     /// Checks the pods that are not scheduled, and ends the attempt at the start deadline.
     pub(super) fn wait_for_start(&mut self, pods: &BTreeMap<u32, &ObservedPod>) {
         let view = self.view;
@@ -57,12 +71,8 @@ impl Planner<'_> {
             self.pending_reason = Some(pod.unscheduled_reason());
             return;
         }
-        let Some(attempt) = self.plan.record.status.attempts.last_mut() else { return };
-        // A pod does not have the time at which its last gate was removed: while its condition
-        // `PodScheduled` stays false, the condition keeps the transition time of the gate. So the
-        // operator records when it first observed all pods without gates. The record survives a
-        // restart of the operator.
-        let since = *attempt.ungated_at.get_or_insert(view.now);
+        let last = self.plan.record.status.attempts.last();
+        let Some(since) = last.and_then(|attempt| attempt.ungated_at) else { return };
         let deadline = view.timeouts.start_deadline_seconds;
         let until = since.plus(deadline);
         let (reason, text) = unscheduled().find(is_rejected).unwrap_or(first).unscheduled_reason();

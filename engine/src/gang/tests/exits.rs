@@ -28,8 +28,8 @@ fn rank_0_may_store_after_clean_exits() {
 #[test]
 fn gangs_with_an_unscheduled_pod_have_not_failed() {
     let end = |reason: &str| format!("end=NotStarted:{reason} delete=t-a0-r1:30 wake=600");
-    check("made", "0@0E80 1@0H", 109, "wake=1");
-    check("made", "0@0E80 1@0H", 110, &end("SchedulingGated"));
+    check("gated", "0@0E80 1@0H", 109, "wake=1");
+    check("gated", "0@0E80 1@0H", 110, &end("SchedulingGated"));
     check("made@0", "0@0E80 1@0U", 110, &end("Unschedulable"));
     // A scheduled pod holds its slots, and may never start.
     check(
@@ -38,9 +38,9 @@ fn gangs_with_an_unscheduled_pod_have_not_failed() {
         110,
         "end=Infrastructure:InfrastructureError delete=t-a0-r1:30 wake=600",
     );
-    let case = Case { record: record("made"), pods: "0@0E1 1@0H", now: 31, is_admitted: false };
+    let case = Case { record: record("gated"), pods: "0@0E1 1@0H", now: 31, is_admitted: false };
     assert!(case.render().starts_with("end=UserError:ProgramFailed"));
-    let plan = plan_of(&record("made"), "0@0E80 1@0H", 2, 110);
+    let plan = plan_of(&record("gated"), "0@0E80 1@0H", 2, 110);
     let message = plan.record.status.attempts[0].message.clone().unwrap_or_default();
     assert!(message.contains("scheduling gates: queue.test/a; pod t-a0-r0: exit code 80"));
 }

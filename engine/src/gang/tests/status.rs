@@ -22,7 +22,7 @@ fn phase_is_running_while_all_pods_run() {
     check("", "", "Pending WaitingForAdmission other trials start first");
     check("live", "0@0P", "Pending Starting pods are being created");
     let gated = "Pending SchedulingGated pod t-a0-r1 is held by scheduling gates: queue.test/a";
-    check("made", "0@0P 1@0H", gated);
+    check("gated", "0@0P 1@0H", gated);
     check("made", "0@0P 1@0U", "Pending Unschedulable pod t-a0-r1 is not scheduled: 0/2 nodes");
     check("made", "0@0R 1@0S", "Pending Starting not all pods are running yet");
     check("made", "0@0R 1@0R", "Running");

@@ -10,15 +10,16 @@ use crate::trial::TrialRecord;
 /// Parses the attempts of a trial of two pods. An attempt is one of:
 ///
 /// - `live`: its pods are being created;
-/// - `made`: live, and all its pods were created;
-/// - `made@7`: the same, and the pods were first observed without gates at time 7;
+/// - `gated`: live, and all its pods were created, but some of them had gates;
+/// - `made`: the same, and the pods were first observed without gates at time 0;
+/// - `made@7`: the same, but at time 7;
 /// - an end and its time, such as `User@10`.
 pub(super) fn record(attempts: &str) -> TrialRecord {
     let mut record = plain_record(0);
     for (number, text) in (0..).zip(attempts.split_whitespace()) {
-        let (end, at) = text.split_once('@').unwrap_or((text, "0"));
-        let end = match end {
-            "live" | "made" => None,
+        let (word, at) = text.split_once('@').unwrap_or((text, "0"));
+        let end = match word {
+            "live" | "gated" | "made" => None,
             "User" => Some(AttemptEnd::UserError),
             "Infra" => Some(AttemptEnd::Infrastructure),
             "NotStarted" => Some(AttemptEnd::NotStarted),
@@ -26,10 +27,9 @@ pub(super) fn record(attempts: &str) -> TrialRecord {
             other => panic!("{other}"),
         };
         let ended_at = end.map(|_| Timestamp(at.parse().unwrap()));
-        let has_pods = text.split('@').next() != Some("live");
+        let has_pods = word != "live";
         let started_at = Some(Timestamp(0));
-        let is_ungated = end.is_none() && text.contains('@');
-        let ungated_at = is_ungated.then(|| Timestamp(at.parse().unwrap()));
+        let ungated_at = (word == "made").then(|| Timestamp(at.parse().unwrap()));
         record.status.phase = stoker_api::experiment::Phase::Running;
         let times = Attempt { started_at, ungated_at, ended_at, ..Attempt::default() };
         let attempt = Attempt { number, end, has_pods, ..times };

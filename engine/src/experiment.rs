@@ -32,7 +32,7 @@ pub use refusal::{
 };
 pub use steer::{
     DesiredStates, Request, conditions, desired_states, kills, requested, set_phase,
-    start_position, without_search,
+    start_position, stops, without_search,
 };
 pub use summary::{Summary, best_metric};
 pub use validity::{validate_recorded, without_edit};

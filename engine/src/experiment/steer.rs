@@ -12,7 +12,7 @@ use stoker_api::trial::{DesiredTrialState, TrialStatus};
 
 use super::{Ledger, TrialRecord};
 use crate::search::book::TrialState;
-use crate::trial::{granted_units, is_open, last_result_at, live_attempt, result_at};
+use crate::trial::{closed, granted_units, is_open, last_result_at, live_attempt, result_at};
 
 /// Reason of an experiment of which no trial says why it is pending.
 const PENDING: &str = "Pending";
@@ -170,6 +170,25 @@ pub fn kills<R: Borrow<TrialRecord>>(
         }
         DesiredState::Active | DesiredState::Paused | DesiredState::Cancelled => vec![],
     }
+}
+
+/// Returns the desired states of the open trials of an experiment that has ended: they were created
+/// meanwhile. A killed trial stays ended, and an edit may continue the experiment, so they are only
+/// stopped unless the user wants the experiment killed.
+pub fn stops<R: Borrow<TrialRecord>>(
+    trials: &[R],
+    state: DesiredState,
+) -> Vec<(u32, DesiredTrialState)> {
+    let target = match state {
+        DesiredState::Killed => DesiredTrialState::Kill,
+        DesiredState::Active | DesiredState::Paused | DesiredState::Cancelled => {
+            DesiredTrialState::Stop
+        }
+    };
+    let is_meant =
+        |trial: &&TrialRecord| closed(trial).is_none() && trial.spec.desired_state < target;
+    let meant = trials.iter().map(Borrow::<TrialRecord>::borrow).filter(is_meant);
+    meant.map(|trial| (trial.spec.index, target)).collect()
 }
 
 /// Returns the desired states of the open trials of an experiment whose search cannot decide, for

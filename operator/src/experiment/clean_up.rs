@@ -9,9 +9,8 @@ use std::time::Duration;
 use kube::runtime::events::EventType;
 use stoker_api::experiment::{Experiment, ExperimentStatus, StorageRecord};
 use stoker_api::names::trial_path;
-use stoker_api::trial::DesiredTrialState;
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::experiment::{Refusal, set_refusal};
+use stoker_engine::experiment::{Refusal, set_refusal, stops};
 use stoker_engine::gang::{
     CleanUpStep, DELETE_GRACE_SECONDS, PodDeletion, PodPhase, clean_up_step,
 };
@@ -101,7 +100,7 @@ pub(super) async fn clean_up(
     }
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let trials = apply::trials_of(context, key, uid);
-    kill_open_trials(context, experiment, &trials).await?;
+    end_open_trials(context, experiment, &trials).await?;
     // Do not delete checkpoints while a pod may still write or read them.
     let is_alive = |pod: &Arc<CachedPod>| !pod.observed.is_terminal();
     let has_pods =
@@ -163,22 +162,15 @@ fn is_open(trial: &CachedTrial) -> bool {
     closed(&trial.record).is_none()
 }
 
-/// Kills trials that were created while the experiment ended.
-async fn kill_open_trials(
+/// Ends trials that were created while the experiment ended.
+async fn end_open_trials(
     context: &Context,
     experiment: &Experiment,
     trials: &[Arc<CachedTrial>],
 ) -> Result<(), Error> {
-    let runs = |trial: &&Arc<CachedTrial>| {
-        is_open(trial) && trial.record.spec.desired_state < DesiredTrialState::Stop
-    };
-    let kills: Vec<_> = trials
-        .iter()
-        .filter(runs)
-        .map(|trial| (trial.record.spec.index, DesiredTrialState::Kill))
-        .collect();
     let mut writer = apply::Writer::new(context, experiment, trials);
-    writer.want(&kills).await;
+    let wanted = stops(&writer.records(), experiment.spec.state);
+    writer.want(&wanted).await;
     super::most_severe(writer.errors).map_or(Ok(()), Err)
 }
 

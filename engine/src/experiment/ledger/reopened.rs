@@ -8,12 +8,12 @@
 //! | completed the full length | an edit that raises it, if a checkpoint is kept |
 //!
 //! A trial without a checkpoint starts from scratch. An edit continues such a trial only if it has
-//! no result, since nothing is trained twice then.
+//! no result, since nothing is trained twice then. No killed trial continues.
 
 use stoker_api::decisions::{LogEntry, LogEvent};
 use stoker_api::experiment::{ReopenRequest, ReopenedTrials};
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{CloseCause, Fact, REOPENINGS_MAX};
+use stoker_api::trial::{CloseCause, DesiredTrialState, Fact, REOPENINGS_MAX};
 
 use super::{Ledger, Record, Write};
 use crate::experiment::{Summary, recorded};
@@ -116,8 +116,10 @@ impl Ledger {
     }
 
     fn may_reopen(&self, index: u32, record: &TrialRecord) -> bool {
-        // The checkpoint that a copy starts from is kept only until the copy has ended.
+        // The checkpoint that a copy starts from is kept only until the copy has ended. The search
+        // does not know that the user has killed a trial that it had stopped before.
         !is_fresh_copy(record)
+            && record.spec.desired_state != DesiredTrialState::Kill
             && num_reopenings(record) < REOPENINGS_MAX
             && self.search.may_reopen(index)
     }

@@ -179,6 +179,18 @@ fn kill_reaches_open_trials_without_the_search() {
     }
 }
 
+#[test]
+fn trials_left_by_an_ended_experiment_can_continue() {
+    let trials = records("run* pause stop* run.");
+    let check = |state, expected: &[u32], wanted| {
+        let expected: Vec<_> = expected.iter().map(|index| (*index, wanted)).collect();
+        assert_eq!(stops(&trials, state), expected, "{state:?}");
+    };
+    check(DesiredState::Active, &[0, 1], DesiredTrialState::Stop);
+    check(DesiredState::Cancelled, &[0, 1], DesiredTrialState::Stop);
+    check(DesiredState::Killed, &[0, 1, 2], DesiredTrialState::Kill);
+}
+
 #[track_caller]
 fn check_without_search(trials: &str, (state, now): (DesiredState, i64), expected: &str) {
     let request = Request { state, release_seconds: 60, now: Timestamp(now) };

@@ -233,6 +233,36 @@ fn raised_limit_continues_what_it_stopped() {
     }
 }
 
+fn kill(case: &mut Case, trial: u32) {
+    case.trials.get_mut(&trial).unwrap().spec.desired_state = DesiredTrialState::Kill;
+}
+
+/// The user killed trial 0 after the search had stopped it, or while it ended by itself.
+#[test]
+fn killed_trials_stay_ended() {
+    for (cause, trials) in [(CloseCause::Failed, Failed), (CloseCause::StoppedEarly, Stopped)] {
+        let mut case = ended(random(3), cause);
+        kill(&mut case, 0);
+        assert!(reopened(&case.request(trials)).is_empty(), "{cause:?}");
+    }
+    let mut case = Case::new(random(2));
+    case.edit(|settings| {
+        settings.limits = SearchLimits { seconds: Some(50), ..SearchLimits::default() };
+    });
+    case.reach_limit();
+    kill(&mut case, 0);
+    let steps = case.edit(|settings| settings.limits = SearchLimits::default()).unwrap();
+    assert_eq!(reopened(&steps), [1]);
+    case.result(1);
+    assert!(case.ledger.book().is_finished());
+    let mut case = Case::new(random(2));
+    case.result(0);
+    case.result(1);
+    kill(&mut case, 0);
+    let steps = case.edit(|settings| settings.max_length = 12).unwrap();
+    assert_eq!(reopened(&steps), [1]);
+}
+
 /// A trial that has its result when a limit stops the others stays complete.
 #[test]
 fn raised_limit_leaves_completed_trials_alone() {

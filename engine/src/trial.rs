@@ -164,7 +164,10 @@ pub fn next(record: &TrialRecord, target: TargetState) -> NextStep {
     let has_result = result_at(record, units).is_some();
     let is_closed = closed(record).is_some();
     let is_live = live_attempt(record).is_some();
-    let may_reopen = if is_closed { target != TargetState::Stop } else { !is_live };
+    let may_reopen = match is_closed {
+        true => target != TargetState::Stop || reopening::is_killed_since_reopening(record),
+        false => !is_live,
+    };
     if may_reopen && is_reopening_due(record) {
         return NextStep::Reopen;
     }

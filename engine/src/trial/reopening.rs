@@ -35,9 +35,19 @@ fn latest(record: &TrialRecord) -> Option<&ReopenedFact> {
 
 /// Returns whether the trial has not ended, or is about to continue.
 pub fn is_open(record: &TrialRecord) -> bool {
-    let is_wanted =
-        record.spec.desired_state < DesiredTrialState::Stop && !is_stopped_again(record);
+    let is_wanted = match record.spec.desired_state {
+        DesiredTrialState::Run | DesiredTrialState::Pause => !is_stopped_again(record),
+        DesiredTrialState::Stop => false,
+        DesiredTrialState::Kill => is_killed_since_reopening(record),
+    };
     closed(record).is_none() || (is_wanted && is_reopening_due(record))
+}
+
+/// Returns whether the trial was killed, and the search has not stopped it since it reopened the
+/// trial. The search waits for the end of the trial, so a trial whose reopening is due is reopened,
+/// and ends again.
+pub(super) fn is_killed_since_reopening(record: &TrialRecord) -> bool {
+    record.spec.desired_state == DesiredTrialState::Kill && !is_stopped_again(record)
 }
 
 /// Returns whether the search has stopped the trial since it last reopened it. If the trial ended

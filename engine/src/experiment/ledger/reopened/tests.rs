@@ -13,7 +13,7 @@ use super::*;
 use crate::experiment::Summary;
 use crate::fixture::config;
 use crate::search::SearchConfig;
-use crate::trial::{NextStep, TargetState, close, is_open, is_reopening_due, next};
+use crate::trial::{NextStep, TargetState, close, is_open, is_reopening_due, next, reopen};
 use ReopenedTrials::{Failed, Stopped};
 
 fn asha(stop_once: bool) -> Method {
@@ -261,6 +261,23 @@ fn killed_trials_stay_ended() {
     kill(&mut case, 0);
     let steps = case.edit(|settings| settings.max_length = 12).unwrap();
     assert_eq!(reopened(&steps), [1]);
+}
+
+/// The kill was recorded after the step of the search and before the fact that follows from it.
+#[test]
+fn trial_killed_while_it_is_reopened_ends_again() {
+    let mut case = ended(random(3), CloseCause::Failed);
+    case.ends_late = true;
+    case.request(Failed);
+    kill(&mut case, 0);
+    let record = case.trials.get_mut(&0).unwrap();
+    assert!(is_open(record));
+    assert_eq!(next(record, TargetState::Stop), NextStep::Reopen);
+    reopen(record);
+    let cause = CloseCause::Cancelled;
+    assert_eq!(next(record, TargetState::Stop), NextStep::Close { cause });
+    case.end(0, cause);
+    assert!(case.ledger.book().is_finished());
 }
 
 /// A trial that has its result when a limit stops the others stays complete.

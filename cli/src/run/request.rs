@@ -111,16 +111,36 @@ impl LockedRequest {
 /// would apply to its continuation. The caller holds the lock of the record. A damaged file stays;
 /// the runner reports it.
 pub(crate) fn withdraw_late(folder: &Path) -> Result<(), Failure> {
+    change(folder, |_| (None, BTreeSet::new()))
+}
+
+/// Withdraws the kills of trials that have ended. They would apply to the continuation of a trial
+/// that ended before its kill was recorded. The caller holds the lock of the record. A damaged file
+/// stays; the runner reports it.
+pub(crate) fn withdraw_late_kills(
+    folder: &Path,
+    has_ended: impl Fn(u32) -> bool,
+) -> Result<(), Failure> {
+    change(folder, |request| {
+        let kills = request.killed_trials.iter().copied().filter(|index| !has_ended(*index));
+        (request.state, kills.collect())
+    })
+}
+
+/// Replaces the requests by the returned ones, unless they are equal or the file is damaged.
+fn change(
+    folder: &Path,
+    changed: impl FnOnce(&Request) -> (Option<DesiredState>, BTreeSet<u32>),
+) -> Result<(), Failure> {
     let mut locked = match LockedRequest::open(folder) {
         Ok(locked) => locked,
         Err(_) if Request::read(folder).is_err() => return Ok(()),
         Err(error) => return Err(error),
     };
     let request = locked.get();
-    match request.state.is_none() && request.killed_trials.is_empty() {
-        true => Ok(()),
-        false => locked.set(None, BTreeSet::new()),
-    }
+    let (state, killed_trials) = changed(request);
+    let is_changed = state != request.state || killed_trials != request.killed_trials;
+    if is_changed { locked.set(state, killed_trials) } else { Ok(()) }
 }
 
 fn path(folder: &Path) -> PathBuf {
@@ -173,6 +193,18 @@ mod tests {
         std::fs::write(path(folder.path()), "{").unwrap();
         withdraw_late(folder.path()).unwrap();
         assert!(Request::read(folder.path()).is_err());
+    }
+
+    #[test]
+    fn kills_of_ended_trials_are_withdrawn() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut locked = LockedRequest::open(folder.path()).unwrap();
+        locked.set(Some(DesiredState::Paused), [2, 3].into()).unwrap();
+        drop(locked);
+        withdraw_late_kills(folder.path(), |index| index == 3).unwrap();
+        let request = Request::read(folder.path()).unwrap();
+        assert_eq!(request.state, Some(DesiredState::Paused));
+        assert_eq!(request.killed_trials, [2].into());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use stoker_api::names::ENV_DEVICE;
 use stoker_api::validate::{check_edit, with_edits};
 use stoker_engine::devices::GpuPool;
 use stoker_engine::experiment::{PriorExperiment, is_requested};
-use stoker_engine::trial::TrialRecord;
+use stoker_engine::trial::{TrialRecord, is_open};
 
 use super::display::View;
 use super::record::{self, Lock, RecordDir};
@@ -78,6 +78,8 @@ pub(crate) fn open(
             if status.is_some_and(|status| status.phase.is_terminal()) {
                 request::withdraw_late(folder.path())?;
             }
+            let has_ended = |index: u32| trials.get(&index).is_some_and(|record| !is_open(record));
+            request::withdraw_late_kills(folder.path(), has_ended)?;
             let log = status.map_or(&[][..], |status| &status.log);
             let is_reopened = is_requested(experiment.spec.reopen, log);
             let has_begun = !log.is_empty();

@@ -9,17 +9,16 @@
 mod legacy;
 mod metadata;
 mod notes;
+mod problem;
 mod scalar;
 mod schema;
 mod set;
 mod tree;
 mod unions;
 
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
-use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use stoker_api::experiment::ExperimentSpec;
 use stoker_api::inference::InferenceJobSpec;
@@ -30,8 +29,9 @@ use stoker_api::validate::{
 
 pub(crate) use metadata::Metadata;
 use metadata::Target;
+pub(crate) use problem::{FileError, Problem};
 use schema::{Checked, file_schema};
-use tree::{Position, Tree};
+use tree::Tree;
 
 /// Kinds of files.
 const EXPERIMENT: &str = "Experiment";
@@ -74,30 +74,6 @@ pub(crate) struct LoadedJob {
     pub(crate) valid: ValidInferenceJob,
     /// Notes on metadata that a cluster refuses.
     pub(crate) notes: Vec<String>,
-}
-
-/// One error of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Problem {
-    /// Line, from 1; `None` for a field from `--set` or an unreadable file.
-    pub(crate) line: Option<usize>,
-    /// Column in characters, from 1.
-    pub(crate) column: Option<usize>,
-    /// Path of the field; empty for the whole file.
-    pub(crate) field: String,
-    /// Offending value; empty if the field is absent.
-    pub(crate) value: String,
-    /// Violated rule.
-    pub(crate) rule: String,
-}
-
-/// All errors of a file. Serialized as a list of problems.
-#[derive(Clone, Debug)]
-pub(crate) struct FileError {
-    /// Path of the file.
-    pub(crate) path: PathBuf,
-    /// At least one problem, sorted by line and column.
-    pub(crate) problems: Vec<Problem>,
 }
 
 /// Reads the experiment file at `path` and applies the `PATH=VALUE` overrides in `sets`.
@@ -321,72 +297,6 @@ fn check<S: DeserializeOwned, V>(
             unions::explain(&mut errors, &tree.value);
             Err(errors)
         }
-    }
-}
-
-impl Problem {
-    fn at(position: Position, field: &str, value: &str, rule: &str) -> Self {
-        let (line, column) = (Some(position.line), Some(position.column));
-        Self { line, column, ..Self::without_position(field, value, rule) }
-    }
-
-    fn without_position(field: &str, value: &str, rule: &str) -> Self {
-        let (field, value, rule) = (field.to_owned(), value.to_owned(), rule.to_owned());
-        Self { line: None, column: None, field, value, rule }
-    }
-
-    /// Returns `true` for an invalid `--set`, whose text is the value.
-    fn is_of_flag(&self) -> bool {
-        self.line.is_none() && self.field == "--set"
-    }
-
-    fn of(error: &FieldError, tree: &Tree) -> Self {
-        let field = tree.original(&error.path);
-        match tree.position(&error.path) {
-            Some(position) => Self::at(position, field, &error.value, &error.rule),
-            None => Self::without_position(field, &error.value, &error.rule),
-        }
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_of_flag() {
-            return write!(f, "--set {}: {}", self.value, self.rule);
-        }
-        if let (Some(line), Some(column)) = (self.line, self.column) {
-            write!(f, "{line}:{column}: ")?;
-        } else if !self.field.is_empty() {
-            write!(f, "(--set): ")?;
-        }
-        if !self.field.is_empty() {
-            write!(f, "{}: ", self.field)?;
-        }
-        write!(f, "{}", self.rule)?;
-        if self.value.is_empty() { Ok(()) } else { write!(f, " (found {})", self.value) }
-    }
-}
-
-impl fmt::Display for FileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, problem) in self.problems.iter().enumerate() {
-            let newline = if i == 0 { "" } else { "\n" };
-            if problem.is_of_flag() {
-                write!(f, "{newline}{problem}")?;
-                continue;
-            }
-            let separator = if problem.line.is_some() { ":" } else { ": " };
-            write!(f, "{newline}{}{separator}{problem}", self.path.display())?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for FileError {}
-
-impl Serialize for FileError {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.problems.serialize(serializer)
     }
 }
 

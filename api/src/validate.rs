@@ -246,8 +246,29 @@ pub fn validate_started_inference(
     name: &str,
     spec: &InferenceJobSpec,
 ) -> Result<ValidInferenceJob, Vec<FieldError>> {
+    started_inference(name, spec, inference_on_cluster)
+}
+
+/// Same as [`validate_started_inference`], for a job on one machine. Like [`validate_inference`],
+/// it accepts an output that is not reachable from other machines.
+///
+/// # Errors
+///
+/// Same as [`validate_inference`].
+pub fn validate_started_local_inference(
+    name: &str,
+    spec: &InferenceJobSpec,
+) -> Result<ValidInferenceJob, Vec<FieldError>> {
+    started_inference(name, spec, inference::check)
+}
+
+fn started_inference(
+    name: &str,
+    spec: &InferenceJobSpec,
+    check: fn(&str, &InferenceJobSpec) -> Result<ValidInferenceJob, Vec<FieldError>>,
+) -> Result<ValidInferenceJob, Vec<FieldError>> {
     let bare = InferenceJobSpec { pod_overrides: None, ..spec.clone() };
-    let mut valid = inference_on_cluster(name, &bare)?;
+    let mut valid = check(name, &bare)?;
     valid.spec.pod_overrides.clone_from(&spec.pod_overrides);
     Ok(valid)
 }

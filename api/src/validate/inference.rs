@@ -193,6 +193,7 @@ mod tests {
     use super::*;
     use crate::validate::{
         validate_inference, validate_inference_on_cluster, validate_started_inference,
+        validate_started_local_inference,
     };
 
     /// Validates a job with the fields of `change`. `expected` lists the paths of the errors.
@@ -245,6 +246,7 @@ mod tests {
             assert_eq!(errors[0].path, "spec.data", "{errors:?}");
         }
         validate_started_inference("job", &spec).unwrap();
+        validate_started_local_inference("job", &spec).unwrap();
     }
 
     #[test]

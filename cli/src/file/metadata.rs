@@ -17,6 +17,9 @@ const PREFIX_MAX: usize = 253;
 pub(super) enum Target {
     /// On this machine, where labels and annotations may be any text.
     Local,
+    /// On this machine, to resume a run or job that an earlier version may have started. The rules
+    /// of new ones do not apply.
+    Started,
     /// On a cluster, whose API server has rules for labels and annotations.
     Cluster,
 }

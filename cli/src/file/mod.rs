@@ -24,7 +24,8 @@ use stoker_api::experiment::ExperimentSpec;
 use stoker_api::inference::InferenceJobSpec;
 use stoker_api::validate::{
     FieldError, ValidExperiment, ValidInferenceJob, check_num_at_once, validate,
-    validate_inference, validate_inference_on_cluster, validate_local,
+    validate_inference, validate_inference_on_cluster, validate_local, validate_started,
+    validate_started_local_inference,
 };
 
 pub(crate) use metadata::Metadata;
@@ -86,6 +87,17 @@ pub(crate) fn load(path: &Path, sets: &[String]) -> Result<Loaded, FileError> {
     load_with(path, |text| parse(text, &stem, sets, Target::Local))
 }
 
+/// Like [`load`], without the rules of new experiments. An earlier version may have started the run
+/// that the file resumes.
+///
+/// # Errors
+///
+/// All errors of the file.
+pub(crate) fn load_started(path: &Path, sets: &[String]) -> Result<Loaded, FileError> {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    load_with(path, |text| parse(text, &stem, sets, Target::Started))
+}
+
 /// Like [`load`], with the additional rules for experiments on a cluster.
 ///
 /// # Errors
@@ -118,6 +130,15 @@ pub(crate) fn name_field(path: &Path) -> &'static str {
 /// All errors of the file.
 pub(crate) fn load_job(path: &Path, sets: &[String]) -> Result<LoadedJob, FileError> {
     load_with(path, |text| parse_job(text, sets, Target::Local))
+}
+
+/// Like [`load_started`], for an inference job.
+///
+/// # Errors
+///
+/// All errors of the file.
+pub(crate) fn load_started_job(path: &Path, sets: &[String]) -> Result<LoadedJob, FileError> {
+    load_with(path, |text| parse_job(text, sets, Target::Started))
 }
 
 /// Like [`load_job`], with the additional rules for jobs on a cluster.
@@ -190,6 +211,7 @@ fn parse_tree(
     let schema = file_schema(EXPERIMENT, stoker_api::crd::experiment_spec_schema());
     let rules = |name: &str, spec: &ExperimentSpec| match target {
         Target::Local => validate_local(name, spec),
+        Target::Started => validate_started(name, spec),
         Target::Cluster => validate(name, spec),
     };
     match check(&tree, &schema, target, rules) {
@@ -222,6 +244,7 @@ fn parse_job(text: &str, sets: &[String], target: Target) -> Result<LoadedJob, V
     let schema = file_schema(JOB, stoker_api::crd::inference_spec_schema());
     let rules = |name: &str, spec: &InferenceJobSpec| match target {
         Target::Local => validate_inference(name, spec),
+        Target::Started => validate_started_local_inference(name, spec),
         Target::Cluster => validate_inference_on_cluster(name, spec),
     };
     match check(&tree, &schema, target, rules) {

@@ -35,7 +35,7 @@ use crate::cluster::{create, experiment, job as jobs, logs, storage, text, wait}
 use crate::commands::names::{JobNames, for_all, for_each, parse_name, show_each};
 use crate::commands::{ACTION_HELP, SOURCE_HELP, ShowArgs, SourceArgs, WAIT_HELP, block_on, done};
 use crate::failure::Failure;
-use crate::file::{self, LoadedJob};
+use crate::file::{self, FileError, LoadedJob};
 use crate::list::{self, ListArgs};
 use crate::print::{Output, background};
 use crate::run::gpus;
@@ -182,7 +182,7 @@ pub(crate) struct Args {
 pub(crate) fn job(command: &JobCommand, output: Output) -> Result<u8, Failure> {
     use JobCommand as C;
     match command {
-        C::Run(args) => match file::load_job(&args.file, &args.set) {
+        C::Run(args) => match load(args) {
             Ok(loaded) => block_on(run(args, output, loaded)),
             Err(error) => Ok(crate::validate::print_error(&error, output)),
         },
@@ -276,6 +276,22 @@ async fn set_state(on: &Target, state: DesiredState, output: Output) -> Result<u
         done(experiment::set_state::<InferenceJob>(&cluster, name, state, output).await)
     };
     for_each(&on.names.jobs, output, act).await
+}
+
+/// Reads the file. The rules of new jobs apply only if the command creates a record.
+fn load(args: &Args) -> Result<LoadedJob, FileError> {
+    let (file, set) = (&args.file, &args.set);
+    file::load_job(file, set).or_else(|error| {
+        let started = file::load_started_job(file, set).ok().filter(|_| !args.fresh);
+        started.filter(|loaded| is_started(args, loaded)).ok_or(error)
+    })
+}
+
+/// Returns whether the command resumes a job.
+fn is_started(args: &Args, loaded: &LoadedJob) -> bool {
+    let url = loaded.valid.spec.storage.url.as_deref();
+    let run_root = RunRoot::resolve(args.root.as_deref(), url);
+    run_root.is_ok_and(|run_root| record::has_record(&run_root, loaded))
 }
 
 async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failure> {
@@ -380,4 +396,33 @@ fn start_message(opened: &OpenedRecord, run_root: &RunRoot) -> String {
         _ => format!("resuming {id}"),
     };
     format!("{what}; logs in {}, record in {}", run_root.root, opened.record.path().display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An earlier version accepted data of any size.
+    #[tokio::test]
+    async fn rules_of_new_jobs_spare_resumed_jobs() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("job.yaml");
+        let text = format!(
+            "apiVersion: stoker.dev/v1alpha1\nkind: InferenceJob\nmetadata: {{name: a}}\nspec:\n  \
+             entrypoint: {{command: [x]}}\n  input: {{url: in}}\n  output: {{url: out}}\n  \
+             data: {{list: {}}}\n",
+            "x".repeat(170_000)
+        );
+        std::fs::write(&file, text).unwrap();
+        let root = Some(folder.path().display().to_string());
+        let (slots, set) = (None, vec![]);
+        let args = Args { file, folder: None, root, slots, fresh: false, set };
+        let error = load(&args).unwrap_err();
+        assert_eq!(error.problems[0].field, "spec.data");
+        let loaded = file::load_started_job(&args.file, &[]).unwrap();
+        let run_root = RunRoot::resolve(args.root.as_deref(), None).unwrap();
+        drop(record::open(&run_root, &loaded, folder.path(), false).await.unwrap());
+        load(&args).unwrap();
+        load(&Args { fresh: true, ..args }).unwrap_err();
+    }
 }

@@ -46,6 +46,14 @@ pub(super) struct Record {
     job: InferenceJob,
 }
 
+/// Returns whether the job in `loaded` has a record, which may be damaged.
+pub(super) fn has_record(run_root: &RunRoot, loaded: &LoadedJob) -> bool {
+    let key = format!("{}.{}.job", loaded.namespace, loaded.name);
+    let uid = setup::current_uid(&run_root.records_dir().join(format!("{key}.current")));
+    let folder = uid.ok().flatten().map(|uid| run_root.record_dir(&loaded.name, &uid));
+    folder.is_some_and(|path| path.join("job.json").exists())
+}
+
 /// Opens the record of the job in `loaded`, or creates one. With `is_fresh`, always creates a new
 /// record and keeps the earlier one. The new job may replace the output that it finds.
 pub(super) async fn open(

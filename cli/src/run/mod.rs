@@ -43,7 +43,7 @@ use self::state::State;
 pub(crate) use self::table::{flatten, hyperparameters, position_header, truncate};
 use crate::cluster::wait;
 use crate::failure::Failure;
-use crate::file;
+use crate::file::{self, FileError, Loaded};
 use crate::print::{self, Output};
 use crate::run_root::{self, RunRoot};
 use crate::smoke_test;
@@ -95,7 +95,7 @@ pub(crate) struct Args {
 
 /// Runs the experiment until it ends or is stopped. Returns the exit code.
 pub(crate) fn run(args: &Args, output: Output) -> Result<u8, Failure> {
-    let loaded = match file::load(&args.file, &args.set) {
+    let loaded = match load(args) {
         Ok(loaded) if args.test => smoke_test::to_smoke_test(loaded)?,
         Ok(loaded) => loaded,
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
@@ -108,7 +108,23 @@ pub(crate) fn run(args: &Args, output: Output) -> Result<u8, Failure> {
     runtime.block_on(run_loaded(args, output, loaded))
 }
 
-async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result<u8, Failure> {
+/// Reads the file. The rules of new experiments apply only if the command creates a record.
+fn load(args: &Args) -> Result<Loaded, FileError> {
+    let (file, set) = (&args.file, &args.set);
+    file::load(file, set).or_else(|error| {
+        let started = file::load_started(file, set).ok().filter(|_| !args.fresh && !args.test);
+        started.filter(|loaded| is_started(args, loaded)).ok_or(error)
+    })
+}
+
+/// Returns whether the command resumes a run.
+fn is_started(args: &Args, loaded: &Loaded) -> bool {
+    let file_url = loaded.valid.spec.checkpoint_storage.url.as_deref();
+    let run_root = RunRoot::resolve(args.root.as_deref(), file_url);
+    run_root.is_ok_and(|run_root| setup::has_record(&run_root, loaded))
+}
+
+async fn run_loaded(args: &Args, output: Output, loaded: Loaded) -> Result<u8, Failure> {
     let mut view = View::new(output);
     loaded.notes.iter().for_each(|note| view.print_message(note));
     let spec = &loaded.valid.spec;
@@ -275,4 +291,32 @@ fn start_message(paths: &RunPaths, opened: &setup::OpenedRecord) -> String {
 pub(crate) fn cores() -> u32 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     u32::try_from(cores).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An earlier version accepted the base.
+    #[test]
+    fn rules_of_new_experiments_spare_resumed_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("experiment.yaml");
+        let text = "apiVersion: stoker.dev/v1alpha1\nkind: Experiment\nmetadata: {name: a}\n\
+                    spec:\n  entrypoint: {command: [x]}\n  \
+                    hyperparameters: {x: {log: {min: 1, max: 2, base: 1.0}}}\n  \
+                    searcher: {metric: loss, maxLength: {batches: 1}, single: {}}\n";
+        std::fs::write(&file, text).unwrap();
+        let root = Some(folder.path().display().to_string());
+        let (slots, ui, set) = (None, None, vec![]);
+        let (fresh, test, allow_actions) = (false, false, false);
+        let args = Args { file, root, slots, fresh, test, ui, allow_actions, set };
+        let error = load(&args).unwrap_err();
+        assert_eq!(error.problems[0].field, "spec.hyperparameters.x.log.base");
+        let loaded = file::load_started(&args.file, &[]).unwrap();
+        let run_root = RunRoot::resolve(args.root.as_deref(), None).unwrap();
+        drop(setup::open(&run_root, &loaded, false).unwrap());
+        load(&args).unwrap();
+        load(&Args { fresh: true, ..args }).unwrap_err();
+    }
 }

@@ -55,6 +55,14 @@ pub(crate) struct OpenedRecord {
     pub(crate) trainers: PathBuf,
 }
 
+/// Returns whether a run of the experiment in `loaded` has a record, which may be damaged.
+pub(crate) fn has_record(run_root: &RunRoot, loaded: &Loaded) -> bool {
+    let key = format!("{}.{}", loaded.namespace, loaded.name);
+    let uid = current_uid(&run_root.records_dir().join(format!("{key}.current")));
+    let folder = uid.ok().flatten().map(|uid| run_root.record_dir(&loaded.name, &uid));
+    folder.is_some_and(|path| !matches!(RecordDir::new(path).experiment(), Ok(None)))
+}
+
 /// Opens the record of the experiment in `loaded`, or creates one. With `fresh`, always creates a
 /// new record and keeps the earlier one.
 pub(crate) fn open(

@@ -162,7 +162,7 @@ fn killed_example_ends_with_the_same_loss() {
     let mut runner = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let deadline = Instant::now() + stoker_test_cluster::PATIENCE;
     while checkpoints(&killed).is_empty() {
-        assert!(Instant::now() < deadline, "no checkpoint within a minute");
+        assert!(Instant::now() < deadline, "no checkpoint in time");
         std::thread::sleep(Duration::from_millis(5));
     }
     runner.kill().unwrap();

@@ -253,12 +253,12 @@ impl Drop for Lines {
     }
 }
 
-/// Waits at most a minute for a condition.
+/// Waits for a condition.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while !condition() {
-        assert!(Instant::now() < end, "not within a minute: {what}");
+        assert!(Instant::now() < end, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -26,7 +26,7 @@ fn random(searcher: &Value) -> Value {
     })
 }
 
-/// Waits at most two minutes until an experiment has completed with this number of trials.
+/// Waits until an experiment has completed with this number of trials.
 async fn wait_for_end(ns: &TestNamespace, name: &str, trials: u32) -> Experiment {
     let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {
@@ -43,7 +43,7 @@ async fn wait_for_end(ns: &TestNamespace, name: &str, trials: u32) -> Experiment
     }
 }
 
-/// Waits at most a minute until the condition `Refused` is this. Returns its reason and the phase.
+/// Waits until the condition `Refused` is this. Returns its reason and the phase.
 async fn wait_for_refusal(ns: &TestNamespace, name: &str, holds: bool) -> (String, Phase) {
     let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {

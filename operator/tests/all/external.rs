@@ -109,7 +109,7 @@ fn external(external: Value) -> Value {
     })
 }
 
-/// Waits at most a minute until the experiment is refused with these words.
+/// Waits until the experiment is refused with these words.
 async fn wait_for_refusal(ns: &TestNamespace, reason: &str, words: &str) -> Experiment {
     let end = Instant::now() + stoker_test_cluster::PATIENCE;
     loop {

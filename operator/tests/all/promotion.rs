@@ -65,7 +65,7 @@ fn check_resumes(trial: &Trial) {
     }
 }
 
-/// Waits at most two minutes until a trial meets a condition.
+/// Waits until a trial meets a condition.
 async fn wait_for_trial(ns: &TestNamespace, condition: impl Fn(&Trial) -> bool) {
     let end = Instant::now() + stoker_test_cluster::PATIENCE;
     while !ns.trials_of("asha").await.iter().any(&condition) {

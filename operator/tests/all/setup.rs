@@ -258,8 +258,7 @@ impl TestNamespace {
         all
     }
 
-    /// Waits up to 30 s until an experiment has `num` trials and `is_expected` returns `true` for
-    /// each status.
+    /// Waits until an experiment has `num` trials and `is_expected` returns `true` for each status.
     pub(crate) async fn wait_for_trials(
         &self,
         name: &str,

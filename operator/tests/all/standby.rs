@@ -75,7 +75,7 @@ pub(crate) fn validated(attempt: u32, batches: u64, loss: &str, granted: Option<
     })
 }
 
-/// Polls for up to a minute until `probe` returns a value.
+/// Polls until `probe` returns a value.
 pub(crate) async fn poll_until<T>(
     what: &str,
     mut probe: impl AsyncFnMut() -> Result<T, String>,
@@ -84,7 +84,7 @@ pub(crate) async fn poll_until<T>(
     loop {
         match probe().await {
             Ok(value) => return value,
-            Err(reason) => assert!(Instant::now() < end, "waited a minute for {what}: {reason}"),
+            Err(reason) => assert!(Instant::now() < end, "waited too long for {what}: {reason}"),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

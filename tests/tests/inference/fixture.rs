@@ -155,7 +155,7 @@ impl JobFixture {
     pub(super) fn wait_for_commits(&self, num: usize) {
         let end = Instant::now() + stoker_test_cluster::PATIENCE;
         while self.commits() < num {
-            assert!(Instant::now() < end, "no {num} commits within a minute");
+            assert!(Instant::now() < end, "no {num} commits in time");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -11,7 +11,7 @@ use tokio::task::block_in_place;
 use crate::flow::grid;
 use crate::jobs::{apply_job, is_of_job, job, wait_for_job};
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{ACCOUNT, TestNamespace, free_ports, runtime};
+use crate::setup::{ACCOUNT, TestNamespace, operator_port, runtime};
 use crate::standby::poll_until;
 use crate::worker::Work;
 
@@ -86,7 +86,7 @@ fn each_granted_verb_is_used_or_explained() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("audit").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, "audit", |pod| {
             let name = pod.name_any();

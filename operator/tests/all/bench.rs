@@ -19,7 +19,7 @@ use stoker_engine::trial::{
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
-use crate::setup::{ACCOUNT, TestNamespace, free_ports, runtime};
+use crate::setup::{ACCOUNT, TestNamespace, operator_port, runtime};
 use crate::trainer::{ReportConnection, config_of, token};
 
 /// Writes of a namespace's operator by verb and resource, except to leases and token reviews, and
@@ -44,7 +44,8 @@ fn experiment_needs_few_writes_and_none_while_waiting() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("counts").await;
-        let mut operator = ns.operator_with("a", free_ports(), &["--finished-pods-seconds", "2"]);
+        let mut operator =
+            ns.operator_with("a", operator_port(), &["--finished-pods-seconds", "2"]);
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "counts", |_| Script::Train { unit_ms: 500 });
         ns.apply("grid", grid(4, 2, 2));
@@ -146,7 +147,8 @@ fn times() {
     const TRIALS: u32 = 10;
     runtime().block_on(async {
         let ns = std::sync::Arc::new(TestNamespace::new("times").await);
-        let mut operator = ns.operator_with("a", free_ports(), &["--finished-pods-seconds", "1"]);
+        let mut operator =
+            ns.operator_with("a", operator_port(), &["--finished-pods-seconds", "1"]);
         operator.wait_ready(&ns);
         let pid = operator.pid();
         println!("| resident memory at rest, MiB | {:.1} |", resident_mib(pid));
@@ -222,7 +224,7 @@ fn waiting_trials() {
         let ns = TestNamespace::new("waiting").await;
         // One pod, which no scheduler considers, holds the only slot for the whole test.
         let more = ["--starting-pods-max", "1", "--start-deadline-seconds", "86400"];
-        let mut operator = ns.operator_with("a", free_ports(), &more);
+        let mut operator = ns.operator_with("a", operator_port(), &more);
         operator.wait_ready(&ns);
         let pid = operator.pid();
         let per_experiment = num.div_ceil(EXPERIMENTS);

@@ -13,7 +13,7 @@ use stoker_api::trial::{Fact, Trial};
 use crate::bench::metric;
 use crate::kubelet::{Kubelet, Script};
 use crate::proxy::{Fault, Proxy};
-use crate::setup::{SCHEMA, TestNamespace, client_of, free_ports, own_plane, runtime};
+use crate::setup::{SCHEMA, TestNamespace, client_of, operator_port, own_plane, runtime};
 
 fn random(searcher: &Value) -> Value {
     let mut all = json!({ "metric": "loss", "maxLength": { "batches": 4 } });
@@ -70,7 +70,7 @@ fn edited_search_continues_after_its_end() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("edits").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
         ns.apply("edited", random(&json!({ "random": { "maxTrials": 2 } })));
@@ -143,7 +143,7 @@ fn late_turns_are_fenced() {
             let is_held = is_spec && num_writes.fetch_add(1, Ordering::Relaxed) < 2;
             is_held.then_some(Fault::Held)
         });
-        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        let mut operator = ns.operator_by("a", operator_port(), &proxy.kubeconfig, &[]);
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
         let method = json!({ "maxTrials": 2, "maxConcurrentTrials": 1 });
@@ -170,7 +170,7 @@ fn search_stays_in_memory_between_passes() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("kept").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
         let method = json!({ "maxTrials": 8, "maxConcurrentTrials": 2 });
@@ -199,7 +199,7 @@ fn search_with_dropped_fields_is_rebuilt() {
             }
         });
         let ns = TestNamespace::on(plane, "dropped").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
         let method = json!({ "maxTrials": 8, "maxConcurrentTrials": 1 });
@@ -256,7 +256,7 @@ fn limit_on_units_ends_the_search() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("limits").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
         let searcher = json!({
@@ -300,7 +300,7 @@ fn failed_trials_continue_by_a_request() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("reopened").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let is_broken = Arc::new(AtomicBool::new(true));
         let broken = is_broken.clone();
@@ -342,7 +342,7 @@ fn failed_trials_continue_by_a_request() {
         assert_eq!(kubelet.started().len(), 4);
         // The request has taken effect, and another operator does not repeat it.
         drop(operator);
-        let mut second = ns.operator("b", free_ports());
+        let mut second = ns.operator("b", operator_port());
         second.wait_ready(&ns);
         request(json!({ "number": 3, "trials": "failed" })).unwrap();
         let end = Instant::now() + stoker_test_cluster::PATIENCE;

@@ -12,7 +12,7 @@ use stoker_api::names::{LABEL_ATTEMPT, LABEL_JOB};
 use crate::flow::grid;
 use crate::jobs::{apply_job, job, wait_for_job};
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{TestNamespace, free_ports, runtime};
+use crate::setup::{TestNamespace, operator_port, runtime};
 use crate::worker::Work;
 
 /// Expected type, reason and note parts of an event.
@@ -113,7 +113,7 @@ fn experiment_events_follow_its_phases() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("events").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         // The operator may write up to 3 s late that a trial runs, so these trials train for
         // longer.
@@ -149,7 +149,7 @@ fn pause_and_cancel_write_events() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("events-states").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 50 });
         ns.apply("long", grid(2, 1000, 1));
@@ -181,7 +181,7 @@ fn each_failed_attempt_writes_a_warning() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("events-failed").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
             let attempt = pod.labels()[LABEL_ATTEMPT].parse::<i32>().unwrap();
@@ -228,7 +228,7 @@ fn invalid_experiment_writes_one_warning() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("events-invalid").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let mut spec = grid(2, 2, 1);
         spec["hyperparameters"] = json!({ "x": { "int": { "min": 5, "max": 1 } } });
@@ -254,7 +254,7 @@ fn job_events_follow_its_phases() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("events-job").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
             let is_good = pod.labels()[LABEL_JOB] == "good";

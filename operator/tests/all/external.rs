@@ -13,7 +13,7 @@ use stoker_api::experiment::{Experiment, Phase};
 use tokio::net::TcpListener;
 
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{TestNamespace, free_ports, runtime};
+use crate::setup::{TestNamespace, operator_port, runtime};
 
 /// Behavior of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -141,7 +141,7 @@ fn external_names_are_not_asked() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("external-name").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         ns.apply("external", external(json!({ "url": "http://searcher/ask", "maxTrials": 3 })));
         let missing = "service external-name/searcher not found";
@@ -161,11 +161,11 @@ fn service_of_the_namespace_decides_the_search() {
     runtime().block_on(async {
         let ns = TestNamespace::new("external").await;
         let hosts = "127.0.0.1 localhost searcher.external.svc\n";
-        let ports = free_ports();
+        let ports = operator_port();
         let mut operator = ns.operator_with_hosts("a", ports, hosts);
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
-        let port = free_ports();
+        let port = operator_port();
         let url = format!("http://searcher:{port}/ask");
         apply_service(&ns, json!({ "clusterIP": "None", "selector": { "a": "b" } }));
         ns.apply("external", external(json!({ "url": url, "maxTrials": 3 })));

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script, now};
-use crate::setup::{TestNamespace, free_ports, merge, runtime};
+use crate::setup::{TestNamespace, merge, operator_port, runtime};
 use AttemptEnd::{Completed, NotStarted};
 use cases::{Case, TestAction, infrastructure_failures, program_failures, refused_pods};
 
@@ -208,7 +208,7 @@ fn failures_are_classified_and_reported() {
         let deadlines = ["--start-deadline-seconds", "15", "--pull-deadline-seconds", "15"];
         let more = ["--node-lost-seconds", "3", "--starting-gangs-max", "8"];
         let more = [&deadlines[..], &more].concat();
-        let mut operator = ns.operator_with("a", free_ports(), &more);
+        let mut operator = ns.operator_with("a", operator_port(), &more);
         operator.wait_ready(&ns);
         let cases: Vec<Case> = program_failures()
             .into_iter()
@@ -254,7 +254,7 @@ fn foreign_trial_is_reported_and_never_adopted() {
             },
         });
         ns.plane.apply(&foreign.to_string()).unwrap();
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "foreign", |_| Script::Train { unit_ms: 10 });
         ns.apply("grid", grid(3, 2, 1));
@@ -283,7 +283,8 @@ fn gangs_that_need_all_slots_take_turns() {
     runtime().block_on(async {
         let ns = TestNamespace::new("slots").await;
         // A gang that has its slots starts within the deadline, also on a busy machine.
-        let mut operator = ns.operator_with("a", free_ports(), &["--start-deadline-seconds", "30"]);
+        let mut operator =
+            ns.operator_with("a", operator_port(), &["--start-deadline-seconds", "30"]);
         operator.wait_ready(&ns);
         // The first gang keeps its slots until the second one has waited for them.
         let (open, gate) = watch::channel(false);

@@ -7,7 +7,7 @@ use stoker_api::experiment::Phase;
 use stoker_api::trial::{AttemptEnd, CloseCause, Fact, TrialStatus};
 
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{SCHEMA, TestNamespace, free_ports, own_plane, runtime};
+use crate::setup::{SCHEMA, TestNamespace, operator_port, own_plane, runtime};
 
 /// Spec of a grid search over `x` with this many points, batches per trial and slots per trial.
 pub(crate) fn grid(points: u32, batches: u64, slots: u32) -> Value {
@@ -30,7 +30,7 @@ fn experiment_completes_and_reports_its_best_trial() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("flow").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet =
             Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 30 });
@@ -77,7 +77,7 @@ fn experiment_can_be_paused_resumed_and_cancelled() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("pause").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 100 });
         ns.apply("long", grid(2, 1000, 1));
@@ -113,7 +113,7 @@ fn killed_experiment_ends_at_once() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("killed").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
         ns.apply("deaf", grid(2, 1000, 1));
@@ -136,7 +136,7 @@ fn invalid_experiment_reports_errors_and_stops_no_other() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("invalid").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let mut spec = grid(2, 2, 1);
@@ -161,7 +161,7 @@ fn deleted_trial_is_closed_and_index_not_reused() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("deleted").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         // Trial 1 must not end before it is deleted.
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
@@ -198,7 +198,7 @@ fn unparsable_object_is_reported_and_stops_no_other() {
             }
         });
         let ns = TestNamespace::on(plane, "unreadable").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let mut newer = grid(2, 2, 1);

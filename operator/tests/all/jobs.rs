@@ -17,7 +17,7 @@ use tokio::task::block_in_place;
 use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
 use crate::proxy::{KillTime, Proxy};
-use crate::setup::{TestNamespace, client_of, free_ports, merge, runtime};
+use crate::setup::{TestNamespace, client_of, merge, operator_port, runtime};
 use crate::trainer::{ReportConnection, config_of, token};
 use crate::worker::Work;
 
@@ -98,7 +98,7 @@ fn job_is_planned_worked_and_finished() {
         let ns = TestNamespace::new("jobs").await;
         let label = "pod-security.kubernetes.io/enforce=restricted";
         ns.plane.kubectl(&["label", "namespace", "jobs", label]).unwrap();
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| QUICK);
         apply_job(&ns, "species", job(3));
@@ -145,7 +145,7 @@ fn invalid_job_reports_all_errors_and_is_immutable() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("job-invalid").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
         let mut bad = job(1);
@@ -175,7 +175,7 @@ fn job_can_be_paused_resumed_cancelled_and_killed() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("job-pause").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
             match pod.labels()[LABEL_JOB].as_str() {
@@ -222,7 +222,7 @@ impl ProxiedOperator {
     async fn new(namespace: &str) -> Self {
         let ns = TestNamespace::new(namespace).await;
         let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
-        let mut proxied_operator = Self { ns, proxy, operator: None, port: free_ports() };
+        let mut proxied_operator = Self { ns, proxy, operator: None, port: operator_port() };
         proxied_operator.begin();
         proxied_operator
     }
@@ -292,7 +292,7 @@ fn job_report_is_accepted_for_own_attempt_only() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("job-door").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
         apply_job(&ns, "one", job(1));

@@ -12,7 +12,7 @@ use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
 use crate::proxy::Proxy;
-use crate::setup::{LEASE_SECONDS, TestNamespace, client_of, free_ports, rbac_rules, runtime};
+use crate::setup::{LEASE_SECONDS, TestNamespace, client_of, operator_port, rbac_rules, runtime};
 use crate::tcp_forwarder::TcpForwarder;
 use crate::trainer::ReportConnection;
 use crate::writes::{check, wait_for_units};
@@ -90,7 +90,7 @@ async fn run(fault: LeaderFault) -> Vec<Value> {
 /// Returns `None` if a replica lost its lease without a fault.
 async fn run_once(fault: LeaderFault, number: u32) -> Option<Vec<Value>> {
     let ns = TestNamespace::new(&format!("leaders-{fault:?}-{number}").to_lowercase()).await;
-    let (port_a, port_b) = (free_ports(), free_ports());
+    let (port_a, port_b) = (operator_port(), operator_port());
     let address = |port| ([127, 0, 0, 1], port).into();
     let report_server = TcpForwarder::start(vec![address(port_a), address(port_b)]).await;
     let door_url = format!("https://127.0.0.1:{}", report_server.port);
@@ -188,12 +188,12 @@ fn dead_watches_are_replaced_within_a_minute() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("deadwatch").await;
-        let mut leader = ns.operator("a", free_ports());
+        let mut leader = ns.operator("a", operator_port());
         leader.wait_ready(&ns);
         wait_until("a leads", TAKEOVER_MAX, || leads(&leader)).await;
         // A new leader lists everything again, so the observed replica must not lead.
         let (forwarder, kubeconfig) = forwarded_kubeconfig(&ns, "wired").await;
-        let mut standby = ns.operator_by("b", free_ports(), &kubeconfig, &[]);
+        let mut standby = ns.operator_by("b", operator_port(), &kubeconfig, &[]);
         standby.wait_ready(&ns);
         let knows = |num: u32| {
             let gauge = format!("\nstoker_cached_objects{{kind=\"experiments\"}} {num}\n");
@@ -218,7 +218,7 @@ fn late_lease_renewal_loses_no_due_keys() {
         let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
         // Each renewal succeeds within its timeout, but shortly after the leadership has lapsed.
         proxy.delay_leases(Duration::from_secs(LEASE_SECONDS) * 9 / 64);
-        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        let mut operator = ns.operator_by("a", operator_port(), &proxy.kubeconfig, &[]);
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "late", |_| Script::Train { unit_ms: 10 });
         for number in 0..5 {
@@ -246,7 +246,7 @@ fn deleted_namespace_does_not_block_the_others() {
             });
         };
         add_namespace();
-        let start = || ns.operator_with("a", free_ports(), &["--watch-namespaces", "outlived"]);
+        let start = || ns.operator_with("a", operator_port(), &["--watch-namespaces", "outlived"]);
         let exits = async |operator: &mut Operator, why: &str| {
             let operator = std::cell::RefCell::new(operator);
             wait_until(why, RESTART_MAX, || !operator.borrow_mut().is_alive()).await;

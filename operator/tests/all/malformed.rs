@@ -15,7 +15,7 @@ use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::proxy::{Fault, Proxy};
 use crate::refusals::{refused, wait_event, wait_started, wait_status};
-use crate::setup::{TestNamespace, client_of, free_ports, merge, runtime};
+use crate::setup::{TestNamespace, client_of, merge, operator_port, runtime};
 
 /// The API server accepts two trials, of which one runs, and rejects the third as malformed.
 #[test]
@@ -33,7 +33,7 @@ fn trial_malformed_by_the_cluster_is_retried() {
             let is_later = is_create && num_created.fetch_add(1, Ordering::Relaxed) >= 2;
             is_later.then_some(Fault::Refused(422, "Invalid", WORDS))
         });
-        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        let mut operator = ns.operator_by("a", operator_port(), &proxy.kubeconfig, &[]);
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
             match pod.name_any().starts_with("grid-1-") {
@@ -62,7 +62,7 @@ fn malformed_pod_fails_its_experiment_at_once() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("malformed").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let overrides = |value| {
@@ -119,7 +119,7 @@ fn pods_malformed_by_the_cluster_are_retried() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("malformed-later").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
             match pod.name_any().contains("-a0-") {

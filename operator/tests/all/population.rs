@@ -10,7 +10,7 @@ use stoker_engine::trial::{TrialRecord, closed};
 
 use crate::kubelet::{Kubelet, Script};
 use crate::promotion::rebuilt;
-use crate::setup::{TestNamespace, free_ports, runtime};
+use crate::setup::{TestNamespace, operator_port, runtime};
 use crate::trainer::config_of;
 
 /// Four trials train three rounds of six batches, with a checkpoint at each batch. One of them is
@@ -61,7 +61,7 @@ fn copies_start_from_checkpoints_that_are_kept() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("population").await;
-        let ports = free_ports();
+        let ports = operator_port();
         let mut operator = ns.operator("a", ports);
         operator.wait_ready(&ns);
         let script = |_: &_| Script::Train { unit_ms: 20 };

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::events::events_of;
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{TestNamespace, free_ports, runtime};
+use crate::setup::{TestNamespace, operator_port, runtime};
 
 const RUNGS: [u64; 3] = [2, 6, 18];
 
@@ -115,7 +115,7 @@ fn promotion_survives_the_death_of_the_operator() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("promotion").await;
-        let ports = free_ports();
+        let ports = operator_port();
         let mut operator = ns.operator("a", ports);
         operator.wait_ready(&ns);
         // Resumed trials wait for the second operator, so that the first one cannot end the search.
@@ -172,7 +172,7 @@ fn deleted_trial_leaves_every_comparison() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("asha-deleted").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 20 });
         ns.apply("asha", asha(7, 2));
@@ -201,7 +201,7 @@ fn experiment_with_unreadable_search_can_be_cancelled() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("unreadable-search").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet =
             Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 100 });

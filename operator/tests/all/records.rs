@@ -14,7 +14,7 @@ use stoker_api::trial::{AttemptEnd, CloseCause, Fact, Trial};
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{TestNamespace, free_ports, runtime};
+use crate::setup::{TestNamespace, operator_port, runtime};
 use crate::trainer::{ReportConnection, config_of, token};
 
 /// Waits until a kubelet has observed a pod, and returns it.
@@ -43,7 +43,7 @@ fn pods_get_the_records_of_their_experiment() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("records").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let script = |pod: &Pod| match pod.labels()[LABEL_ATTEMPT].as_str() {
             "0" => Script::Exit { after_ms: 10, code: 80 },
@@ -93,7 +93,7 @@ fn report_responses_contain_the_record_on_request() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("responses").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "responses", |_| Script::Hang);
         ns.apply("grid", grid(1, 2, 1));

@@ -15,7 +15,7 @@ use stoker_api::experiment::{ExperimentStatus, Phase};
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::proxy::{Fault, Proxy};
-use crate::setup::{TestNamespace, client_of, free_ports, merge, runtime};
+use crate::setup::{TestNamespace, client_of, merge, operator_port, runtime};
 use crate::writes;
 
 /// Waits until the status of an experiment satisfies `is_wanted`, and returns it.
@@ -102,7 +102,7 @@ fn refused_pod_is_reported_on_its_experiment() {
     runtime().block_on(async {
         let ns = TestNamespace::new("refused-pod").await;
         quota(&ns, "slots", "requests.test.stoker/slot", "0");
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let mut spec = grid(1, 2, 1);
@@ -127,7 +127,7 @@ fn search_waits_for_the_experiment_with_prior_trials() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("prior-trials").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let mut spec = grid(3, 1, 1);
@@ -177,7 +177,7 @@ fn refused_trial_is_reported_on_its_experiment() {
                 name == "POST /apis/stoker.dev/v1alpha1/namespaces/refused-trial/trials";
             is_create.then_some(Fault::Refused(403, "Forbidden", WORDS))
         });
-        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        let mut operator = ns.operator_by("a", operator_port(), &proxy.kubeconfig, &[]);
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         ns.apply("grid", grid(2, 2, 1));
@@ -201,7 +201,7 @@ fn refused_clean_up_is_reported() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("refused-clean-up").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
         // The clean-up pod has the experiment's limits, so a quota on limits applies to it too.
@@ -232,7 +232,7 @@ fn taken_name_of_a_clean_up_pod_is_reported() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("taken-clean-up").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
         ns.apply("grid", grid(1, 2, 1));
@@ -262,7 +262,8 @@ fn clean_up_that_cannot_start_is_reported() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("stuck-clean-up").await;
-        let mut operator = ns.operator_with("a", free_ports(), &["--pull-deadline-seconds", "1"]);
+        let mut operator =
+            ns.operator_with("a", operator_port(), &["--pull-deadline-seconds", "1"]);
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
         ns.apply("grid", grid(1, 2, 1));
@@ -311,7 +312,7 @@ fn kill_reaches_trials_beside_a_failing_one() {
     runtime().block_on(async {
         let ns = TestNamespace::new("kill-first").await;
         let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
-        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        let mut operator = ns.operator_by("a", operator_port(), &proxy.kubeconfig, &[]);
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
         ns.apply("grid", grid(3, 5, 1));
@@ -345,7 +346,7 @@ fn no_trial_follows_from_an_unrecorded_fact() {
             let is_spec = name.ends_with("/trials/grid-0") && !name.starts_with("POST");
             is_spec.then_some(Fault::Refused(500, "InternalError", "no space left"))
         });
-        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        let mut operator = ns.operator_by("a", operator_port(), &proxy.kubeconfig, &[]);
         operator.wait_ready(&ns);
         // The first trial exits without a report, so only the operator records its end.
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {

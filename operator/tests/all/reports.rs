@@ -12,7 +12,7 @@ use stoker_api::names::{COMPONENT_TRIAL, LABEL_COMPONENT, LABEL_EXPERIMENT, LABE
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::proxy::Reviews;
-use crate::setup::{TestNamespace, free_ports, runtime};
+use crate::setup::{TestNamespace, operator_port, runtime};
 use crate::standby::{Sender, Standby, UNITS, poll_until, progress, validated};
 use crate::trainer::{ReportConnection, config_of, token};
 
@@ -81,7 +81,7 @@ fn reports_need_rank_0_of_the_live_attempt() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("door").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         // The trial of `ends` is in its second attempt.
         let _kubelet = Kubelet::start(&ns.client, "door", |pod| {

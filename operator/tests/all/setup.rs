@@ -355,8 +355,8 @@ pub(crate) fn decisions_of(trials: &[Trial]) -> Vec<Value> {
     trials.iter().map(of).collect()
 }
 
-/// Returns the first of two consecutive free ports.
-pub(crate) fn free_ports() -> u16 {
+/// Returns a free port for the report server of an operator. The next port is free for its metrics.
+pub(crate) fn operator_port() -> u16 {
     let ports = stoker_test_cluster::free_ports();
     let [report_port, _metrics_port] = ports.unwrap_or_else(|error| panic!("{error}"));
     report_port

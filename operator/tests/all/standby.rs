@@ -20,7 +20,7 @@ use crate::flow::grid;
 use crate::jobs::{apply_job, job};
 use crate::operator_process::{Operator, get};
 use crate::proxy::Proxy;
-use crate::setup::{TestNamespace, free_ports};
+use crate::setup::{TestNamespace, operator_port};
 use crate::trainer::{ReportConnection, token};
 
 /// Length of trials, in batches.
@@ -95,7 +95,7 @@ impl Standby {
         let ns = TestNamespace::new(namespace).await;
         let proxy = Proxy::start(ns.client.clone(), ns.folder.path()).await;
         proxy.delay_leases(Duration::from_secs(3_600));
-        let operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, more);
+        let operator = ns.operator_by("a", operator_port(), &proxy.kubeconfig, more);
         let standby = Self { ns, proxy, operator };
         let address = standby.address();
         poll_until("the operator to serve", async || {

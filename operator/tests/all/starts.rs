@@ -14,7 +14,7 @@ use stoker_api::trial::TrialStatus;
 use crate::bench::metric;
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script, now, unschedulable};
-use crate::setup::{TestNamespace, free_ports, merge, runtime};
+use crate::setup::{TestNamespace, merge, operator_port, runtime};
 
 /// Start deadline of gangs, in seconds.
 const DEADLINE: u64 = 3;
@@ -83,7 +83,7 @@ fn gated_pods_are_never_recreated() {
         let ns = TestNamespace::new("gates").await;
         let deadline = DEADLINE.to_string();
         let more = ["--start-deadline-seconds", &deadline, "--starting-pods-max", "1"];
-        let port = free_ports();
+        let port = operator_port();
         let mut operator = ns.operator_with("a", port, &more);
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "gates", |_| Script::Train { unit_ms: 10 });
@@ -141,7 +141,7 @@ fn unschedulable_gangs_let_others_start() {
     runtime().block_on(async {
         let ns = TestNamespace::new("passed").await;
         let more = ["--start-deadline-seconds", "3600", "--starting-pods-max", "1"];
-        let mut operator = ns.operator_with("a", free_ports(), &more);
+        let mut operator = ns.operator_with("a", operator_port(), &more);
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, "passed", |pod| {
             match pod.labels()[LABEL_EXPERIMENT].starts_with("big") {
@@ -169,7 +169,7 @@ fn waiting_trials_are_not_polled() {
     runtime().block_on(async {
         let ns = TestNamespace::new("unpolled").await;
         let more = ["--start-deadline-seconds", "3600", "--starting-pods-max", "1"];
-        let mut operator = ns.operator_with("a", free_ports(), &more);
+        let mut operator = ns.operator_with("a", operator_port(), &more);
         operator.wait_ready(&ns);
         let mut spec = grid(20, 2, 1);
         spec["searcher"]["grid"]["maxConcurrentTrials"] = json!(20);
@@ -199,7 +199,7 @@ fn every_end_of_a_start_wakes_another_trial() {
     runtime().block_on(async {
         let ns = TestNamespace::new("wakes").await;
         let more = ["--start-deadline-seconds", "3600", "--starting-pods-max", "1"];
-        let mut operator = ns.operator_with("a", free_ports(), &more);
+        let mut operator = ns.operator_with("a", operator_port(), &more);
         operator.wait_ready(&ns);
         // Some pods, which no scheduler considers, hold the only slot.
         let _kubelet = Kubelet::start(&ns.client, "wakes", |pod| {
@@ -262,7 +262,7 @@ fn refused_trials_are_pending_with_a_reason() {
             "spec": { "hard": { "requests.test.stoker/slot": "0" } },
         });
         ns.plane.apply(&quota.to_string()).unwrap();
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, "refused", |_| Script::Hang);
         let mut spec = grid(1, 2, 1);

@@ -12,7 +12,7 @@ use stoker_api::names::{ANNOTATION_TRIAL_CONFIG, LABEL_ATTEMPT};
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::proxy::{Fault, Proxy};
-use crate::setup::{TestNamespace, client_of, free_ports, runtime};
+use crate::setup::{TestNamespace, client_of, operator_port, runtime};
 
 /// Settings before and after the change.
 const OLD: [&str; 2] = ["--storage-url=memory:///old", "--storage-secret=old"];
@@ -77,7 +77,7 @@ fn changed_settings_do_not_move_running_experiments() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("storage").await;
-        let mut operator = ns.operator_with("a", free_ports(), &OLD);
+        let mut operator = ns.operator_with("a", operator_port(), &OLD);
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "storage", script);
         ns.apply("grid", grid(1, 2, 1));
@@ -85,7 +85,7 @@ fn changed_settings_do_not_move_running_experiments() {
         let first = fixed(&ns, "grid").await;
         assert_eq!(first.secret_name.as_deref(), Some("old"));
         operator.kill();
-        let mut operator = ns.operator_with("b", free_ports(), &NEW);
+        let mut operator = ns.operator_with("b", operator_port(), &NEW);
         operator.wait_ready(&ns);
         delete_pod(&ns, "grid-0-a0-r0");
         assert_eq!(storage_of(&ns, &kubelet, "grid-0-a1-r0").await, old());
@@ -107,7 +107,7 @@ fn upgrade_records_the_storage_of_existing_pods() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("upgraded").await;
-        let mut operator = ns.operator_with("a", free_ports(), &OLD);
+        let mut operator = ns.operator_with("a", operator_port(), &OLD);
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "upgraded", script);
         for name in ["nothing", "moving"] {
@@ -126,7 +126,7 @@ fn upgrade_records_the_storage_of_existing_pods() {
             let left = ns.experiment(name).await.status.unwrap().storage;
             assert!(!left.is_some_and(|storage| storage.is_fixed()));
         }
-        let mut operator = ns.operator_with("b", free_ports(), &NEW);
+        let mut operator = ns.operator_with("b", operator_port(), &NEW);
         operator.wait_ready(&ns);
         for name in ["nothing", "moving"] {
             let storage = fixed(&ns, name).await;
@@ -154,7 +154,7 @@ fn pods_are_created_after_their_storage_record() {
             let is_record = is_status && num_writes.fetch_add(1, Ordering::Relaxed) > 0;
             is_record.then_some(Fault::Held)
         });
-        let mut a = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &OLD);
+        let mut a = ns.operator_by("a", operator_port(), &proxy.kubeconfig, &OLD);
         a.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "recorded", |_| Script::Train { unit_ms: 10 });
         ns.apply("grid", grid(1, 3, 1));
@@ -172,7 +172,7 @@ fn pods_are_created_after_their_storage_record() {
         }
         a.kill();
         assert_eq!(kubelet.started(), Vec::<String>::new());
-        let mut b = ns.operator_with("b", free_ports(), &NEW);
+        let mut b = ns.operator_with("b", operator_port(), &NEW);
         b.wait_ready(&ns);
         let new = ("memory:///new".to_owned(), "new".to_owned());
         assert_eq!(storage_of(&ns, &kubelet, "grid-0-a0-r0").await, new);

@@ -17,7 +17,7 @@ use crate::flow::grid;
 use crate::jobs::{apply_job, is_of_job, job, wait_for_job};
 use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
-use crate::setup::{SCHEMA, TestNamespace, free_ports, own_plane, runtime};
+use crate::setup::{SCHEMA, TestNamespace, operator_port, own_plane, runtime};
 use crate::standby::poll_until;
 use crate::worker::Work;
 
@@ -170,7 +170,7 @@ fn two_versions_keep_each_others_fields() {
         let plane = tokio::task::block_in_place(newer_plane);
         let ns = TestNamespace::on(plane, "upgrade").await;
         // One replica leads, and the other serves the reports.
-        let (port_a, port_b) = (free_ports(), free_ports());
+        let (port_a, port_b) = (operator_port(), operator_port());
         let door_url = format!("https://127.0.0.1:{port_b}");
         let more = ["--door-url", door_url.as_str()];
         let mut leader = ns.operator_with("a", port_a, &more);
@@ -237,7 +237,7 @@ fn trials_run_without_the_job_definition() {
         let plane = own_plane(Default::default(), |_| {});
         plane.kubectl(&["delete", "crd", "inferencejobs.stoker.dev"]).unwrap();
         let ns = TestNamespace::on(plane, "no-jobs").await;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 5 });
         ns.apply("grid", grid(1, 3, 1));

@@ -14,7 +14,7 @@ use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
 use crate::proxy::{KillTime, LATE, Proxy, kind_of};
-use crate::setup::{TestNamespace, client_of, decisions_of, free_ports, own_plane, runtime};
+use crate::setup::{TestNamespace, client_of, decisions_of, operator_port, own_plane, runtime};
 use crate::standby::poll_until;
 
 /// Whether to test all writes instead of a sample.
@@ -94,7 +94,8 @@ impl ProxiedOperator {
         let ns = TestNamespace::new(namespace).await;
         let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
         let kubelet = Kubelet::start(&ns.client, namespace, |_| Script::Train { unit_ms: 10 });
-        let mut proxied_operator = Self { ns, proxy, kubelet, operator: None, port: free_ports() };
+        let mut proxied_operator =
+            Self { ns, proxy, kubelet, operator: None, port: operator_port() };
         proxied_operator.begin();
         proxied_operator.operator.as_mut().unwrap().wait_ready(&proxied_operator.ns);
         proxied_operator
@@ -272,7 +273,7 @@ fn api_server_outage_changes_nothing() {
         let mut ns = TestNamespace::on(plane, "away").await;
         // An API server that has just started denies everything until it has loaded RBAC rules.
         ns.checks_rules = false;
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "away", |_| Script::Train { unit_ms: 200 });
         // The trials train for 20 s, so that a late stop of the server leaves enough to train.
@@ -297,7 +298,7 @@ fn training_continues_without_the_report_server() {
     }
     runtime().block_on(async {
         let ns = TestNamespace::new("doorless").await;
-        let port = free_ports();
+        let port = operator_port();
         let mut operator = ns.operator("a", port);
         operator.wait_ready(&ns);
         let kubelet = Kubelet::start(&ns.client, "doorless", |_| Script::Train { unit_ms: 100 });

@@ -9,7 +9,7 @@ use stoker_api::trial::AttemptEnd;
 
 use super::{QUICK, apply_job, job, wait_for_status};
 use crate::kubelet::{Kubelet, Script, ended};
-use crate::setup::{TestNamespace, free_ports, merge, runtime};
+use crate::setup::{TestNamespace, merge, operator_port, runtime};
 
 /// A failure, and what must be recorded.
 struct Case {
@@ -88,7 +88,7 @@ fn process_failures_are_classified_and_reported() {
             "spec": { "hard": { "requests.test.stoker/slot": "0" } },
         });
         ns.plane.apply(&quota.to_string()).unwrap();
-        let mut operator = ns.operator("a", free_ports());
+        let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let scripts = cases();
         let _kubelet = Kubelet::start(&ns.client, &ns.namespace, move |pod| {

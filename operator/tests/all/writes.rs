@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
 use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
 use stoker_api::trial::{Fact, Trial};
@@ -147,6 +149,18 @@ impl ProxiedOperator {
         assert_eq!((ended.trials_created, ended.trials_closed), (3, 3), "{what}: {ended:#?}");
         (check(&self.ns, &self.kubelet, &name, &what).await, triggered_by)
     }
+
+    /// Returns an error until the operator has cleaned up after an experiment.
+    async fn check_clean_up(&self, name: &str) -> Result<(), String> {
+        let cleaned_up = self.ns.experiment(name).await.status.unwrap().cleaned_up;
+        let pods: Api<Pod> = Api::namespaced(self.ns.client.clone(), &self.ns.namespace);
+        let mut left = pods.list(&Default::default()).await.unwrap().items;
+        left.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+        match cleaned_up && left.is_empty() {
+            true => Ok(()),
+            false => Err(format!("cleanedUp: {cleaned_up}, {} pods", left.len())),
+        }
+    }
 }
 
 /// Write at which an operator dies. Numbers start at 1.
@@ -228,8 +242,8 @@ fn operator_death_at_any_write_changes_nothing() {
         let num_before = first.proxy.writes().len();
         let (expected, _) = first.run(0, None).await;
         assert_eq!(expected.len(), TRIALS);
-        // Pods are deleted after the end.
-        tokio::time::sleep(Duration::from_secs(6)).await;
+        // The operator deletes pods and checkpoints after the end.
+        poll_until("the clean-up", async || first.check_clean_up("death-000").await).await;
         let writes = first.proxy.writes().split_off(num_before);
         let mut deaths = deaths_by_kind(&writes);
         deaths.extend(match tests_all_writes() {

@@ -250,17 +250,7 @@ async fn fail_invalid(
     after.observed_generation = generation;
     after.ended_at = Some(now());
     after.cleaned_up = true;
-    for (type_, status) in [
-        ("Valid", ConditionStatus::False),
-        ("Running", ConditionStatus::False),
-        ("Completed", ConditionStatus::False),
-        ("Failed", ConditionStatus::True),
-    ] {
-        condition::set(
-            &mut after.conditions,
-            new_condition(type_, status, generation, "Invalid", &message),
-        );
-    }
+    set_invalid(&mut after.conditions, generation, &message);
     tracing::info!(experiment = %key, message, "experiment is invalid");
     let written = apply::write_status(context, experiment, after).await?;
     context.event(&written, EventType::Warning, "Invalid", message);
@@ -309,6 +299,18 @@ pub(crate) fn new_condition(
         last_transition_time: now(),
         reason: reason.to_owned(),
         message: message.to_owned(),
+    }
+}
+
+/// Sets the conditions of an object that has failed because its spec is invalid.
+pub(crate) fn set_invalid(conditions: &mut Vec<Condition>, generation: i64, message: &str) {
+    for (type_, status) in [
+        ("Valid", ConditionStatus::False),
+        ("Running", ConditionStatus::False),
+        ("Completed", ConditionStatus::False),
+        ("Failed", ConditionStatus::True),
+    ] {
+        condition::set(conditions, new_condition(type_, status, generation, "Invalid", message));
     }
 }
 

@@ -25,7 +25,7 @@ use stoker_engine::inference::pods::{JobPlan, plan};
 use crate::cache::Key;
 use crate::context::{Context, now};
 use crate::error::Error;
-use crate::experiment::new_condition;
+use crate::experiment::{new_condition, set_invalid};
 use crate::storage;
 use crate::trial::apply::{delete_pod, find_nodes};
 use crate::trial::observe::unknown_nodes;
@@ -201,17 +201,7 @@ async fn fail_invalid(
     after.message = Some(format!("invalid: {message}"));
     after.observed_generation = generation;
     after.ended_at = Some(now());
-    for (type_, status) in [
-        ("Valid", ConditionStatus::False),
-        ("Running", ConditionStatus::False),
-        ("Completed", ConditionStatus::False),
-        ("Failed", ConditionStatus::True),
-    ] {
-        condition::set(
-            &mut after.conditions,
-            new_condition(type_, status, generation, "Invalid", &message),
-        );
-    }
+    set_invalid(&mut after.conditions, generation, &message);
     tracing::info!(job = %key, message, "job is invalid");
     apply::write_status(context, key, job, after).await?;
     context.metrics.job_ended(Phase::Failed);

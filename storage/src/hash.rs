@@ -47,6 +47,14 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
+/// Returns `bytes` as lowercase hex digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
 /// Returns the manifest's entry of a new file, whose contents are the concatenated `parts`. Blocks
 /// while several threads hash a large file.
 pub fn file_entry<B: AsRef<[u8]> + Sync>(parts: &[B]) -> FileEntry {
@@ -303,13 +311,6 @@ fn hash_pieces<T: Send>(
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn hex(hash: &[u8]) -> String {
-    hash.iter().fold(String::with_capacity(64), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
 }
 
 #[cfg(test)]

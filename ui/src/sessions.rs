@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use stoker_storage::hash::sha256_hex;
+use stoker_storage::hash::{hex, sha256_hex};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
@@ -243,7 +243,7 @@ fn unavailable(error: std::io::Error) -> Refusal {
 fn random_secret() -> std::io::Result<String> {
     let mut bytes = [0; SECRET_BYTES];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&bytes))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

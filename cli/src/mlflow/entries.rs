@@ -12,6 +12,7 @@ use sha2::{Digest as _, Sha256};
 use stoker_api::experiment::{Experiment, Phase};
 use stoker_api::trial::{Trial, TrialStatus};
 use stoker_engine::trial::ended_at;
+use stoker_storage::hash::hex;
 use stoker_storage::metrics::Row;
 
 use crate::run::flatten;
@@ -166,8 +167,7 @@ fn key(name: &str) -> String {
     if key.len() <= KEY_CHARS_MAX {
         return key;
     }
-    let hash: String =
-        Sha256::digest(&key).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    let hash = hex(&Sha256::digest(&key)[..4]);
     format!("{}_{hash}", &key[..KEY_CHARS_MAX - 9])
 }
 

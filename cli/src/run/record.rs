@@ -24,6 +24,7 @@ use stoker_api::experiment::Experiment;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::Trial;
 use stoker_engine::experiment::TrialRecord;
+use stoker_storage::hash::hex;
 
 use crate::failure::Failure;
 
@@ -308,7 +309,7 @@ pub(crate) fn random_hex(num_bytes: usize) -> Result<String, Failure> {
     File::open(path)
         .and_then(|mut file| file.read_exact(&mut bytes))
         .map_err(|error| Failure::file("read", path, error))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&bytes))
 }
 
 #[cfg(test)]

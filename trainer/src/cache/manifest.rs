@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use stoker_storage::hash::hex;
 
 use super::dataset_dir::{DatasetDir, io_error};
 use crate::Result;
@@ -168,11 +169,6 @@ fn hash(path: &Path) -> std::io::Result<(u64, String)> {
             }
         }
     }
-}
-
-/// Encodes bytes as lowercase hex.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn stamp(path: &Path) -> Result<Stamp, String> {

@@ -13,9 +13,10 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
+use stoker_storage::hash::hex;
 
 use super::dataset_dir::io_error;
-use super::manifest::{SegmentEntry, hex};
+use super::manifest::SegmentEntry;
 use super::mapped_file::MappedFile;
 use crate::Result;
 

@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 use stoker_api::names::ENV_CACHE;
-use stoker_storage::hash::sha256_hex;
+use stoker_storage::hash::{hex, sha256_hex};
 use url::Url;
 
 use super::DataError;
@@ -216,8 +216,7 @@ impl FileHash {
             hasher.update(&buffer[..len]);
             bytes += len as u64;
         }
-        let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { sha256, bytes })
+        Ok(Self { sha256: hex(&hasher.finalize()), bytes })
     }
 
     fn check(self, address: &str, expected: &str) -> Result<(), DataError> {

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use sha2::{Digest, Sha256};
 use stoker_api::inference::RowFormat;
-use stoker_storage::hash::sha256_hex;
+use stoker_storage::hash::{hex, sha256_hex};
 
 use super::rows::is_blank;
 use crate::datasets::csv::ends_in_quotes;
@@ -181,10 +181,6 @@ pub(super) fn hash(from: &mut impl Read) -> io::Result<String> {
         }
     }
     Ok(hex(&whole.finalize()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn lines(file: &str, from: impl Read, division: Division) -> Result<ScannedFile> {

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
 use kube::{Api, Client};
+use rustix::io::Errno;
 use rustix::net::sockopt;
 use stoker_api::experiment::Experiment;
 use stoker_api::inference::InferenceJob;
@@ -153,8 +154,10 @@ async fn listen(flag: &str, address: &str) -> Result<TcpListener, String> {
     let bound = match address.parse::<SocketAddr>().ok().filter(is_any) {
         None => TcpListener::bind(address).await,
         Some(any) => match TcpSocket::new_v6().and_then(|socket| listen_on_all(socket, any)) {
-            Ok(listener) => Ok(listener),
-            Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, any.port())).await,
+            Err(error) if lacks_ipv6(&error) => {
+                TcpListener::bind((Ipv4Addr::UNSPECIFIED, any.port())).await
+            }
+            bound => bound,
         },
     };
     bound.map_err(|error| format!("{flag} {address}: {error}"))
@@ -168,6 +171,12 @@ fn listen_on_all(socket: TcpSocket, any: SocketAddr) -> io::Result<TcpListener> 
     socket.set_reuseaddr(true)?;
     socket.bind(any)?;
     socket.listen(BACKLOG)
+}
+
+/// Returns whether listening failed because IPv6 is unavailable. Another address must not hide
+/// other errors, such as a port in use.
+fn lacks_ipv6(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))
 }
 
 async fn client() -> Result<Client, String> {
@@ -371,6 +380,25 @@ mod tests {
         let listener = listen_on_all(socket, "[::]:0".parse().unwrap()).unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok());
+    }
+
+    /// With IPv4 alone, clients that use IPv6 would reach the other process.
+    #[tokio::test]
+    async fn port_in_use_on_ipv6_is_refused() {
+        let Ok(other) = TcpListener::bind("[::1]:0").await else {
+            stoker_test_cluster::record_skip("needs IPv6");
+            return;
+        };
+        let address = format!("[::]:{}", other.local_addr().unwrap().port());
+        let refused = listen("--door-listen", &address).await.unwrap_err();
+        assert!(refused.starts_with(&format!("--door-listen {address}: ")), "{refused}");
+    }
+
+    #[test]
+    fn ipv4_replaces_only_missing_ipv6() {
+        let is_missing = [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL, Errno::ADDRINUSE, Errno::ACCESS]
+            .map(|code| lacks_ipv6(&code.into()));
+        assert_eq!(is_missing, [true, true, false, false]);
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@ use std::net::{
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net;
 use stoker_api::contract::Gang;
 use stoker_api::names::ENV_RENDEZVOUS_SECONDS;
@@ -269,10 +270,18 @@ fn listen(rendezvous: &str) -> Result<TcpListener> {
     })?)
 }
 
-/// Binds to IPv6 and IPv4 if available, otherwise to IPv4 only.
-fn bind(port: u16) -> io::Result<TcpListener> {
-    let bound = ipv6_socket().and_then(|socket| listen_on_all(socket, port));
-    bound.or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+/// Binds to IPv6 and IPv4, or to IPv4 only if the kernel has no IPv6.
+pub(super) fn bind(port: u16) -> io::Result<TcpListener> {
+    match ipv6_socket().and_then(|socket| listen_on_all(socket, port)) {
+        Err(error) if lacks_ipv6(&error) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+        bound => bound,
+    }
+}
+
+/// Returns whether listening failed because IPv6 is unavailable. Another address must not hide
+/// other errors, such as a port in use.
+pub(super) fn lacks_ipv6(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))
 }
 
 /// Returns a socket without an address.

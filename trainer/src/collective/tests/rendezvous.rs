@@ -5,13 +5,14 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use stoker_api::contract::{ExitCode, Gang};
 
 use super::super::group::{Group, create_groups};
 use super::super::handshake::Fingerprint;
 use super::super::link::Link;
 use super::super::progress::{ProgressState, StallLimits};
-use super::super::rendezvous::{connect_within, ipv6_socket, listen_on_all};
+use super::super::rendezvous::{bind, connect_within, ipv6_socket, lacks_ipv6, listen_on_all};
 use super::super::*;
 use crate::error::exit_code;
 use crate::stop::StopSignal;
@@ -206,6 +207,23 @@ fn ipv6_only_sockets_accept_ipv4() {
     let listener = listen_on_all(socket, 0).unwrap();
     let port = listener.local_addr().unwrap().port();
     assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
+}
+
+/// With IPv4 alone, ranks that use IPv6 would reach the other process.
+#[test]
+fn port_in_use_on_ipv6_is_refused() {
+    let Ok(other) = TcpListener::bind("[::1]:0") else {
+        stoker_test_cluster::record_skip("needs IPv6");
+        return;
+    };
+    assert!(bind(other.local_addr().unwrap().port()).is_err());
+}
+
+#[test]
+fn ipv4_replaces_only_missing_ipv6() {
+    let is_missing = [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL, Errno::ADDRINUSE, Errno::ACCESS]
+        .map(|code| lacks_ipv6(&code.into()));
+    assert_eq!(is_missing, [true, true, false, false]);
 }
 
 #[test]

@@ -352,6 +352,17 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn weighted_regression_weights_the_loss_only() {
+        let device = Device::flex();
+        let outputs = Tensor::<2>::from_data([[1.0, 2.0, 3.0], [4.0, 0.0, -2.0]], &device);
+        let weights = Tensor::<1>::from_data([1.0, 0.5], &device);
+        let targets = outputs.zeros_like();
+        let metrics = StepOutput::weighted_regression(outputs, targets, weights).into_metrics();
+        assert_eq!(metrics.sum_and_count("loss"), Some((24.0, 6.0)));
+        assert_eq!(metrics.sum_and_count("mean_absolute_error"), Some((12.0, 6.0)));
+    }
+
     /// burn's sum of as many elements adds parts in the order in which threads finish.
     #[test]
     fn loss_of_many_elements_is_added_in_order() {

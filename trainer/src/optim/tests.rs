@@ -73,6 +73,16 @@ fn global_norm_is_clipped() {
 }
 
 #[test]
+fn clipped_group_limits_its_gradients() {
+    let (model, mut sum) = (model(), GradientSum::default());
+    sum.add(&model, output(&model, 4, false), false);
+    let (sgd_of_group, clipping) = (SgdConfig::new().build(), GradientClippingConfig::Value(3.5));
+    let clipped = sgd(1.0).group_clipped("^used$", sgd_of_group, clipping, 0.25);
+    let model = stepped(&mut clipped.unwrap(), model, sum).unwrap();
+    assert_eq!(values(&model.used), [0.25, 0.125]);
+}
+
+#[test]
 fn step_without_samples_fails() {
     let error = stepped(&mut sgd(0.1), model(), GradientSum::default()).unwrap_err();
     assert!(error.to_string().starts_with("cannot step: the sample count is 0; "), "{error}");

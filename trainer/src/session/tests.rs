@@ -275,6 +275,24 @@ fn second_profiler_keeps_the_rows_of_the_first() {
     assert_eq!(files.map(|file| num_rows(file.unwrap().path())).sum::<usize>(), 2);
 }
 
+/// Both ranks report, and rank 0 writes.
+#[test]
+fn images_and_texts_are_written_once() {
+    let folder = tempfile::tempdir().unwrap();
+    each(&gang(folder.path(), 2), |context| {
+        let image = Image::new([1, 1, 2], &[0.0, 1.0]).unwrap();
+        context.session().report_image("sample", 3, image);
+        context.session().report_text("note", 3, "**well**");
+        context.io().flush().unwrap();
+    });
+    let files = std::fs::read_dir(folder.path().join("trial/tensorboard")).unwrap();
+    let events: Vec<u8> =
+        files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
+    let count = |part: &[u8]| events.windows(part.len()).filter(|bytes| *bytes == part).count();
+    let parts: [&[u8]; 4] = [b"sample", b"IHDR", b"note", b"**well**"];
+    assert_eq!(parts.map(count), [1; 4]);
+}
+
 /// The runner's response may have been lost: a restart at the granted length knows the result
 /// without validating again.
 #[test]

@@ -3,7 +3,8 @@
 mod jobs;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::ErrorKind;
+use std::fs::DirEntry;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,25 +55,57 @@ pub(super) fn start(root: RunRoot, store: Arc<Store>, stored: StoredRuns) {
         let mut jobs = Jobs::default();
         // The store has no other owner once the page has ended.
         while !stored.is_over(&store) {
-            let mut unreadable = stored.unreadable();
-            refresh(&root, &store, &mut known, &stored, &mut unreadable);
-            jobs.refresh(&root, &store, &mut unreadable);
-            store.set_unreadable(unreadable);
+            refresh_all(&root, &store, &mut known, &mut jobs, &stored);
             std::thread::sleep(INTERVAL);
         }
     });
+}
+
+/// Puts changed records into the store, and removes deleted ones. If the directory of the records
+/// cannot be read, the store keeps its records, and the page shows why.
+fn refresh_all(
+    root: &RunRoot,
+    store: &Store,
+    known: &mut BTreeMap<PathBuf, Known>,
+    jobs: &mut Jobs,
+    stored: &StoredRuns,
+) {
+    let folder = root.records_dir();
+    let error = match entries(&folder) {
+        Ok(entries) => {
+            let mut unreadable = stored.unreadable();
+            refresh(root, store, known, &entries, stored, &mut unreadable);
+            jobs.refresh(root, store, &entries, &mut unreadable);
+            store.set_unreadable(unreadable);
+            None
+        }
+        Err(error) => {
+            let why = Failure::file("read", &folder, error);
+            Some(format!("{why}; check its file system and permissions"))
+        }
+    };
+    store.set_watch_error(error.clone());
+    store.set_jobs_error(error);
+}
+
+/// Returns the entries of the directory of the records. A missing directory has none yet.
+fn entries(folder: &Path) -> io::Result<Vec<DirEntry>> {
+    match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries?.collect(),
+    }
 }
 
 fn refresh(
     root: &RunRoot,
     store: &Store,
     known: &mut BTreeMap<PathBuf, Known>,
+    entries: &[DirEntry],
     stored: &StoredRuns,
     unreadable: &mut Unreadable,
 ) {
     let mut there = Vec::new();
-    // A missing directory has no runs yet.
-    for entry in std::fs::read_dir(root.records_dir()).into_iter().flatten().flatten() {
+    for entry in entries {
         let path = entry.path().join("record");
         let id = entry.file_name().to_string_lossy().into_owned();
         if !path.join("experiment.json").exists() {
@@ -214,6 +247,29 @@ mod tests {
             "status": {"phase": phase},
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn unreadable_directory_keeps_its_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = RunRoot::resolve(folder.path().to_str(), None).unwrap();
+        let record = RecordDir::new(root.record_dir("a", "0123456789"));
+        record.create().unwrap();
+        record.save_experiment(&experiment("Running")).unwrap();
+        let (store, mut known) = (Store::default(), BTreeMap::new());
+        let (mut jobs, stored) = (Jobs::default(), StoredRuns::default());
+        let mut num_after_refresh = || {
+            refresh_all(&root, &store, &mut known, &mut jobs, &stored);
+            known.len()
+        };
+        assert_eq!(num_after_refresh(), 1);
+        let records = root.records_dir();
+        std::fs::rename(&records, folder.path().join("moved")).unwrap();
+        // A file at this path fails like an outage of the file system.
+        std::fs::write(&records, "").unwrap();
+        assert_eq!(num_after_refresh(), 1);
+        std::fs::remove_file(&records).unwrap();
+        assert_eq!(num_after_refresh(), 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Local inference jobs: reads records again when their files change.
 
 use std::collections::BTreeMap;
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -35,11 +36,17 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    /// Puts changed jobs into the store, and removes deleted ones. Adds records that cannot
-    /// be read to `unreadable`.
-    pub(super) fn refresh(&mut self, root: &RunRoot, store: &Store, unreadable: &mut Unreadable) {
+    /// Puts changed jobs of these entries into the store, and removes deleted ones. Adds records
+    /// that cannot be read to `unreadable`.
+    pub(super) fn refresh(
+        &mut self,
+        root: &RunRoot,
+        store: &Store,
+        entries: &[DirEntry],
+        unreadable: &mut Unreadable,
+    ) {
         let mut there = Vec::new();
-        for entry in std::fs::read_dir(root.records_dir()).into_iter().flatten().flatten() {
+        for entry in entries {
             let path = entry.path().join("record");
             if !path.join("job.json").exists() {
                 continue;

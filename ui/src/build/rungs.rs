@@ -77,3 +77,24 @@ fn rows(run: &Run) -> Vec<RungRow> {
     }
     rows
 }
+
+#[cfg(test)]
+mod tests {
+    use askama::Template as _;
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn brackets_are_links_that_load_their_decisions() {
+        let run = fixture::run(json!({}), json!({}), &[]);
+        let mut shown = page(&Site::default(), &run, None);
+        (shown.brackets, shown.bracket) = (vec![0, 1], 1);
+        let html = shown.render().unwrap();
+        assert!(html.contains("rungs?bracket=0\""), "{html}");
+        assert!(html.contains("bracket 1</span>"), "{html}");
+        // Scripts set such options without a request, so the decisions would stay.
+        assert!(!html.contains("data-option=\"bracket\""), "{html}");
+    }
+}

@@ -116,11 +116,21 @@ fn check_origin(
     if !is_known {
         return Err("the host name in the URL is not one of this page\n");
     }
-    let site = headers.get("sec-fetch-site").and_then(|site| site.to_str().ok());
+    let site = fetch_site(headers);
     if method != Method::GET && !matches!(site, None | Some("same-origin" | "none")) {
         return Err("the form is one of another site\n");
     }
     Ok(())
+}
+
+/// Returns the relation of the site that started a request to this one, as the browser reports it.
+fn fetch_site(headers: &HeaderMap) -> Option<&str> {
+    headers.get("sec-fetch-site").and_then(|site| site.to_str().ok())
+}
+
+/// Returns whether a page of another site started a request, for example by a link.
+pub(crate) fn is_cross_site(headers: &HeaderMap) -> bool {
+    fetch_site(headers) == Some("cross-site")
 }
 
 fn host(headers: &HeaderMap) -> &str {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::{Extension, RawQuery, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use axum::{Router, middleware};
@@ -53,10 +53,21 @@ fn page(status: StatusCode, next: String, error: Option<String>) -> Response {
 
 async fn form(State(sessions): Sign, headers: HeaderMap, RawQuery(query): RawQuery) -> Response {
     let next = next(&first(query.as_deref(), "next"));
-    match security::session(&headers).and_then(|secret| sessions.find(&secret)) {
-        Some(_) => Redirect::to(&next).into_response(),
-        None => page(StatusCode::OK, next, None),
+    if security::session(&headers).and_then(|secret| sessions.find(&secret)).is_some() {
+        return Redirect::to(&next).into_response();
     }
+    let is_first = first(query.as_deref(), "again").is_empty();
+    let again = format!("0; url=/sign-in?next={}&again=1", text::query(&next));
+    let mut response = page(StatusCode::OK, next, None);
+    // For a link on another site, browsers send no cookie with `SameSite=Strict`, although there
+    // may be a session. A request that this page itself starts has the cookie.
+    if is_first
+        && security::is_cross_site(&headers)
+        && let Ok(again) = HeaderValue::try_from(again)
+    {
+        response.headers_mut().insert(header::REFRESH, again);
+    }
+    response
 }
 
 async fn sign_in(State(sessions): Sign, headers: HeaderMap, body: Bytes) -> Response {

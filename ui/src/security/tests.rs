@@ -296,6 +296,32 @@ async fn form_starts_a_session_in_a_strict_cookie() {
 }
 
 #[tokio::test]
+async fn links_of_other_sites_find_the_session() {
+    let page = Shared::new(SignIn::Form, None);
+    let refresh = async |path: &str, site: &str| {
+        let (status, headers, _) = page.get(path, &[("sec-fetch-site", site)]).await;
+        assert_eq!(status, 200, "{path} {site}");
+        headers.get(header::REFRESH).map(|value| value.to_str().unwrap().to_owned())
+    };
+    let again = "/sign-in?next=%2Fjobs&again=1";
+    let expected = Some(format!("0; url={again}"));
+    assert_eq!(refresh("/sign-in?next=/jobs", "cross-site").await, expected);
+    // The form stays: there is no session.
+    assert_eq!(refresh(again, "cross-site").await, None);
+    assert_eq!(refresh("/sign-in?next=/jobs", "same-origin").await, None);
+    let cookie = page.sign_in("ada").await;
+    let headers = [("cookie", cookie.as_str()), ("sec-fetch-site", "same-origin")];
+    let (status, headers, _) = page.get(again, &headers).await;
+    assert_eq!((status, &headers[header::LOCATION]), (303, &"/jobs".parse().unwrap()));
+    // Forms of other sites stay refused, with and without a session.
+    for cookie in ["", cookie.as_str()] {
+        let request = HttpRequest::post("/sign-out").header("host", "stoker.example.com");
+        let request = request.header("cookie", cookie).header("sec-fetch-site", "cross-site");
+        assert_eq!(send(page.gate(), request, "").await.0, 403);
+    }
+}
+
+#[tokio::test]
 async fn cookies_over_loopback_need_no_tls() {
     let page = Shared::new(SignIn::Form, None);
     let request = HttpRequest::post("/sign-in").header("host", "localhost:8080");

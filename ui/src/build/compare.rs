@@ -377,6 +377,15 @@ mod tests {
     }
 
     #[test]
+    fn phases_and_differences_are_live_parts() {
+        let runs = [0, 1].map(|_| Arc::new(fixture::run(json!({}), json!({}), &[])));
+        let html = experiments(&Site::default(), &runs, false).render().unwrap();
+        for part in ["compared", "differences"] {
+            assert!(html.contains(&format!("id=\"{part}\" data-live-part")), "{part}: {html}");
+        }
+    }
+
+    #[test]
     fn curves_begin_with_the_axis_of_the_search() {
         let check = |length: Value, expected: &str| {
             let searcher =

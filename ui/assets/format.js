@@ -11,7 +11,8 @@ export function result(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return '–';
   if (!Number.isFinite(value)) return value > 0 ? '∞' : `${MINUS}∞`;
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return withMinus(value.toExponential(3));
+  // The server has the same limits.
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return withMinus(value.toExponential(3));
   return withMinus(value.toFixed(digits));
 }
 

@@ -194,8 +194,8 @@ pub(crate) fn name(text: &str) -> String {
 pub(crate) fn escape(text: &str) -> String {
     let is_hidden = |char: char| {
         (char.is_control() && char != '\n' && char != '\t')
-            || matches!(char, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}')
-            || matches!(char, '\u{2060}'..='\u{2069}' | '\u{feff}')
+            || matches!(char, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+            || matches!(char, '\u{2060}'..='\u{206f}' | '\u{feff}')
     };
     if !text.contains(is_hidden) {
         return text.to_owned();
@@ -281,6 +281,7 @@ mod tests {
     #[test]
     fn hostile_names_are_short_and_visible() {
         assert_eq!(name("a\u{202e}b\u{7}"), "a\\u{202e}b\\u{7}");
+        assert_eq!(name("a\u{61c}b\u{206f}"), "a\\u{61c}b\\u{206f}");
         let long = name(&"x".repeat(10_000));
         assert_eq!(long.chars().count(), NAME_CHARS_MAX);
         assert!(long.contains('…'));

@@ -218,7 +218,7 @@ pub(crate) fn checkpoints(site: &Site, run: &Run, skip: Option<usize>) -> Checkp
         previous_href: (skip > 0).then(|| href(skip.saturating_sub(CHECKPOINTS))),
         next_href: (end < num).then(|| href(end)),
         head: head(site, run, ExperimentTab::Checkpoints),
-        metric: run.experiment.spec.searcher.metric.clone(),
+        metric: text::name(&run.experiment.spec.searcher.metric),
         rows,
         total: text::bytes(total),
     }

@@ -76,7 +76,7 @@ pub(crate) fn head(site: &Site, run: &Run, tab: ExperimentTab) -> ExperimentHead
         base: run.base(),
         phase: crate::state::of_run(run),
         labels: spec.labels.iter().map(|label| text::name(label)).collect(),
-        description: spec.description.clone().filter(|text| !text.is_empty()),
+        description: spec.description.as_deref().filter(|text| !text.is_empty()).map(text::escape),
         facts: facts(run),
         bar: bar(run),
         stale: stale(run),

@@ -44,7 +44,7 @@ pub(crate) fn page(site: &Site, run: &Run, bracket: Option<u32>) -> RungsPage {
         brackets: all,
         bracket: shown,
         ladder_label: label(run),
-        metric: run.experiment.spec.searcher.metric.clone(),
+        metric: text::name(&run.experiment.spec.searcher.metric),
         unit,
         rungs: rows(run),
         decisions,

@@ -44,7 +44,7 @@ pub(crate) fn page(
         axes: options(&base, "x", axis(run, query.x.as_deref()), &axes),
         scales: options(&base, "scale", scale, &[("linear", "linear"), ("log", "log x")]),
         attempts: attempts(run, trial),
-        metric: run.experiment.spec.searcher.metric.clone(),
+        metric: text::name(&run.experiment.spec.searcher.metric),
         checkpoints: checkpoint_rows(run, trial),
         checkpoints_href: format!("{base}/checkpoints"),
         logs: logs_card(run, index, logs),

@@ -23,10 +23,14 @@ class Logs {
     if (!element.hasAttribute('aria-label')) element.setAttribute('aria-label', 'Logs');
     this.body = element.querySelector('[data-log-lines]') || element;
     this.#controls();
+    // The card of another attempt may take the place of this one, and then ends its listeners.
+    this.ended = new AbortController();
+    const { signal } = this.ended;
     const poll = throttle(() => this.poll(), 800);
     for (const event of 'logLive' in element.dataset ? ['metrics', 'beat'] : []) {
-      document.addEventListener(`stoker:${event}`, () => poll());
+      document.addEventListener(`stoker:${event}`, () => poll(), { signal });
     }
+    document.addEventListener('stoker:replaced', () => this.#endIfReplaced(), { signal });
     element.addEventListener('scroll', () => this.#scrolled());
   }
 
@@ -49,11 +53,19 @@ class Logs {
     this.card.addEventListener('click', (event) => this.#click(event));
     search?.form?.addEventListener('submit', (event) => event.preventDefault());
     // Rank, level and attempt are options in the query string.
-    state.subscribe((changed) => {
+    this.unsubscribe = state.subscribe((changed) => {
       if (!FILTERS.some((key) => changed.has(key))) return;
       for (const key of FILTERS) if (changed.has(key)) this.touched.add(key);
       this.reload();
     });
+  }
+
+  /** Ends the subscriptions of a replaced card, which would keep its rows in memory. */
+  #endIfReplaced() {
+    if (this.element.isConnected) return;
+    this.ended.abort();
+    this.unsubscribe();
+    this.abort?.abort();
   }
 
   #click(event) {

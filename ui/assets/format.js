@@ -87,3 +87,11 @@ export function clock(seconds) {
   const two = (number) => String(number).padStart(2, '0');
   return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
 }
+
+/** Formats seconds since 1970 as local time of day, with the date unless it is today. */
+export function moment(seconds) {
+  const two = (number) => String(number).padStart(2, '0');
+  const dateOf = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+  const date = dateOf(new Date(seconds * 1000));
+  return date === dateOf(new Date()) ? clock(seconds) : `${date} ${clock(seconds)}`;
+}

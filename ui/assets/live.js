@@ -2,7 +2,7 @@
 // "Reconnecting", and tables that keep their order while they are in use.
 
 import { make, sayNews, throttle } from './dom.js';
-import { clock, plural, result } from './format.js';
+import { moment, plural, result } from './format.js';
 import { store } from './data.js';
 import { hosts } from './host.js';
 import { Retry, setConnected } from './retry.js';
@@ -161,7 +161,7 @@ function reason() {
     return [make('strong', { text: ending() }),
       ' The page shows its last state.'];
   }
-  const time = ` The page shows the state of ${clock(dataTime)}. `;
+  const time = ` The page shows the state of ${moment(dataTime)}. `;
   if (signIn) {
     return [make('strong', { text: 'Your session has ended.' }), time,
       make('a', { href: signIn, text: 'Sign in again' })];

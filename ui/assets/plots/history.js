@@ -1,7 +1,7 @@
 // Best so far over time with the results as dots (data-plot="history"), and the distribution
 // of results (data-plot="edf").
 
-import { clock, count, duration, name, parameter, plural, result } from '../format.js';
+import { count, duration, moment, name, parameter, plural, result } from '../format.js';
 import { quantile, store } from '../data.js';
 import { state } from '../state.js';
 import { colors, series as seriesColor } from '../theme.js';
@@ -82,7 +82,7 @@ class History extends Base {
 
   #tip(i) {
     const [time, value, trial] = this.data.bestSoFar[Math.min(i, this.data.bestSoFar.length - 1)];
-    return [`Best ${result(value)}, trial ${trial}`, `from ${clock(time)} on, `
+    return [`Best ${result(value)}, trial ${trial}`, `from ${moment(time)} on, `
       + `${duration(time - this.start)} after the start`];
   }
 

@@ -1,9 +1,12 @@
 // Profiler of one trial: use of GPUs, memory, CPU and parts of a step over wall time.
 
-import { clock, name, parameter, plural } from '../format.js';
+import { clock, moment, name, parameter, plural } from '../format.js';
 import { alpha, series as seriesColor } from '../theme.js';
 import { limitsOf, Panels } from './panels.js';
 import { agoTicks } from './ticks.js';
+
+// Age in seconds of the last sample up to which it stands for now.
+const NOW = 60;
 
 export function create(host) {
   return new Profiler(host);
@@ -14,7 +17,7 @@ class Profiler {
     this.host = host;
     this.panels = new Panels(host, (panel, line, i) =>
       [`${name(line.name)} ${parameter(line.own[i])} ${name(panel.unit || '')}`,
-        clock(line.x[i])]);
+        moment(line.x[i])]);
     this.walk = this.panels.walk;
   }
 
@@ -51,7 +54,7 @@ class Profiler {
     const x = times.length ? { min: Math.min(...times), max: Math.max(...times) }
       : { min: 0, max: 1 };
     this.panels.set(plots.map((plot) => this.#panel(plot, x)));
-    host.note(times.length ? `${clock(x.min)} to ${clock(x.max)}` : '');
+    host.note(times.length ? `${moment(x.min)} to ${moment(x.max)}` : '');
     host.label(`Profiler, ${plural(plots.length, 'plot')}: `
       + plots.map((plot) => name(plot.title)).join(', '));
   }
@@ -61,10 +64,13 @@ class Profiler {
       own: one.y, color: seriesColor(i + 1), width: 1.4, dash: i >= 6 ? [6, 4] : null }));
     const all = lines;
     if (plot.stacked) lines = stack(lines);
+    const isLive = Date.now() / 1000 - x.max < NOW;
+    const ticks = (min, max, target) =>
+      agoTicks(min, max, target, isLive && max >= x.max ? 'now' : clock(max));
     return { key: `${plot.title}`, title: plot.title, unit: plot.unit,
       legend: lines.length > 1 ? all.slice(0, 8).map((line) =>
         ({ text: line.name.replace(/^rank /, ''), color: line.color })) : [],
-      scene: { lines, x: { ...x, ticks: agoTicks }, y: limitsOf(lines, true) } };
+      scene: { lines, x: { ...x, ticks }, y: limitsOf(lines, true) } };
   }
 
   paint(ctx) {

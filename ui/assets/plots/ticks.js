@@ -52,15 +52,15 @@ export function fixedTicks(candidates, min, max, isLog) {
   return { values, labels: values.map((value) => tick(value, 0)) };
 }
 
-/** Returns ticks of relative time, such as "−10 min" and "now". */
-export function agoTicks(min, max, target = 4) {
+/** Returns ticks of relative time, such as "−10 min" and, at the end, `last`. */
+export function agoTicks(min, max, target = 4, last = 'now') {
   const steps = [1, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
   const step = steps.find((one) => (max - min) / one <= target) || (max - min) / target;
   const values = [];
   for (let at = max; at >= min - step * 0.02; at -= step) values.unshift(at);
   const labels = values.map((value) => {
     const ago = Math.round(max - value);
-    if (ago === 0) return 'now';
+    if (ago === 0) return last;
     if (step >= 3600) return `\u2212${+(ago / 3600).toFixed(1)} h`;
     return step >= 60 ? `\u2212${+(ago / 60).toFixed(1)} min` : `\u2212${ago} s`;
   });

@@ -1,6 +1,6 @@
 // Timeline: each trial is a bar from its first start to its last end.
 
-import { clock, count, duration, plural } from '../format.js';
+import { count, duration, moment, plural } from '../format.js';
 import { store } from '../data.js';
 import { state } from '../state.js';
 import { colors } from '../theme.js';
@@ -139,7 +139,7 @@ class Timeline {
 
   #text(bar) {
     return [`Trial ${bar.trial}, ${this.data.trials.state[bar.row]}`,
-      `${clock(bar.start)} to ${bar.isOpen ? 'now' : clock(bar.end)}, `
+      `${moment(bar.start)} to ${bar.isOpen ? 'now' : moment(bar.end)}, `
       + `${duration(bar.end - bar.start)}`,
       `trained for ${duration(this.data.trials.seconds[bar.row])}, `
       + plural(this.data.trials.attempts[bar.row], 'attempt')];

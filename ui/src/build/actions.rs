@@ -151,7 +151,7 @@ fn asked(site: &Site, access: &ActionAccess, run: &Run) -> Option<Notice> {
     (!is_confirmed(site, run, &asked)).then(|| Notice {
         class: "info",
         title: format!("{} {state}", asked.action.title()),
-        at: Some(ShownTime { utc: asked.at.to_string(), text: text::clock(asked.at) }),
+        at: Some(ShownTime::new(asked.at)),
         text: text::escape(&asked.effect),
         links: Vec::new(),
     })

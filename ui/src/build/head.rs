@@ -15,7 +15,7 @@ use crate::data::{attempt_seconds, state};
 use crate::site::Site;
 use crate::store::{Run, Standing, created};
 use crate::text;
-use crate::views::{Badge, Bar, ExperimentHead, Fact, Notice, Pair, Tab};
+use crate::views::{Badge, Bar, ExperimentHead, Fact, Notice, Pair, ShownTime, Tab};
 
 /// Tab of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,12 +125,14 @@ fn facts(run: &Run) -> Vec<Fact> {
     facts.push(fact("Slot time", format!("{} h", text::hours(slot_seconds)), limit));
     let begin = created(run);
     if begin > 0 {
-        let (label, note) = match (run.is_live(), ended(run)) {
-            (false, Some(ended)) => ("Ran for", format!("ended {ended}")),
+        let ended = ended(run);
+        let (label, note) = match (run.is_live(), ended) {
+            (false, Some(_)) => ("Ran for", "ended".to_owned()),
             (false, None) => ("Ran for", String::new()),
             (true, _) => ("Running for", format!("{} % done", status.progress_percent)),
         };
-        facts.push(fact(label, text::duration(ran(run)), note));
+        let at = ended.map(ShownTime::new);
+        facts.push(Fact { at, ..fact(label, text::duration(ran(run)), note) });
     }
     facts.push(fact("Search", method(&run.experiment), search_note(run)));
     facts
@@ -318,6 +320,9 @@ mod tests {
                 "{status}"
             );
         };
+        let ended = facts(&fixture::run(json!({}), json!({ "phase": "Completed" }), &trials));
+        let times = ended.iter().filter_map(|fact| fact.at.as_ref()).map(|at| at.utc.as_str());
+        assert_eq!(times.collect::<Vec<_>>(), ["2026-11-24T10:02:10Z"]);
         // A local record contains the ends of attempts only.
         check(json!({ "phase": "Completed" }), 130);
         check(json!({ "phase": "Completed", "endedAt": "2026-11-24T10:03:00Z" }), 180);

@@ -12,7 +12,9 @@ use crate::live::Version;
 use crate::site::Site;
 use crate::state::{self, COMPLETED, PENDING, QUEUED, RUNNING};
 use crate::text;
-use crate::views::{Crumb, EndRow, Fact, JobPage, Notice, Pair, RejectedRow, StageRow, WorkerRow};
+use crate::views::{
+    Crumb, EndRow, Fact, JobPage, Notice, Pair, RejectedRow, ShownTime, StageRow, WorkerRow,
+};
 
 /// Maximum number of parts and files of a manifest on the page.
 const PARTS_MAX: usize = 20;
@@ -115,7 +117,8 @@ fn facts(job: &Job) -> Vec<Fact> {
     let started = status.started_at.or(job.created);
     if let (Some(started), Some(ended)) = (started, status.ended_at) {
         let ran = text::duration(ended.seconds_since(started));
-        facts.push(fact("Ran for", ran, format!("ended {ended}")));
+        let at = Some(ShownTime::new(ended));
+        facts.push(Fact { at, ..fact("Ran for", ran, "ended".to_owned()) });
     } else if let (Some(started), true) = (started, job.is_live()) {
         let ran = text::duration(text::now().seconds_since(started));
         facts.push(fact("Running for", ran, String::new()));

@@ -1,6 +1,9 @@
 //! Parts that several pages share.
 
+use stoker_api::time::Timestamp;
+
 use crate::site::SiteViewer;
+use crate::text;
 
 /// Frame of every page: title, navigation, state of live updates.
 #[derive(Debug, Clone)]
@@ -54,6 +57,8 @@ pub(crate) struct Fact {
     pub(crate) value: String,
     /// Smaller text after the value.
     pub(crate) note: String,
+    /// Time at the end of the note.
+    pub(crate) at: Option<ShownTime>,
     /// Link between value and note: text and target.
     pub(crate) link: Option<Pair>,
     /// Whether the value is the best one (in ember).
@@ -108,6 +113,12 @@ pub(crate) struct ShownTime {
     pub(crate) utc: String,
     /// Text without scripts.
     pub(crate) text: String,
+}
+
+impl ShownTime {
+    pub(crate) fn new(at: Timestamp) -> Self {
+        Self { utc: at.to_string(), text: text::clock(at) }
+    }
 }
 
 /// A tab.

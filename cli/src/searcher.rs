@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::failure::Failure;
 use crate::run::open_files;
-use crate::run::setup::find_program;
+use crate::run::programs::require_program;
 
 /// Time within which a program must exit after the end of its input.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,12 +40,7 @@ impl Target {
     pub(crate) fn new(search: &ExternalSearch) -> Result<Self, Failure> {
         const PATH: &str = "spec.searcher.external";
         if let Some(program) = search.command.first() {
-            if find_program(program).is_none() {
-                return Err(Failure::Input(format!(
-                    "{PATH}.command[0] is `{program}`: no such program next to `stoker` or on \
-                     PATH; install it or write its path"
-                )));
-            }
+            require_program(&format!("{PATH}.command[0]"), program)?;
             return Ok(Self::Command(search.command.clone()));
         }
         let url = search.url.as_deref().unwrap_or_default();

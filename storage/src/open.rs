@@ -99,7 +99,10 @@ fn check_given(
 fn open_folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
     let failed = |error: std::io::Error| StorageError::BadUrl {
         url: url.to_owned(),
-        reason: format!("cannot create directory {}: {error}", path.display()),
+        reason: format!(
+            "cannot create directory {}: {error}; choose another directory",
+            path.display()
+        ),
     };
     std::fs::create_dir_all(&path).map_err(failed)?;
     let store = LocalFileSystem::new_with_prefix(&path)

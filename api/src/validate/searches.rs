@@ -269,8 +269,10 @@ impl Checker<'_> {
         let most = (units.ilog(u64::from(divisor)) + 1).min(RUNGS_MAX);
         if num_rungs > most {
             let rule = format!(
-                "must be at most {most}: a maxLength of {units} divided by {divisor} so often \
-                 leaves no unit for the first rung; lower it, or raise maxLength"
+                "must be at most {most}, because the first rung, maxLength / divisor^(numRungs - 1) \
+                 = {units} / {divisor}^{}, would be shorter than one unit; raise maxLength, or use \
+                 a smaller unit, fewer rungs or a smaller divisor",
+                num_rungs - 1
             );
             let method = path.split('.').next().unwrap_or_default();
             let divisor_path = format!("spec.searcher.{method}.divisor");

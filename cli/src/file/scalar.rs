@@ -24,8 +24,8 @@ pub(super) fn resolve(text: &str) -> Scalar {
     let lower = text.to_ascii_lowercase();
     if matches!(lower.as_str(), "y" | "n" | "yes" | "no" | "on" | "off") {
         return Scalar::Refused(
-            "is a boolean for some YAML parsers and a string for others; write true or false, or \
-             put it in quotes",
+            "is a boolean for some YAML parsers and a string for others; write true or false if it \
+             is a boolean, or put it in quotes if it is a string",
         );
     }
     if !text.starts_with(['+', '-', '.']) && !text.starts_with(|char: char| char.is_ascii_digit()) {

@@ -40,7 +40,7 @@ use crate::list::{self, ListArgs};
 use crate::print::{Output, background};
 use crate::run::gpus;
 use crate::run::open_files;
-use crate::run::setup::find_program;
+use crate::run::programs::find_program;
 use crate::run::signals::Signals;
 use crate::run_root::RunRoot;
 

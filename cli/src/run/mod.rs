@@ -13,6 +13,7 @@ pub(crate) mod gpus;
 pub(crate) mod open_files;
 mod outcome;
 pub(crate) mod process;
+pub(crate) mod programs;
 pub(crate) mod record;
 mod record_copies;
 mod report_server;

@@ -24,6 +24,9 @@ use crate::json;
 use crate::print;
 use crate::run_root;
 
+/// Maximum number of failed trials that a message names.
+const FAILED_MAX: usize = 8;
+
 /// Paths of a run's files in the storage.
 #[derive(Clone, Debug)]
 pub(crate) struct RunPaths {
@@ -208,10 +211,7 @@ pub(crate) fn print_text(
     if !rungs.is_empty() {
         print::out("");
     }
-    for trial in trials.iter().filter(|trial| trial.status.phase == Phase::Failed) {
-        let message = trial.status.message.as_deref().unwrap_or("no message");
-        print::out(format!("trial {} failed: {message}", trial.spec.index));
-    }
+    failures(&trials).into_iter().for_each(print::out);
     // After the failures, which may fill the screen.
     print::out(summary(&state.status(), paths));
     if let Some(best) = state.status().best {
@@ -231,6 +231,28 @@ pub(crate) fn print_text(
         print::out("Pareto front:");
         front.iter().for_each(|line| print::out(format!("  {line}")));
     }
+}
+
+/// Returns one line for each message of failed trials: `trials 3, 5 failed: no data`.
+fn failures(trials: &[&TrialRecord]) -> Vec<String> {
+    let mut messages: Vec<(&str, Vec<u32>)> = Vec::new();
+    for trial in trials.iter().filter(|trial| trial.status.phase == Phase::Failed) {
+        let message = trial.status.message.as_deref().unwrap_or("no message");
+        match messages.iter_mut().find(|(of, _)| *of == message) {
+            Some((_, indexes)) => indexes.push(trial.spec.index),
+            None => messages.push((message, vec![trial.spec.index])),
+        }
+    }
+    let line = |(message, indexes): (&str, Vec<u32>)| {
+        let shown: Vec<String> = indexes.iter().take(FAILED_MAX).map(ToString::to_string).collect();
+        let trials = match (indexes.len(), indexes.len() - shown.len()) {
+            (1, _) => format!("trial {}", shown[0]),
+            (_, 0) => format!("trials {}", shown.join(", ")),
+            (_, more) => format!("trials {} and {more} more", shown.join(", ")),
+        };
+        format!("{trials} failed: {message}")
+    };
+    messages.into_iter().map(line).collect()
 }
 
 /// Returns one line for each trial of the Pareto front: `trial 3: loss 0.5, seconds 2`.
@@ -272,6 +294,28 @@ mod tests {
         check(Phase::Running, "experiment a was interrupted");
         check(Phase::Paused, "experiment a is paused");
         check(Phase::Completed, "experiment a completed");
+    }
+
+    #[test]
+    fn equal_failures_are_one_line() {
+        let (_, recorded) = crate::explain::tests::record();
+        let failed = |index: u32, message: &str| {
+            let mut trial = recorded[0].clone();
+            trial.spec.index = index;
+            trial.status.phase = Phase::Failed;
+            trial.status.message = Some(message.to_owned());
+            trial
+        };
+        let mut trials: Vec<TrialRecord> = (0..10).map(|index| failed(index, "no data")).collect();
+        trials.push(failed(10, "no disk"));
+        trials[3].status.phase = Phase::Completed;
+        let trials: Vec<&TrialRecord> = trials.iter().collect();
+        let expected = [
+            "trials 0, 1, 2, 4, 5, 6, 7, 8 and 1 more failed: no data",
+            "trial 10 failed: no disk",
+        ];
+        assert_eq!(failures(&trials), expected);
+        assert_eq!(failures(&trials[1..3]), ["trials 1, 2 failed: no data"]);
     }
 
     #[test]

@@ -16,10 +16,11 @@ use stoker_engine::devices::GpuPool;
 use stoker_engine::experiment::{PriorExperiment, is_requested};
 use stoker_engine::trial::{TrialRecord, is_open};
 
+use super::cores;
 use super::display::View;
+use super::programs::{find_program, require_program};
 use super::record::{self, Lock, RecordDir};
 use super::request::{self, is_final};
-use super::{cores, process};
 use crate::cluster::text::{created, now};
 use crate::failure::Failure;
 use crate::file::{Loaded, Metadata};
@@ -366,27 +367,7 @@ pub(crate) fn check_runnable(
         Target::new(search)?;
     }
     let program = spec.entrypoint.command.first().map_or("", String::as_str);
-    if find_program(program).is_none() {
-        return Err(Failure::Input(format!(
-            "spec.entrypoint.command[0] is `{program}`: no such program next to `stoker` or on \
-             PATH; install it or write its path"
-        )));
-    }
-    Ok(())
-}
-
-/// Returns the executable file of `program`: a path, or a name next to `stoker` or on `PATH`.
-pub(crate) fn find_program(program: &str) -> Option<PathBuf> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let is_program = |path: &PathBuf| {
-        path.metadata()
-            .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
-    };
-    if program.contains('/') {
-        return Some(PathBuf::from(program)).filter(is_program);
-    }
-    let path = process::search_path(&std::env::current_exe().ok()?);
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(is_program)
+    require_program("spec.entrypoint.command[0]", program)
 }
 
 #[cfg(test)]
@@ -435,13 +416,5 @@ mod tests {
         let pod = |value: &str| json!({ "pod": { "containers": [spec(value)] } });
         let shown = format!(r#"[{{"env":{shown}}}]"#);
         check(pod("one"), pod("two"), &[&format!("spec.pod.containers: was {shown}, now {shown}")]);
-    }
-
-    #[test]
-    fn find_program_searches_the_path() {
-        assert!(find_program("sh").is_some());
-        assert!(find_program("/bin/sh").is_some());
-        assert!(find_program("no-such-program-at-all").is_none());
-        assert!(find_program("/tmp").is_none());
     }
 }

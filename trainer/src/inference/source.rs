@@ -86,10 +86,11 @@ impl Source {
                         Location::Local(folder.parent().unwrap_or(Path::new("/")).to_owned())
                     }
                     Err(error) => {
+                        let current = std::env::current_dir().unwrap_or_default().join("");
                         let why = format!(
-                            "{}: {error}; check the path, which is relative to {}",
+                            "{}: {error}; check the path, which is absolute or begins in {}",
                             folder.display(),
-                            std::env::current_dir().unwrap_or_default().display()
+                            current.display()
                         );
                         return Err(refuse(why).into());
                     }

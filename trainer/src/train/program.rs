@@ -197,7 +197,7 @@ fn create_context() -> Result<Context> {
     allocator::keep_freed_memory();
     match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
-        None => arguments::from_environment()?.context(),
+        None => alone(arguments::from_environment()?),
     }
 }
 
@@ -229,7 +229,7 @@ pub fn run_with(
     let context = match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
         None => match arguments::parse(arguments) {
-            Ok(Some(standalone)) => standalone.context(),
+            Ok(Some(standalone)) => alone(standalone),
             Ok(None) => {
                 println!("{}", arguments::HELP);
                 return process::ExitCode::SUCCESS;
@@ -254,6 +254,14 @@ pub fn run_in(
         }),
     };
     finish(context, program)
+}
+
+/// Returns the context of a program that its arguments configure. Prints a note if it stores nothing.
+fn alone(standalone: Standalone) -> Result<Context> {
+    if standalone.folder.is_none() {
+        eprintln!("note: nothing is stored; `--folder PATH` stores checkpoints and resumes");
+    }
+    standalone.context()
 }
 
 pub(crate) fn under_runner(path: &Path) -> Result<Context> {

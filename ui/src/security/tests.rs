@@ -1,8 +1,7 @@
 //! Tests of access: through the router, as a browser sends requests.
 
 use axum::body::{Body, to_bytes};
-use axum::http::Request as HttpRequest;
-use axum::http::request::Builder;
+use axum::http::{Request as HttpRequest, request::Builder};
 use serde_json::json;
 use tower_service::Service as _;
 

@@ -31,7 +31,8 @@ impl fmt::Display for SimulateError {
         match self {
             Self::NoCurve { trial } => write!(
                 f,
-                "no curve for trial {trial}; add lines with `trial: {trial}` or its hyperparameters"
+                "no curve for trial {trial}; add lines with its `hyperparameters`, or with `trial: \
+                 {trial}` and the `seed` of the simulation"
             ),
             Self::NoMetric { trial, units } => write!(
                 f,

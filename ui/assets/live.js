@@ -252,6 +252,12 @@ async function replaceParts() {
   }
   // More rows were loaded meanwhile.
   if (rowsShown() !== rows) return replaceParts();
+  if (page.body.dataset.base !== document.body.dataset.base) {
+    // The name belongs to a later run now. Plots and live updates still have the address of the
+    // earlier one.
+    location.reload();
+    return null;
+  }
   const layout = (of) => of.querySelector('[data-live-reload]')?.dataset.liveReload;
   if (layout(document) !== layout(page)) {
     // The first experiment has come, or the last one is deleted: the page has other parts.

@@ -269,9 +269,9 @@ impl Checker<'_> {
         let most = (units.ilog(u64::from(divisor)) + 1).min(RUNGS_MAX);
         if num_rungs > most {
             let rule = format!(
-                "must be at most {most}, because the first rung, maxLength / divisor^(numRungs - 1) \
-                 = {units} / {divisor}^{}, would be shorter than one unit; raise maxLength, or use \
-                 a smaller unit, fewer rungs or a smaller divisor",
+                "must be at most {most}, because the first rung, maxLength / divisor^(numRungs - \
+                 1) = {units} / {divisor}^{}, would be shorter than one unit; raise maxLength, or \
+                 use a smaller unit, fewer rungs or a smaller divisor",
                 num_rungs - 1
             );
             let method = path.split('.').next().unwrap_or_default();

@@ -256,7 +256,7 @@ pub fn run_in(
     finish(context, program)
 }
 
-/// Returns the context of a program that its arguments configure. Prints a note if it stores nothing.
+/// Returns the context of a program that its arguments configure. Notes if it stores nothing.
 fn alone(standalone: Standalone) -> Result<Context> {
     if standalone.folder.is_none() {
         eprintln!("note: nothing is stored; `--folder PATH` stores checkpoints and resumes");

@@ -86,7 +86,8 @@ class Pareto {
         textStyle: { color: tokens.text1, fontSize: 12 },
         formatter: (event) => this.#text(event.value[2], event.value).join('\n')
           .replace(/[{}|]/g, ' ') },
-      series: [{ type: 'line', step: 'end', silent: true, symbol: 'none',
+      // Corners lie on the side of the worse first objective, where the front dominates.
+      series: [{ type: 'line', step: x.smallerIsBetter ? 'end' : 'start', silent: true, symbol: 'none',
         lineStyle: { color: tokens.ember, width: 1.4 }, data: front.map(({ values }) => values) },
       { type: 'scatter', data: this.points.map((point) => this.#dot(point, tokens)) }] });
     host.legend({ items: [{ text: 'front', color: tokens.ember, mark: 'dot' },

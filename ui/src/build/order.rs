@@ -1,5 +1,6 @@
 //! Trials in the order of a table: fields, filter and sort order.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -124,6 +125,16 @@ fn entries(run: &Run) -> Vec<Entry<'_>> {
         .collect()
 }
 
+/// Orders values: numbers by size, before other texts.
+fn compare(one: &str, other: &str) -> Ordering {
+    match (one.parse::<f64>(), other.parse::<f64>()) {
+        (Ok(one), Ok(other)) => one.total_cmp(&other),
+        (Ok(_), Err(_)) => Ordering::Less,
+        (Err(_), Ok(_)) => Ordering::Greater,
+        (Err(_), Err(_)) => one.cmp(other),
+    }
+}
+
 /// Sorts entries by a column. Without one: the best first. Entries without a value come last.
 pub(super) fn sort(entries: &mut [Entry<'_>], run: &Run, order: Option<&str>) {
     let metric = searched_metric(run);
@@ -142,10 +153,7 @@ pub(super) fn sort(entries: &mut [Entry<'_>], run: &Run, order: Option<&str>) {
     keyed.sort_by(|(one, position), (other, other_position)| {
         let order = match (one, other) {
             (Some(one), Some(other)) => {
-                let order = match (one.parse::<f64>(), other.parse::<f64>()) {
-                    (Ok(one), Ok(other)) => one.total_cmp(&other),
-                    _ => one.cmp(other),
-                };
+                let order = compare(one, other);
                 if is_descending { order.reverse() } else { order }
             }
             (one, other) => other.is_some().cmp(&one.is_some()),
@@ -266,6 +274,15 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+
+    /// Compared as texts, 16 would precede 4bit, and 4bit 8.
+    #[test]
+    fn numbers_precede_other_values() {
+        for mut values in [["4bit", "16", "8"], ["16", "8", "4bit"], ["8", "4bit", "16"]] {
+            values.sort_by(|one, other| compare(one, other));
+            assert_eq!(values, ["8", "16", "4bit"]);
+        }
+    }
 
     #[test]
     fn hyperparameters_precede_built_in_columns() {

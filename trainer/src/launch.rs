@@ -17,6 +17,7 @@ use stoker_api::time::Timestamp;
 use stoker_storage::Storage;
 use stoker_storage::segments::SegmentWriter;
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
 
 use crate::error::{Infrastructure, Interrupted, exit_code};
 use crate::{Result, termination};
@@ -178,14 +179,16 @@ fn open_storage(config: Option<&TrialConfig>) -> Result<Option<Storage>> {
     Ok(config.map(open).transpose()?)
 }
 
-/// Tests the storage. A checkpoint shows that the storage has worked: in an outage, attempts that
-/// fail soon would use up the trial's attempts.
+/// Tests the storage.
 async fn probe(storage: &Storage, config: &TrialConfig) -> Result<()> {
-    let storage = match config.resume_from.is_empty() {
-        true => storage.clone().with_few_retries(),
-        false => storage.clone().with_long_retries(),
-    };
-    Ok(storage.probe().await?)
+    let few = || storage.clone().with_few_retries();
+    Ok(patient(storage, config).unwrap_or_else(few).probe().await?)
+}
+
+/// Returns the storage with long retries if the trial has a checkpoint, which shows that the
+/// storage has worked. In an outage, attempts that fail soon would use up the trial's attempts.
+fn patient(storage: &Storage, config: &TrialConfig) -> Option<Storage> {
+    (!config.resume_from.is_empty()).then(|| storage.clone().with_long_retries())
 }
 
 fn preempted_before_start() -> crate::Error {
@@ -287,15 +290,20 @@ fn write_termination(outcome: &LaunchOutcome) {
 async fn flush(outputs: Vec<(u32, PathBuf, Output)>) {
     let writers: Vec<SegmentWriter> =
         outputs.iter().filter_map(|(_, _, output)| output.writer()).collect();
+    // At the same time: the failure of one must not use up the time of the others.
+    let mut flushes = JoinSet::new();
+    for writer in writers {
+        flushes.spawn(async move { writer.flush().await });
+    }
     let all = async {
-        for writer in &writers {
-            writer.flush().await?;
+        for flushed in flushes.join_all().await {
+            if let Err(error) = flushed {
+                eprintln!("stoker: cannot store the end of the log: {error}");
+            }
         }
-        Ok::<(), stoker_storage::StorageError>(())
     };
     match tokio::time::timeout(FLUSH_TIMEOUT, all).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => eprintln!("stoker: cannot store the end of the log: {error}"),
+        Ok(()) => {}
         Err(_) => {
             let seconds = FLUSH_TIMEOUT.as_secs();
             eprintln!("stoker: cannot store the end of the log within {seconds} s");

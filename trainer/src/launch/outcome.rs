@@ -37,11 +37,12 @@ impl ProcessExit {
 
 impl RankOutcome {
     fn code(self) -> u8 {
+        let is_sent =
+            |signal: i32| [Signal::TERM, Signal::KILL].iter().any(|sent| sent.as_raw() == signal);
         let is_reaction = match self.exit {
-            ProcessExit::Code(code) => code == ExitCode::Preempted as i32,
-            ProcessExit::Signal(signal) => {
-                [Signal::TERM, Signal::KILL].iter().any(|sent| sent.as_raw() == signal)
-            }
+            // Shells and other wrappers report a signal that ended their child as 128 + signal.
+            ProcessExit::Code(code) => code == ExitCode::Preempted as i32 || is_sent(code - 128),
+            ProcessExit::Signal(signal) => is_sent(signal),
         };
         match self.was_terminated_by_launcher && is_reaction {
             true => ExitCode::PeerFailed as u8,
@@ -125,6 +126,9 @@ mod tests {
         check("s15! 1", (1, 1));
         check("79! 81", (1, 81));
         check("s9! 80", (1, 80));
+        check("143! 80", (1, 80));
+        check("80 137!", (0, 80));
+        check("143 80", (0, 143));
         check("78! 1", (0, 78));
         check("s11! 80", (0, 139));
         // Stopped from outside, not by the launcher.

@@ -9,8 +9,9 @@ use stoker_api::contract::{ContextRef, ExitCode, TrialConfig};
 use stoker_api::names::pod_paths;
 use stoker_storage::hash;
 
+use super::signals::Signals;
 use super::unpack::unpack;
-use super::{open_storage, report_error, runtime, trial_config};
+use super::{open_storage, patient, preempted_before_start, report_error, runtime, trial_config};
 use crate::Result;
 use crate::error::Infrastructure;
 
@@ -61,7 +62,16 @@ fn fetch_archive(config: &TrialConfig, context: &ContextRef) -> Result<bytes::By
     let storage = storage.ok_or_else(|| {
         Infrastructure("cannot fetch the program's files: the trial has no storage".into())
     })?;
-    let archive = runtime()?.block_on(storage.get(&context.path))?;
+    let storage = patient(&storage, config).unwrap_or(storage);
+    let archive = runtime()?.block_on(async {
+        // The kernel drops signals for which the first process of a container does not listen.
+        let mut signals = Signals::listen()?;
+        tokio::select! {
+            biased;
+            () = signals.stop_requested() => Err(preempted_before_start()),
+            archive = storage.get(&context.path) => Ok(archive?),
+        }
+    })?;
     let actual = hash::sha256_hex(&archive);
     if actual != context.sha256 {
         return Err(Infrastructure(format!(

@@ -321,6 +321,8 @@ impl RankIdentity {
                 Ok(0) => return Ok(Err(io::Error::other("the peer closed the connection"))),
                 Ok(num) => bytes = &mut bytes[num..],
                 Err(error) if is_timeout(&error) => {}
+                // A signal arrived. With a timeout, the kernel does not restart the call.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Ok(Err(error)),
             }
         }

@@ -123,6 +123,13 @@ impl LaunchConfig {
             cross_size: needed(&["GROUP_WORLD_SIZE", "CROSS_SIZE"])?,
         };
         let port = needed(&[ENV_MASTER_PORT])?;
+        // torchrun's agent listens on this port for the ranks of PyTorch.
+        let is_taken = lookup("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+        let port = match (is_taken, port) {
+            (false, port) => port,
+            (true, 65_535) => 65_534,
+            (true, port) => port + 1,
+        };
         let gang = gang(size, local_size, format!("{address}:{port}"), lookup);
         Ok(Self { topology: topology.validated()?, gang: Some(gang) })
     }
@@ -243,6 +250,8 @@ mod tests {
             ("MASTER_PORT", "29500"),
         ];
         check(LaunchConfig::parse_environment, &torch, Ok(([3, 4, 1, 2, 1, 2], "a:29500")));
+        let with_agent = [&torch[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
+        check(LaunchConfig::parse_environment, &with_agent, Ok(([3, 4, 1, 2, 1, 2], "a:29501")));
         check(LaunchConfig::parse_environment, &[], Ok((SINGLE_RANK, "")));
         // Without a rendezvous address, the other variables are ignored.
         check(LaunchConfig::parse_environment, &torch[..6], Ok((SINGLE_RANK, "")));

@@ -266,7 +266,10 @@ fn listen(rendezvous: &str) -> Result<TcpListener> {
         Infrastructure(format!("the rendezvous is {rendezvous:?}, but must be HOST:PORT"))
     })?;
     Ok(bind(port).map_err(|error| {
-        Infrastructure(format!("rank 0 cannot listen on port {port}: {error}; set C10D_PORT"))
+        Infrastructure(format!(
+            "rank 0 cannot listen on port {port}: {error}; set C10D_PORT, or MASTER_PORT if another \
+             tool starts the ranks"
+        ))
     })?)
 }
 

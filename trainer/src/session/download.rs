@@ -82,7 +82,13 @@ impl Session<'_> {
     ) -> Result<CheckpointMetadata> {
         let (Download { from, is_shared, select }, folder) = (from.into(), folder.as_ref());
         let ranks = self.context.distributed();
-        let fetch = || from.write_to(&self.context.config.storage, folder, &*select);
+        let fetch = || {
+            // A rank that waits for the storage is not stuck.
+            ranks.record_activity(RankActivity::Wait);
+            let written = from.write_to(&self.context.config.storage, folder, &*select);
+            ranks.record_activity(RankActivity::Train);
+            written
+        };
         if !is_shared || ranks.local_size() == 1 {
             return Ok(CheckpointMetadata::from(&fetch()?));
         }

@@ -267,8 +267,8 @@ fn listen(rendezvous: &str) -> Result<TcpListener> {
     })?;
     Ok(bind(port).map_err(|error| {
         Infrastructure(format!(
-            "rank 0 cannot listen on port {port}: {error}; set C10D_PORT, or MASTER_PORT if another \
-             tool starts the ranks"
+            "rank 0 cannot listen on port {port}: {error}; set C10D_PORT, or MASTER_PORT if \
+             another tool starts the ranks"
         ))
     })?)
 }

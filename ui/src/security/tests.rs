@@ -305,7 +305,7 @@ async fn links_of_other_sites_find_the_session() {
     let again = "/sign-in?next=%2Fjobs&again=1";
     let expected = Some(format!("0; url={again}"));
     assert_eq!(refresh("/sign-in?next=/jobs", "cross-site").await, expected);
-    // The form stays: there is no session.
+    // Without a session, the form stays.
     assert_eq!(refresh(again, "cross-site").await, None);
     assert_eq!(refresh("/sign-in?next=/jobs", "same-origin").await, None);
     let cookie = page.sign_in("ada").await;

@@ -258,10 +258,11 @@ pub fn run_in(
 
 /// Returns the context of a program that its arguments configure. Notes if it stores nothing.
 fn alone(standalone: Standalone) -> Result<Context> {
-    if standalone.folder.is_none() {
-        eprintln!("note: nothing is stored; `--folder PATH` stores checkpoints and resumes");
+    let (has_folder, context) = (standalone.folder.is_some(), standalone.context()?);
+    if !has_folder && context.distributed().rank() == 0 {
+        eprintln!("note: no checkpoint is stored; set `--folder PATH` to store them and resume");
     }
-    standalone.context()
+    Ok(context)
 }
 
 pub(crate) fn under_runner(path: &Path) -> Result<Context> {

@@ -211,7 +211,8 @@ class Curves {
     }
     if (anySelected) return { color: faded(), width: 1.2, priority: -1 };
     if (trial === this.data.best) {
-      return { color: tokens.ember, width: 2, priority: 2, label: `#${trial} best`,
+      const label = this.lines.isNarrow ? `#${trial}` : `#${trial} best`;
+      return { color: tokens.ember, width: 2, priority: 2, label,
         labelColor: tokens.ember, labelWeight: 600 };
     }
     const color = row === undefined ? tokens.text3 : scale.palette[scale.bucket(row)];

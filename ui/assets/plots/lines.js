@@ -24,11 +24,16 @@ export class LinePlot {
       text: 'Reset zoom', on: { click: () => this.#endZoom() } });
   }
 
+  /** Returns whether labels at the ends of lines have little space. */
+  get isNarrow() {
+    return this.element.clientWidth < 480;
+  }
+
   /** Shows a scene. The zoom stays unless the scale of x changes. */
   set(scene) {
     this.scene = scene;
     const kind = `${Boolean(scene.x.log)},${Boolean(scene.y.log)},${Boolean(scene.x.label)},`
-      + `${scene.right || 0},${this.element.clientWidth < 480},${scene.x.key || ''}`;
+      + `${scene.right || 0},${this.isNarrow},${scene.x.key || ''}`;
     if (kind !== this.kind || !this.plot) {
       if (this.kind && this.kind.split(',')[5] !== kind.split(',')[5]) this.zoom = null;
       this.kind = kind;
@@ -92,7 +97,7 @@ export class LinePlot {
     const { scene } = this;
     const scale = (key) => ({ time: false, auto: true, distr: scene[key].log ? 3 : 1,
       range: () => this.range(key) });
-    const right = this.size.width < 480 ? Math.min(scene.right || 12, 36) : scene.right || 12;
+    const right = this.isNarrow ? Math.min(scene.right || 12, 36) : scene.right || 12;
     this.plot = new window.uPlot({ ...this.size, padding: [8, right, 0, 0],
       legend: { show: false },
       cursor: { x: false, y: false, points: { show: false },

@@ -5,6 +5,7 @@
 
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use burn::tensor::{Tensor, bf16, f16};
 use bytes::Bytes;
@@ -25,6 +26,9 @@ use crate::error::{Infrastructure, PeerFailed};
 /// ranks agree on the names of metrics, as after a restart, and the path decides in which order the
 /// ranks add to segments. They add to a head in rank order on both paths.
 const GATHERED_BYTES_MAX: usize = 16 << 10;
+/// Time that a sum on devices may take after a rank has exited. That rank may have completed the
+/// sum a moment earlier than this one.
+const EXIT_GRACE: Duration = Duration::from_secs(5);
 
 /// Connected ranks.
 #[derive(Debug)]
@@ -190,6 +194,16 @@ impl Group {
         self.gang.check_running()
     }
 
+    /// Fails if the gang has failed, or if a rank has exited. A sum on devices may not notice the
+    /// exit; all other calls end with the connections of that rank.
+    fn check_complete(&self) -> Result<()> {
+        self.check_running()?;
+        match self.gang.abort.exited_rank(EXIT_GRACE) {
+            Some(rank) => Err(PeerFailed(format!("rank {rank} has exited")).into()),
+            None => Ok(()),
+        }
+    }
+
     /// Returns `true` if the gang has failed.
     #[cfg(test)]
     pub(super) fn has_failed(&self) -> bool {
@@ -311,7 +325,7 @@ impl Collective for Group {
             return sum_on_host(self, values);
         }
         self.with_channels(CollectiveOp::SumTensor, |channels, _| match &mut channels.device {
-            Some(device) => device.sum(values, &|| self.check_running()),
+            Some(device) => device.sum(values, &|| self.check_complete()),
             None => Ok(values),
         })
     }

@@ -42,6 +42,8 @@ struct AbortState {
     links: Mutex<Vec<Link>>,
     /// A collective call failed, or a rank exited without a shutdown message.
     has_failed: AtomicBool,
+    /// First rank that exited, cleanly or not, and when the watchdog noticed it.
+    first_exit: OnceLock<(usize, Instant)>,
     is_stopped: AtomicBool,
 }
 
@@ -90,6 +92,18 @@ impl GangAbort {
     /// Returns `true` if the gang has failed.
     pub(super) fn has_failed(&self) -> bool {
         self.reason().is_some() || self.0.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// Returns a rank that exited at least `grace` ago, if any. Ranks other than 0 notice only the
+    /// exit of rank 0.
+    pub(super) fn exited_rank(&self, grace: Duration) -> Option<usize> {
+        let (rank, noticed_at) = self.0.first_exit.get()?;
+        (noticed_at.elapsed() >= grace).then_some(*rank)
+    }
+
+    fn record_exit(&self, rank: usize) {
+        // Ignore the error: an earlier exit is recorded.
+        let _ = self.0.first_exit.set((rank, Instant::now()));
     }
 
     /// Stops the watchdog.
@@ -188,6 +202,9 @@ impl Watchdog {
                         self.abort.abort(text);
                     }
                     Err(_) => {}
+                }
+                if peer.stream.is_none() {
+                    self.abort.record_exit(*rank);
                 }
             }
             if self.peers.values().any(|peer| peer.heartbeat.has_stop_request()) {

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use burn::tensor::Device;
 use stoker_api::contract::ExitCode;
 
+use super::super::group::DeviceAllReduce;
 use super::super::progress::{ProgressState, StallLimits};
 use super::super::*;
 use super::rendezvous::{LIMITS, gang_of, join_watched};
@@ -93,4 +95,38 @@ fn clean_exit_is_announced_but_failure_is_not() {
             assert_eq!(ranks.has_failed(), fails);
         });
     }
+}
+
+/// A stand-in for NCCL, which does not notice that another rank of its machine has exited.
+#[derive(Debug)]
+struct WaitingDevice;
+
+impl DeviceAllReduce for WaitingDevice {
+    fn sum(&mut self, _: Tensor<1>, check_running: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
+        let start = Instant::now();
+        loop {
+            check_running()?;
+            assert!(start.elapsed() < Duration::from_secs(60), "the exit of rank 1 is ignored");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn supports(&self, _: &Tensor<1>) -> bool {
+        true
+    }
+
+    fn mark_failed(&mut self) {}
+}
+
+#[test]
+fn clean_exit_ends_sums_on_devices() {
+    let gang = gang_of(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(join_watched(&gang, 1, LIMITS, &Arc::default())));
+        let mut ranks = join_watched(&gang, 0, LIMITS, &Arc::default());
+        ranks.attach_device(Box::new(WaitingDevice));
+        let error = ranks.sum_tensor(Tensor::zeros([3], &Device::flex())).unwrap_err();
+        assert_eq!(error.to_string(), "rank 1 has exited");
+        assert_eq!(exit_code(&*error), ExitCode::PeerFailed);
+    });
 }

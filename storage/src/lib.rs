@@ -18,9 +18,10 @@
 //! 2. [`StorageError`]: failures, by remedy.
 //! 3. [`layout`][]: paths.
 //! 4. [`segments`]: lines appended to numbered objects.
-//! 5. [`metrics`]: rows of metrics, and which rows are in effect.
-//! 6. [`hash`]: hashes of files, SHA-256 or BLAKE3.
-//! 7. [`input`]: input files of a batch inference job.
+//! 5. [`lines`]: lines of a program's output, for its log.
+//! 6. [`metrics`]: rows of metrics, and which rows are in effect.
+//! 7. [`hash`]: hashes of files, SHA-256 or BLAKE3.
+//! 8. [`input`]: input files of a batch inference job.
 
 mod buffer;
 mod credentials;
@@ -28,6 +29,7 @@ mod error;
 pub mod hash;
 pub mod input;
 pub mod layout;
+pub mod lines;
 pub mod metrics;
 mod open;
 mod profile;

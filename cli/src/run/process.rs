@@ -19,6 +19,7 @@ use stoker_api::names::ENV_TRIAL_CONFIG;
 use stoker_api::trial::AttemptEnd;
 use stoker_storage::Storage;
 use stoker_storage::layout;
+use stoker_storage::lines::{LineBuffer, SILENCE};
 use stoker_storage::segments::{SegmentWriter, Segments};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
@@ -34,8 +35,6 @@ use super::open_files;
 const TAIL_LINES: usize = 8;
 /// Maximum characters kept of each of these lines.
 const TAIL_CHARS_MAX: usize = 400;
-/// Maximum bytes of a line in the log. Longer lines are split.
-const LINE_BYTES_MAX: usize = 64 << 10;
 /// Maximum wait for the last log lines after the trainer's process group has exited.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time for storing the rest of the log.
@@ -308,30 +307,26 @@ impl Log {
     fn read(&self, mut from: impl AsyncRead + Unpin + Send + 'static) -> JoinHandle<()> {
         let log = self.clone();
         tokio::spawn(async move {
-            let mut pending = Vec::new();
-            let mut buffer = vec![0; 8 << 10];
-            while let Ok(num_read @ 1..) = from.read(&mut buffer).await {
-                pending.extend_from_slice(&buffer[..num_read]);
-                let num_complete = match pending.iter().rposition(|byte| *byte == b'\n') {
-                    Some(last) => last + 1,
-                    None if pending.len() > LINE_BYTES_MAX => pending.len(),
-                    None => continue,
+            let (mut pending, mut buffer) = (LineBuffer::default(), vec![0; 8 << 10]);
+            loop {
+                let lines = match timeout(SILENCE, from.read(&mut buffer)).await {
+                    Ok(Ok(num_read @ 1..)) => pending.push(&buffer[..num_read]),
+                    Ok(_) => break,
+                    // A program that hangs has printed where it is.
+                    Err(_) => pending.take_incomplete(),
                 };
-                let rest = pending.split_off(num_complete);
-                log.append(std::mem::replace(&mut pending, rest));
+                if let Some(lines) = lines {
+                    log.append(lines);
+                }
             }
-            log.append(pending);
+            if let Some(line) = pending.take_incomplete() {
+                log.append(line);
+            }
         })
     }
 
     /// Appends complete lines, so that lines of stdout and stderr never mix.
     fn append(&self, mut lines: Vec<u8>) {
-        if lines.is_empty() {
-            return;
-        }
-        if lines.last() != Some(&b'\n') {
-            lines.push(b'\n');
-        }
         let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         for line in String::from_utf8_lossy(&lines).lines().filter(|line| !line.trim().is_empty()) {
             if tail.len() == TAIL_LINES {

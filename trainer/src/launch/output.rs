@@ -2,11 +2,15 @@
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use stoker_api::contract::TrialConfig;
+use stoker_storage::lines::{LineBuffer, SILENCE};
 use stoker_storage::segments::{SegmentWriter, Segments};
 use stoker_storage::{Storage, layout};
 use tokio::runtime::Handle;
@@ -19,8 +23,6 @@ use crate::error::Infrastructure;
 const TAIL_LINES: usize = 8;
 /// Maximum length of each of these lines, in characters.
 const TAIL_CHARS_MAX: usize = 400;
-/// Lines longer than this are split.
-const LINE_BYTES_MAX: usize = 64 << 10;
 /// Interval of checks whether the storage accepts the logs.
 const STORAGE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -76,12 +78,16 @@ impl Output {
     /// # Errors
     ///
     /// Fails if the thread cannot be started.
-    pub(super) fn read(&self, from: impl Read + Send + 'static, stream: Stream) -> Result<()> {
+    pub(super) fn read(
+        &self,
+        from: impl Read + AsFd + Send + 'static,
+        stream: Stream,
+    ) -> Result<()> {
         let output = self.clone();
         self.0.num_open.send_modify(|num| *num += 1);
         let thread = std::thread::Builder::new().name("stoker-output".into());
         let started = thread.spawn(move || {
-            for_each_line_block(from, |lines| output.handle_lines(lines, stream));
+            for_each_line_block(from, SILENCE, |lines| output.handle_lines(lines, stream));
             output.0.num_open.send_modify(|num| *num -= 1);
         });
         Ok(started
@@ -168,32 +174,42 @@ pub(super) async fn report_storage_outages(writers: Vec<SegmentWriter>) {
     }
 }
 
-/// Reads complete lines, so that lines of two streams are never mixed. Adds a line break to the
-/// last line if it has none.
-fn for_each_line_block(mut from: impl Read, mut handle: impl FnMut(Vec<u8>)) {
-    let mut pending = Vec::new();
-    let mut buffer = vec![0; 8 << 10];
+/// Reads complete lines. An incomplete line gets a line break at the end of the stream, and if
+/// nothing follows it within `silence`: a program that hangs has printed where it is.
+fn for_each_line_block(
+    mut from: impl Read + AsFd,
+    silence: Duration,
+    mut handle: impl FnMut(Vec<u8>),
+) {
+    let (mut pending, mut buffer) = (LineBuffer::default(), vec![0; 8 << 10]);
     loop {
-        let num_read = match from.read(&mut buffer) {
-            Ok(num_read @ 1..) => num_read,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            _ => break,
+        let lines = match is_silent(&from, silence) {
+            true => pending.take_incomplete(),
+            false => match from.read(&mut buffer) {
+                Ok(num_read @ 1..) => pending.push(&buffer[..num_read]),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => None,
+                _ => break,
+            },
         };
-        pending.extend_from_slice(&buffer[..num_read]);
-        let end = match pending.iter().rposition(|byte| *byte == b'\n') {
-            Some(last) => last + 1,
-            None if pending.len() > LINE_BYTES_MAX => {
-                pending.push(b'\n');
-                pending.len()
-            }
-            None => continue,
-        };
-        let rest = pending.split_off(end);
-        handle(std::mem::replace(&mut pending, rest));
+        if let Some(lines) = lines {
+            handle(lines);
+        }
     }
-    if !pending.is_empty() {
-        pending.push(b'\n');
-        handle(pending);
+    if let Some(line) = pending.take_incomplete() {
+        handle(line);
+    }
+}
+
+/// Waits until the stream has bytes, has ended or has failed. Returns `true` after the timeout.
+fn is_silent(stream: &impl AsFd, timeout: Duration) -> bool {
+    let timeout = Timespec::try_from(timeout).ok();
+    loop {
+        let mut fds = [PollFd::new(stream, PollFlags::IN)];
+        match poll(&mut fds, timeout.as_ref()) {
+            Err(Errno::INTR) => {}
+            // Reading reports other errors.
+            result => return result == Ok(0),
+        }
     }
 }
 
@@ -221,24 +237,36 @@ fn escape_controls(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
     use super::*;
 
+    /// Writes each part and waits until its lines arrive, then ends the stream. Expects `last` at
+    /// the end.
+    fn check(silence: Duration, parts: &[(&str, &str)], last: Option<&str>) {
+        let (mut program, from) = UnixStream::pair().unwrap();
+        let (sender, received) = channel();
+        let read = move || for_each_line_block(from, silence, |lines| sender.send(lines).unwrap());
+        let reader = std::thread::spawn(read);
+        for (part, expected) in parts {
+            program.write_all(part.as_bytes()).unwrap();
+            if !expected.is_empty() {
+                let lines = received.recv_timeout(Duration::from_secs(60)).unwrap();
+                assert_eq!(String::from_utf8(lines).unwrap(), *expected, "{part:?}");
+            }
+        }
+        drop(program);
+        reader.join().unwrap();
+        let rest: Vec<_> = received.iter().map(|lines| String::from_utf8(lines).unwrap()).collect();
+        assert_eq!(rest, Vec::from_iter(last));
+    }
+
     #[test]
-    fn long_lines_are_split() {
-        let check = |text: &[u8], expected: &[usize]| {
-            let mut lengths = vec![];
-            for_each_line_block(text, |lines| {
-                assert_eq!(lines.last(), Some(&b'\n'));
-                lengths.push(lines.len());
-            });
-            assert_eq!(lengths, expected);
-        };
-        check(b"", &[]);
-        check(b"a\nbc\n", &[5]);
-        check(b"a\nbc", &[2, 3]);
-        // A long line is split after a read of 8 KiB.
-        check(&vec![b'x'; LINE_BYTES_MAX + 1], &[LINE_BYTES_MAX + 2]);
-        check(&vec![b'x'; LINE_BYTES_MAX + (8 << 10) + 5], &[LINE_BYTES_MAX + (8 << 10) + 1, 6]);
+    fn incomplete_lines_arrive_after_a_silence() {
+        let (short, long) = (Duration::from_millis(1), Duration::from_secs(3_600));
+        check(short, &[("loading", "loading\n"), ("done", "done\n")], None);
+        check(long, &[("load", ""), ("ing\ndone", "loading\n")], Some("done\n"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Large messages use a ring, small messages go through one rank. The first failure closes all
 //! connections, which notifies the other ranks.
 
+use std::io;
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -73,7 +74,7 @@ struct GangState {
     abort: GangAbort,
     progress: Arc<ProgressState>,
     /// Connections for the shutdown message.
-    watchdog_streams: Vec<TcpStream>,
+    watchdog_streams: Vec<Arc<TcpStream>>,
 }
 
 impl GangState {
@@ -108,16 +109,12 @@ pub(super) fn create_groups(
     progress: Arc<ProgressState>,
 ) -> Result<(Group, Option<Group>)> {
     let Connections { watchdog_streams, hub, local_hub, ring: (next, previous) } = connections;
-    let abort = GangAbort::default();
-    let stars = [&watchdog_streams, &hub, &local_hub].into_iter().flatten();
-    let stars = stars.map(|(_, stream)| stream.try_clone().map(Link::Tcp));
-    let ring = [&next, &previous].map(Link::try_clone);
-    abort.register(stars.chain(ring)).map_err(socket_error)?;
-    let shutdown_streams = watchdog_streams
-        .iter()
-        .map(|(_, stream)| stream.try_clone())
-        .collect::<std::io::Result<_>>();
-    let shutdown_streams = shutdown_streams.map_err(socket_error)?;
+    let [watchdog_streams, hub, local_hub] = [watchdog_streams, hub, local_hub].map(shared);
+    let streams = |peers: &[Peer]| peers.iter().map(|(_, stream)| stream.clone()).collect();
+    let shutdown_streams: Vec<Arc<TcpStream>> = streams(&watchdog_streams);
+    let all = [shutdown_streams.clone(), streams(&hub), streams(&local_hub)].concat();
+    let ring: io::Result<Vec<Link>> = [&next, &previous].map(Link::try_clone).into_iter().collect();
+    let abort = GangAbort::new(all, ring.map_err(socket_error)?);
     start(topology.rank, watchdog_streams, limits, progress.clone(), abort.clone())
         .map_err(socket_error)?;
     let gang = Arc::new(GangState {
@@ -125,7 +122,7 @@ pub(super) fn create_groups(
         progress: progress.clone(),
         watchdog_streams: shutdown_streams,
     });
-    let hub_of = |is_first: bool, peers: Vec<(usize, TcpStream)>| match peers.is_empty() {
+    let hub_of = |is_first: bool, peers: Vec<Peer>| match peers.is_empty() {
         true => Ok(None),
         false => Hub::new(is_first, peers).map(Some),
     };
@@ -147,6 +144,14 @@ pub(super) fn create_groups(
     let channels = Channels { hub, ring, device: None, next_sequence: 0 };
     let (rank, size) = (topology.rank, topology.size);
     Ok((Group { rank, size, channels: Mutex::new(Some(channels)), progress, gang }, local))
+}
+
+/// A rank and the connection to it.
+type Peer = (usize, Arc<TcpStream>);
+
+/// Lets the abort state use the same file descriptors.
+fn shared(peers: Vec<(usize, TcpStream)>) -> Vec<Peer> {
+    peers.into_iter().map(|(rank, stream)| (rank, Arc::new(stream))).collect()
 }
 
 impl Group {

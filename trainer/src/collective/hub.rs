@@ -3,6 +3,7 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -41,7 +42,7 @@ pub(super) struct Call<'a> {
 #[derive(Debug)]
 struct Peer {
     rank: usize,
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
 }
 
 impl Hub {
@@ -51,7 +52,7 @@ impl Hub {
     /// # Errors
     ///
     /// Fails if the system rejects a socket option.
-    pub(super) fn new(is_first: bool, peers: Vec<(usize, TcpStream)>) -> Result<Self> {
+    pub(super) fn new(is_first: bool, peers: Vec<(usize, Arc<TcpStream>)>) -> Result<Self> {
         peers.iter().try_for_each(|(_, stream)| configure(stream))?;
         let peers = peers.into_iter().map(|(rank, stream)| Peer { rank, stream }).collect();
         Ok(Self { peers, is_first })
@@ -118,8 +119,9 @@ impl Peer {
         let header = header(call.op, call.number, bytes.len() as u64);
         let mut slices = [io::IoSlice::new(&header), io::IoSlice::new(bytes)];
         let (mut slices, mut left) = (&mut slices[..], HEADER_BYTES + bytes.len());
+        let mut stream: &TcpStream = &self.stream;
         while left > 0 {
-            let num = match self.stream.write_vectored(slices) {
+            let num = match stream.write_vectored(slices) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 written => written.map_err(|error| connection_lost(self.rank, &error))?,
             };
@@ -132,14 +134,15 @@ impl Peer {
 
     fn receive(&mut self, call: Call<'_>) -> Result<Bytes> {
         self.wait(call)?;
+        let mut stream: &TcpStream = &self.stream;
         let mut actual = [0; HEADER_BYTES];
-        self.stream.read_exact(&mut actual).map_err(|error| connection_lost(self.rank, &error))?;
+        stream.read_exact(&mut actual).map_err(|error| connection_lost(self.rank, &error))?;
         let length = length(&actual, &header(call.op, call.number, 0), self.rank)?;
         // Allocate as bytes arrive, not the announced length, which a faulty peer could inflate.
         let mut bytes = vec![];
         while (bytes.len() as u64) < length {
             let limit = (length - bytes.len() as u64).min(PART_BYTES);
-            let part = io::Read::by_ref(&mut self.stream).take(limit).read_to_end(&mut bytes);
+            let part = stream.take(limit).read_to_end(&mut bytes);
             match part.map_err(|error| connection_lost(self.rank, &error))? {
                 0 => return Err(connection_lost(self.rank, &io::ErrorKind::UnexpectedEof.into())),
                 _ => call.progress.record_transfer(),

@@ -26,6 +26,7 @@ use crate::stop::StopSignal;
 
 mod links;
 mod local;
+mod open_files;
 
 /// Default timeout. It is long because the gang's images may be pulled on many nodes.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(600);
@@ -62,8 +63,8 @@ struct Participant<'a> {
 ///
 /// # Errors
 ///
-/// Fails on a timeout, naming the missing ranks; if programs or configurations differ; or if `stop`
-/// is set.
+/// Fails on a timeout, naming the missing ranks; if programs or configurations differ; if rank 0
+/// may not open enough files; or if `stop` is set.
 pub(super) fn connect(
     gang: &Gang,
     attempt: u32,
@@ -89,7 +90,10 @@ pub(super) fn connect_within(
     timeout: Duration,
 ) -> Result<Connections> {
     let listener = match topology.rank {
-        0 => listen(&gang.rendezvous)?,
+        0 => {
+            open_files::allow_connections(topology.size)?;
+            listen(&gang.rendezvous)?
+        }
         _ => bind(0).map_err(|error| Infrastructure(format!("cannot open a port: {error}")))?,
     };
     let socket_error =

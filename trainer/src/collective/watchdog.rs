@@ -8,9 +8,9 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write as _};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -39,7 +39,10 @@ pub(super) struct GangAbort(Arc<AbortState>);
 #[derive(Debug, Default)]
 struct AbortState {
     reason: OnceLock<String>,
-    links: Mutex<Vec<Link>>,
+    /// Connections that an abort closes. They are shared instead of cloned, because rank 0 needs a
+    /// file descriptor for each.
+    streams: Vec<Arc<TcpStream>>,
+    ring: Vec<Link>,
     /// A collective call failed, or a rank exited without a shutdown message.
     has_failed: AtomicBool,
     /// First rank that exited, cleanly or not, and when the watchdog noticed it.
@@ -48,20 +51,9 @@ struct AbortState {
 }
 
 impl GangAbort {
-    /// Adds connections that an abort closes.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the system has no more file descriptors.
-    pub(super) fn register(
-        &self,
-        clones: impl IntoIterator<Item = io::Result<Link>>,
-    ) -> io::Result<()> {
-        let mut registered = self.0.links.lock().unwrap_or_else(PoisonError::into_inner);
-        for clone in clones {
-            registered.push(clone?);
-        }
-        Ok(())
+    /// Creates the flag with the connections that an abort closes.
+    pub(super) fn new(streams: Vec<Arc<TcpStream>>, ring: Vec<Link>) -> Self {
+        Self(Arc::new(AbortState { streams, ring, ..AbortState::default() }))
     }
 
     /// Returns the reason of the abort, if the gang was aborted.
@@ -82,9 +74,11 @@ impl GangAbort {
 
     /// Closes every connection, which notifies the other ranks.
     pub(super) fn close(&self) {
-        let links = self.0.links.lock().unwrap_or_else(PoisonError::into_inner);
-        for link in links.iter() {
-            // Ignore the error: the connection may be closed already.
+        // Ignore errors: the connections may be closed already.
+        for stream in &self.0.streams {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        for link in &self.0.ring {
             let _ = link.shutdown();
         }
     }
@@ -119,7 +113,7 @@ impl GangAbort {
 /// State of a peer, as known from its heartbeats.
 #[derive(Debug)]
 struct PeerState {
-    stream: Option<TcpStream>,
+    stream: Option<Arc<TcpStream>>,
     received: Vec<u8>,
     heartbeat: Heartbeat,
     /// When the heartbeat's contents last changed.
@@ -133,10 +127,10 @@ struct PeerState {
 ///
 /// # Errors
 ///
-/// Fails if the system has no more threads or file descriptors.
+/// Fails if the system has no more threads, or rejects a socket option.
 pub(super) fn start(
     rank: usize,
-    peers: Vec<(usize, TcpStream)>,
+    peers: Vec<(usize, Arc<TcpStream>)>,
     limits: StallLimits,
     progress: Arc<ProgressState>,
     abort: GangAbort,
@@ -304,7 +298,7 @@ impl PeerState {
     ///
     /// Fails if the peer's machine does not respond.
     fn exchange(&mut self, bytes: &[u8; HEARTBEAT_BYTES]) -> io::Result<bool> {
-        let Some(stream) = &mut self.stream else { return Ok(true) };
+        let Some(mut stream) = self.stream.as_deref() else { return Ok(true) };
         let result = read_available(stream, &mut self.received).and_then(|is_open| match is_open {
             // Skip the heartbeat if the send buffer is full; losing one does not matter.
             true => match stream.write(bytes) {
@@ -339,15 +333,16 @@ impl PeerState {
 }
 
 /// Sends a shutdown message, so that peers ignore the end of the connections.
-pub(super) fn send_shutdown(streams: &[TcpStream], progress: &ProgressState) {
-    for mut stream in streams {
+pub(super) fn send_shutdown(streams: &[Arc<TcpStream>], progress: &ProgressState) {
+    for stream in streams {
+        let mut stream: &TcpStream = stream;
         // Ignore the error: the peer may have exited.
         let _ = stream.write(&progress.heartbeat().to_bytes());
     }
 }
 
 /// Reads available bytes; returns `false` if the peer closed the connection.
-fn read_available(stream: &mut TcpStream, received: &mut Vec<u8>) -> io::Result<bool> {
+fn read_available(mut stream: &TcpStream, received: &mut Vec<u8>) -> io::Result<bool> {
     let mut bytes = [0; 64 * HEARTBEAT_BYTES];
     loop {
         match stream.read(&mut bytes) {

@@ -39,7 +39,7 @@ fn in_call(step: u64) -> ProgressState {
 /// A peer whose state has this age, and whose last heartbeat has just arrived.
 fn peer(progress: &ProgressState, age: u64) -> PeerState {
     PeerState {
-        stream: Some(stream()),
+        stream: Some(Arc::new(stream())),
         received: vec![],
         heartbeat: progress.heartbeat(),
         changed_at: ago(age),

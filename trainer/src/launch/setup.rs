@@ -36,7 +36,11 @@ fn prepare_pod(shared: &Path) -> Result<()> {
     let archive = fetch_archive(&config, context)?;
     let folder = in_shared(pod_paths::CONTEXT);
     unpack(&archive, &folder).map_err(|error| {
-        format!("cannot unpack the program's files {}: {error}", context.path).into()
+        let text = format!("cannot unpack the program's files {}: {error}", context.path);
+        match error.is_disk_failure() {
+            true => Infrastructure(text).into(),
+            false => text.into(),
+        }
     })
 }
 

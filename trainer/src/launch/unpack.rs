@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use flate2::read::GzDecoder;
+use rustix::io::Errno;
 use tar::{Archive, EntryType};
 
 /// Error while unpacking an archive.
@@ -21,6 +22,18 @@ pub(super) enum UnpackError {
     /// The archive would write outside the directory, or link to files outside.
     #[error("{path:?} {reason}")]
     Unsafe { path: PathBuf, reason: String },
+}
+
+impl UnpackError {
+    /// Returns `true` if the disk is full, read-only or defective. Reading the archive, which is in
+    /// memory, never fails in this way.
+    pub(super) fn is_disk_failure(&self) -> bool {
+        use io::ErrorKind;
+        let Self::Io { source, .. } = self else { return false };
+        let kinds =
+            [ErrorKind::StorageFull, ErrorKind::QuotaExceeded, ErrorKind::ReadOnlyFilesystem];
+        kinds.contains(&source.kind()) || Errno::from_io_error(source) == Some(Errno::IO)
+    }
 }
 
 /// A link, which is created after all files are written.
@@ -269,6 +282,22 @@ mod tests {
     fn other_entry_types_are_refused() {
         refused(&[(EntryType::Fifo, "x", "")], "neither");
         refused(&[(EntryType::Char, "x", "")], "neither");
+    }
+
+    #[test]
+    fn disk_failures_are_distinguished() {
+        let check = |source: io::Error, expected: bool| {
+            let error = UnpackError::Io { path: "x".into(), source };
+            assert_eq!(error.is_disk_failure(), expected, "{error}");
+        };
+        check(Errno::NOSPC.into(), true);
+        check(Errno::DQUOT.into(), true);
+        check(Errno::ROFS.into(), true);
+        check(Errno::IO.into(), true);
+        // A file of the archive where another one needs a directory, and corrupt archives.
+        check(Errno::NOTDIR.into(), false);
+        check(io::ErrorKind::InvalidData.into(), false);
+        check(io::ErrorKind::UnexpectedEof.into(), false);
     }
 
     #[test]

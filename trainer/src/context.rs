@@ -238,7 +238,9 @@ impl Context {
         fresh: M,
         from: impl Into<CheckpointSource>,
     ) -> Result<M> {
-        let (_, contents) = from.into().load(&self.config.storage)?;
+        let from = from.into();
+        let load = || from.load(&self.config.storage);
+        let (_, contents) = self.ranks.progress.while_waiting(load)?;
         record::load_model(fresh, &contents)
     }
 

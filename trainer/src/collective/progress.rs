@@ -140,6 +140,17 @@ impl ProgressState {
         self.set(activity as u8);
     }
 
+    /// Calls `wait`, which may wait long for the storage, and then restores the activity.
+    pub(crate) fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let current = self.activity.load(Ordering::Relaxed) & 0xff;
+        let is_current = |activity: &RankActivity| *activity as u64 == current;
+        let before = [RankActivity::Evaluate, RankActivity::Wait].into_iter().find(is_current);
+        self.record_activity(RankActivity::Wait);
+        let result = wait();
+        self.record_activity(before.unwrap_or(RankActivity::Train));
+        result
+    }
+
     fn set(&self, activity: u8) {
         let before = self.activity.load(Ordering::Relaxed);
         let times = (before >> 8).wrapping_add(1) << 8;

@@ -82,13 +82,8 @@ impl Session<'_> {
     ) -> Result<CheckpointMetadata> {
         let (Download { from, is_shared, select }, folder) = (from.into(), folder.as_ref());
         let ranks = self.context.distributed();
-        let fetch = || {
-            // A rank that waits for the storage is not stuck.
-            ranks.record_activity(RankActivity::Wait);
-            let written = from.write_to(&self.context.config.storage, folder, &*select);
-            ranks.record_activity(RankActivity::Train);
-            written
-        };
+        let own = &self.context.config.storage;
+        let fetch = || ranks.progress.while_waiting(|| from.write_to(own, folder, &*select));
         if !is_shared || ranks.local_size() == 1 {
             return Ok(CheckpointMetadata::from(&fetch()?));
         }
@@ -118,7 +113,9 @@ impl Session<'_> {
     ///
     /// Fails if the checkpoint does not exist.
     pub fn metadata(&self, of: impl Into<CheckpointSource>) -> Result<CheckpointMetadata> {
-        Ok(CheckpointMetadata::from(&of.into().read_manifest(&self.context.config.storage)?))
+        let (of, own) = (of.into(), &self.context.config.storage);
+        let progress = &self.context.distributed().progress;
+        Ok(CheckpointMetadata::from(&progress.while_waiting(|| of.read_manifest(own))?))
     }
 
     /// Returns a checkpoint of this program by the name that [`upload`](Self::upload) returned.

@@ -1,5 +1,6 @@
 //! Uploads, downloads and deletions of checkpoints, also by several ranks.
 
+use rustix::fs::{CWD, Mode, mkfifoat};
 use stoker_storage::hash::sha256_hex;
 
 use super::*;
@@ -48,6 +49,34 @@ fn checkpoints_are_downloaded_and_deleted() {
     let is_missing = error.contains("No such file");
     assert!(error.starts_with("cannot read directory ") && is_missing, "{error}");
     assert_eq!(session.info().latest_checkpoint.as_deref(), Some("000000000002-0"));
+}
+
+#[test]
+fn reading_a_checkpoint_is_waiting() {
+    let (folder, source) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (context, manifest) = (alone(folder.path()), source.path().join("manifest.json"));
+    // A storage that does not answer: reading the pipe blocks until it is opened for writing.
+    mkfifoat(CWD, &manifest, Mode::RUSR | Mode::WUSR).unwrap();
+    let from = || CheckpointSource::folder(source.path());
+    let is_waiting = || context.distributed().progress.position().contains("waiting");
+    let check = |read: &(dyn Fn() -> Result<()> + Sync)| {
+        assert!(!is_waiting());
+        let is_seen = std::thread::scope(|scope| {
+            let (reader, start) = (scope.spawn(read), Instant::now());
+            while !is_waiting() && start.elapsed() < Duration::from_secs(60) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let is_seen = is_waiting();
+            drop(std::fs::File::options().write(true).open(&manifest).unwrap());
+            assert!(reader.join().unwrap().is_err());
+            is_seen
+        });
+        assert!(is_seen && !is_waiting());
+    };
+    let to = folder.path().join("to");
+    check(&|| context.session().metadata(from()).map(drop));
+    check(&|| context.session().download(from(), &to).map(drop));
+    check(&|| context.load_checkpoint_model(true, from()).map(drop));
 }
 
 #[test]

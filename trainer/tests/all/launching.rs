@@ -207,3 +207,27 @@ fn unstorable_logs_do_not_end_the_program() {
     assert_eq!((left.code, left.out.as_str()), (0, "started\n"), "{left:?}");
     assert!(left.errors.contains("cannot store the end of the log"), "{left:?}");
 }
+
+#[test]
+fn unstorable_log_does_not_lose_others() {
+    let pod = Pod::new().gang(4, 2).index(1);
+    // A directory at the path of the first object of rank 2.
+    std::fs::create_dir_all(pod.file("storage/trial/logs/3/2-00000000.log")).unwrap();
+    let left = pod.launch_script("echo $RANK");
+    assert_eq!(left.code, 0, "{left:?}");
+    assert!(left.errors.contains("cannot store the end of the log"), "{left:?}");
+    assert_eq!(pod.stored("logs/3/3-00000000.log"), "3\n");
+}
+
+#[test]
+fn incomplete_line_is_shown_while_the_program_runs() {
+    let pod = Pod::new();
+    let done = pod.file("done");
+    let script = format!("printf loading; until [ -e {} ]; do sleep 0.02; done", done.display());
+    let child = pod.start_launch(&["sh", "-c", &script]);
+    let printed = || std::fs::read_to_string(pod.file("out")).unwrap();
+    until("the incomplete line", || printed().contains("loading\n"));
+    std::fs::write(done, "").unwrap();
+    assert_eq!(pod.wait(child).code, 0);
+    assert_eq!(pod.stored("logs/3/0-00000000.log"), "loading\n");
+}

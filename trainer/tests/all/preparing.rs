@@ -4,10 +4,11 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use rustix::process::{Pid, Signal};
 use serde_json::json;
 use stoker_storage::hash::sha256_hex;
 
-use crate::process::Pod;
+use crate::process::{Pod, until};
 
 /// Creates a pod of an experiment with program files.
 fn with_program(sha256: impl Fn(&[u8]) -> String) -> Pod {
@@ -53,6 +54,28 @@ fn files_with_another_hash_are_refused() {
     let message = left.termination.unwrap().message.unwrap();
     assert!(message.contains("contexts/1.tar.gz has SHA-256"), "{message}");
     assert!(!shared.join("context").exists());
+}
+
+#[test]
+fn sigterm_ends_setup_in_an_outage() {
+    let pod = with_program(sha256_hex);
+    let mut pod = pod.env("AWS_ACCESS_KEY_ID", "id").env("AWS_SECRET_ACCESS_KEY", "hidden");
+    // This port refuses connections, which `setup` retries for two minutes.
+    pod.config["storage"] = json!({
+        "url": "s3://bucket", "endpoint": "http://127.0.0.1:1", "trialPath": "trial",
+    });
+    let child = pod.start(&format!("setup {}", pod.file("shared").display()));
+    until("setup", || {
+        let path = format!("/proc/{}/status", child.id());
+        let status = std::fs::read_to_string(path).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        caught.is_some_and(|mask| mask & (1 << (Signal::TERM.as_raw() - 1)) != 0)
+    });
+    rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let left = pod.wait(child);
+    assert_eq!(left.code, 79, "{left:?}");
+    assert!(left.errors.contains("preempted before the program was started"), "{left:?}");
 }
 
 #[test]

@@ -22,7 +22,8 @@ pub use manifest::{
     MANIFEST_FORMAT_CHUNKS, Manifest, ManifestError,
 };
 pub use metrics::{
-    METRIC_NAME_BYTES_MAX, METRICS_MAX, is_metric, metrics_in_order, reported_metrics,
+    METRIC_NAME_BYTES_MAX, METRICS_MAX, find_metric, find_time_metric, is_metric, metrics_in_order,
+    reported_metrics, short_metric_name,
 };
 pub use records::{ReportResponse, StartRecords, StoredRecord};
 

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use stoker_api::contract::{Directive, ExitCode, ReportEvent, TrialConfig};
+use stoker_api::contract::{Directive, ExitCode, ReportEvent, TrialConfig, find_metric};
 use stoker_api::experiment::Unit;
 
 use crate::callback::Logs;
@@ -356,10 +356,7 @@ impl Session<'_> {
 ///
 /// Fails if the metric is missing.
 pub(crate) fn find_searched_metric(config: &TrialConfig, metrics: &Logs) -> Result<f64, Error> {
-    // The runner accepts the same two names.
-    let short = config.metric.strip_prefix("val_");
-    let long = || metrics.get(&format!("validation_{}", short?));
-    metrics.get(&config.metric).or_else(long).copied().ok_or_else(|| {
+    find_metric(metrics, &config.metric).copied().ok_or_else(|| {
         let names = metrics.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         let names = if names.is_empty() { "none" } else { &names };
         let searched = &config.metric;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use stoker_api::contract::{is_metric, short_metric_name};
 use stoker_api::experiment::Unit;
 use stoker_engine::trial::{TrialRecord, granted_units, live_attempt};
 use stoker_storage::metrics::Reader;
@@ -202,10 +203,8 @@ async fn read_one(
 /// Returns group and name of a metric. As in an experiment, `val_` stands for `validation_`. Of
 /// several groups, the validation comes first.
 fn find_metric<'a>(names: &'a BTreeSet<Name>, metric: &str) -> Option<&'a Name> {
-    let long = metric.strip_prefix("val_").map(|rest| format!("validation_{rest}"));
-    let is_named =
-        |name: &&Name| name.1 == metric || long.as_deref().is_some_and(|long| name.1 == long);
-    names.iter().filter(is_named).min_by_key(|name| (name.0 != "validation", *name))
+    let named = names.iter().filter(|name| is_metric(&name.1, metric));
+    named.min_by_key(|name| (name.0 != "validation", *name))
 }
 
 /// Returns the percentiles 5 to 95 of the results of the trials that are not drawn, by length;
@@ -256,8 +255,7 @@ pub(crate) async fn of_trial(
     let (mut total, mut drawn) = (0, 0);
     let mut plots = BTreeMap::<String, Vec<Value>>::new();
     for ((group, name), values) in &metrics.curves {
-        let short = ["validation_", "val_"].iter().find_map(|prefix| name.strip_prefix(prefix));
-        let title = if group == "validation" { short.unwrap_or(name) } else { name };
+        let title = if group == "validation" { short_metric_name(name) } else { name };
         let max = query.points_max(metrics.curves.len());
         let curve = Curve::new(&metrics, values, query, x, per_epoch, max);
         total += curve.total;

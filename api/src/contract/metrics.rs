@@ -1,4 +1,4 @@
-//! Selection of a validation's metrics for reports and records.
+//! Names of a validation's metrics, and their selection for reports and records.
 
 use std::collections::BTreeMap;
 
@@ -17,6 +17,28 @@ pub const METRIC_NAME_BYTES_MAX: usize = 63;
 pub fn is_metric(name: &str, wanted: &str) -> bool {
     let long = |suffix| name.strip_prefix("validation_") == Some(suffix);
     name == wanted || wanted.strip_prefix("val_").is_some_and(long)
+}
+
+/// Returns the metric of a validation that an experiment names `wanted`, as [`is_metric`] does. The
+/// exact name comes first: a program may report both.
+pub fn find_metric<'m, V>(metrics: &'m BTreeMap<String, V>, wanted: &str) -> Option<&'m V> {
+    let long = || metrics.get(&format!("validation_{}", wanted.strip_prefix("val_")?));
+    metrics.get(wanted).or_else(long)
+}
+
+/// Returns the metric that measures the trained length. Its name `wanted` may also lack the prefix
+/// of reports.
+pub fn find_time_metric<'m, V>(metrics: &'m BTreeMap<String, V>, wanted: &str) -> Option<&'m V> {
+    metrics.get(wanted).or_else(|| metrics.get(&long_time_metric(wanted)))
+}
+
+fn long_time_metric(name: &str) -> String {
+    format!("validation_{}", name.strip_prefix("val_").unwrap_or(name))
+}
+
+/// Returns a metric's name without the prefix `validation_` or `val_`.
+pub fn short_metric_name(name: &str) -> &str {
+    name.strip_prefix("validation_").or_else(|| name.strip_prefix("val_")).unwrap_or(name)
 }
 
 /// Returns a validation's metrics in the order in which reports and records keep them: the metrics
@@ -58,9 +80,7 @@ impl TrialConfig {
         let metrics = objectives.into_iter().flatten().filter_map(|one| one["metric"].as_str());
         names.extend(metrics.map(str::to_owned));
         if let Some(name) = &self.time_metric {
-            // Its name may lack the prefix of reports.
-            let short = name.strip_prefix("val_").unwrap_or(name);
-            names.extend([name.clone(), format!("validation_{short}")]);
+            names.extend([name.clone(), long_time_metric(name)]);
         }
         names
     }
@@ -71,6 +91,38 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn metrics_may_have_the_short_prefix() {
+        let names = ["loss", "steps", "validation_loss", "validation_steps", "validation_val_x"];
+        let metrics: BTreeMap<String, &str> = names.map(|name| (name.to_owned(), name)).into();
+        let check = |wanted, expected: Option<&str>, expected_of_time: Option<&str>| {
+            assert_eq!(find_metric(&metrics, wanted).copied(), expected, "{wanted}");
+            let named = names.into_iter().find(|name| is_metric(name, wanted));
+            assert_eq!(named, expected, "{wanted}");
+            assert_eq!(find_time_metric(&metrics, wanted).copied(), expected_of_time, "{wanted}");
+        };
+        check("loss", Some("loss"), Some("loss"));
+        check("validation_loss", Some("validation_loss"), Some("validation_loss"));
+        check("val_loss", Some("validation_loss"), Some("validation_loss"));
+        check("val_accuracy", None, None);
+        check("val_x", None, None);
+        check("x", None, None);
+        check("val_val_x", Some("validation_val_x"), Some("validation_val_x"));
+        check("steps", Some("steps"), Some("steps"));
+        // Only the name of the time metric may lack the prefix.
+        let long = BTreeMap::from([("validation_size".to_owned(), 1)]);
+        assert_eq!((find_metric(&long, "size"), find_time_metric(&long, "size")), (None, Some(&1)));
+        let both = BTreeMap::from([("val_x".to_owned(), 1), ("validation_x".to_owned(), 2)]);
+        assert_eq!(find_metric(&both, "val_x"), Some(&1), "the exact name comes first");
+    }
+
+    #[test]
+    fn short_names_lack_one_prefix() {
+        let short = ["validation_loss", "val_loss", "loss", "validation_val_x", "value"];
+        let expected = ["loss", "loss", "loss", "val_x", "value"];
+        assert_eq!(short.map(short_metric_name), expected);
+    }
 
     #[test]
     fn objectives_and_time_metric_are_decisive() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use stoker_api::contract::is_metric;
+use stoker_api::contract::{is_metric, short_metric_name};
 use stoker_api::experiment::Searcher;
 use stoker_storage::metrics::Row;
 
@@ -73,12 +73,8 @@ pub(super) fn smaller_is_better(searcher: &Searcher, metric: &str) -> Option<boo
     let searched = (searcher.metric.as_str(), searcher.smaller_is_better);
     let mut objectives = std::iter::once(searched).chain(others);
     let (_, smaller) =
-        objectives.find(|(name, _)| without_prefix(name) == without_prefix(metric))?;
+        objectives.find(|(name, _)| short_metric_name(name) == short_metric_name(metric))?;
     Some(smaller)
-}
-
-fn without_prefix(name: &str) -> &str {
-    name.strip_prefix("validation_").or_else(|| name.strip_prefix("val_")).unwrap_or(name)
 }
 
 #[cfg(test)]

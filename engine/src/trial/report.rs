@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use stoker_api::contract::{ACTIVITY_CHARS_MAX, Report, ReportEvent};
+use stoker_api::contract::{ACTIVITY_CHARS_MAX, Report, ReportEvent, find_metric};
 use stoker_api::experiment::Objective;
 use stoker_api::names::{checkpoint_name, parse_checkpoint_name};
 use stoker_api::number;
@@ -27,8 +27,7 @@ pub struct SearchedMetric<'a> {
 impl SearchedMetric<'_> {
     /// Returns the searched metric of a validation. The prefix `val_` stands for `validation_`.
     pub fn of<'m>(&self, metrics: &'m BTreeMap<String, String>) -> Option<&'m String> {
-        let long = || metrics.get(&format!("validation_{}", self.name.strip_prefix("val_")?));
-        metrics.get(self.name).or_else(long)
+        find_metric(metrics, self.name)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::{
-    ACTIVITY_CHARS_MAX, Directive, ReportEvent, TrialConfig, reported_metrics,
+    self, ACTIVITY_CHARS_MAX, Directive, ReportEvent, TrialConfig, reported_metrics,
 };
 use stoker_api::experiment::Unit;
 
@@ -212,9 +212,7 @@ impl TrialIo {
 ///
 /// Fails if the metric is missing.
 fn find_time_metric(name: &str, metrics: &Logs) -> Result<f64> {
-    let short = name.strip_prefix("val_").unwrap_or(name);
-    let found = metrics.get(name).or_else(|| metrics.get(&format!("validation_{short}")));
-    found.copied().ok_or_else(|| {
+    contract::find_time_metric(metrics, name).copied().ok_or_else(|| {
         format!(
             "the validation lacks {name}, which measures the trained length; report it or change \
              searcher.timeMetric"

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use stoker_api::contract::short_metric_name;
+
 use crate::Result;
 use crate::callback::Logs;
 
@@ -98,9 +100,7 @@ pub(crate) fn full_name(group: &str, name: &str) -> String {
     if group != VALIDATION {
         return name.to_owned();
     }
-    let name =
-        name.strip_prefix("validation_").or_else(|| name.strip_prefix("val_")).unwrap_or(name);
-    format!("validation_{name}")
+    format!("validation_{}", short_metric_name(name))
 }
 
 fn check_group(group: &str) -> Result<()> {

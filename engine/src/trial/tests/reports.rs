@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use stoker_api::contract::is_metric;
 use stoker_api::experiment::Objective;
 
 use super::*;
@@ -54,23 +53,6 @@ fn a_result_without_a_usable_metric_is_nan() {
         let result = result_at(&record, 9).map(|result| result.metric.as_str());
         assert_eq!(result, Some("NaN"), "{metric} {loss}");
     }
-}
-
-#[test]
-fn the_searched_metric_may_have_the_short_prefix() {
-    let check = |name, expected: Option<&str>| {
-        let names = ["loss", "validation_loss", "validation_val_x"];
-        let metrics = names.map(|name| (name.to_owned(), name.to_owned())).into();
-        let searched = SearchedMetric { name, ..LOSS };
-        assert_eq!(searched.of(&metrics).map(String::as_str), expected, "{name}");
-        let named = names.into_iter().find(|metric| is_metric(metric, name));
-        assert_eq!(named, expected, "{name}");
-    };
-    check("loss", Some("loss"));
-    check("validation_loss", Some("validation_loss"));
-    check("val_loss", Some("validation_loss"));
-    check("val_accuracy", None);
-    check("accuracy", None);
 }
 
 #[test]

@@ -29,6 +29,11 @@ pub use records::{ReportResponse, StartRecords, StoredRecord};
 
 /// Version of the [`TrialConfig`] and [`Report`] that this crate writes.
 pub const CONTRACT_VERSION: u32 = 1;
+/// Checkpoints offered to an attempt: the newest one, and 15 to fall back to.
+pub const RESUME_FROM_MAX: usize = 16;
+/// Latest checkpoints of a trial that are always kept during training: the one to resume from, and
+/// two to fall back to.
+pub const FALLBACK_CHECKPOINTS: u32 = 3;
 
 /// Configuration of one attempt: a JSON file whose path is in
 /// [`ENV_TRIAL_CONFIG`](crate::names::ENV_TRIAL_CONFIG).

@@ -15,11 +15,12 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
 
+use stoker_api::contract::{FALLBACK_CHECKPOINTS, RESUME_FROM_MAX};
 use stoker_api::experiment::{CheckpointStorage, SAVE_MAX};
 use stoker_api::number;
 use stoker_api::trial::{CheckpointRecord, Fact};
 
-use crate::trial::{RESUME_FROM_MAX, TrialRecord, compare_losses};
+use crate::trial::{TrialRecord, compare_losses};
 
 /// A checkpoint with its trial and its position in the trial's list.
 #[derive(Clone, Copy)]
@@ -87,9 +88,7 @@ pub fn pinned(record: &TrialRecord) -> Vec<String> {
     record.spec.pins.iter().cloned().chain(latest).collect()
 }
 
-/// Latest checkpoints of a trial that are always kept while its experiment runs: the one to resume
-/// from, and two to fall back to.
-const FALLBACKS: usize = 3;
+const FALLBACKS: usize = FALLBACK_CHECKPOINTS as usize;
 
 /// Returns the names of a trial's checkpoints that may be deleted while its experiment runs.
 /// `checkpoints` is sorted oldest first. Those in `pins` stay; see [`pinned`].

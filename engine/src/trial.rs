@@ -17,7 +17,7 @@ mod report;
 mod unreported;
 
 use serde::{Deserialize, Serialize};
-use stoker_api::contract::{CheckpointRef, Directive};
+use stoker_api::contract::{CheckpointRef, Directive, RESUME_FROM_MAX};
 use stoker_api::experiment::Phase;
 use stoker_api::names::parse_checkpoint_name;
 use stoker_api::time::Timestamp;
@@ -34,9 +34,6 @@ pub use reopening::{is_open, is_reopening, is_reopening_due, num_reopenings, reo
 pub use report::{ReportEffect, SearchedMetric, record_report};
 pub(crate) use report::{compare, compare_losses};
 pub use unreported::unreported_since;
-
-/// Checkpoints offered to an attempt: the newest one, and 15 to fall back to.
-pub const RESUME_FROM_MAX: usize = 16;
 
 /// Number of infrastructure failures without a new checkpoint at which a trial fails.
 pub const INFRASTRUCTURE_ATTEMPTS_MAX: u32 = 10;

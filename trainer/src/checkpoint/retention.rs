@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
+use stoker_api::contract::FALLBACK_CHECKPOINTS;
 use stoker_storage::{Storage, StorageError, layout};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -19,13 +20,9 @@ pub(crate) struct RetentionLimits {
     pub(crate) best: u32,
 }
 
-/// Number of latest checkpoints to retain during training: the newest, and fallbacks in case it is
-/// corrupt. The runner retains the same number.
-const FALLBACKS: u32 = 3;
-
 impl RetentionLimits {
     fn during_training(self) -> Self {
-        Self { latest: self.latest.max(FALLBACKS), ..self }
+        Self { latest: self.latest.max(FALLBACK_CHECKPOINTS), ..self }
     }
 }
 

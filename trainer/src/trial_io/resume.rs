@@ -2,16 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use stoker_api::contract::{CheckpointRef, TrialConfig};
+use stoker_api::contract::{CheckpointRef, RESUME_FROM_MAX, TrialConfig};
 use stoker_storage::{Storage, StorageError, hash, layout};
 use tokio::runtime::Handle;
 
 use super::TrialIo;
 use crate::Result;
-
-/// Number of checkpoints from which a program without a runner may resume: the newest, and others
-/// in case it is corrupt. A runner names as many.
-pub(super) const RESUME_FROM_MAX: usize = 16;
 
 /// Sets the checkpoints and the attempt number of a program without a runner. Checkpoints are in
 /// order from newest to oldest. Attempts are counted by everything they wrote, because a killed

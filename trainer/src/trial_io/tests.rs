@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use stoker_api::contract::Manifest;
+use stoker_api::contract::{Manifest, RESUME_FROM_MAX};
 use stoker_storage::layout;
 
 use super::*;
@@ -73,7 +73,7 @@ fn a_start_reads_only_the_newest_manifests() {
     let io = context.io();
     let names: Vec<_> = io.resume_from().iter().map(|checkpoint| checkpoint.name.clone()).collect();
     drop(io);
-    let newest: Vec<_> = all.iter().rev().take(resume::RESUME_FROM_MAX).cloned().collect();
+    let newest: Vec<_> = all.iter().rev().take(RESUME_FROM_MAX).cloned().collect();
     assert_eq!(names, newest);
     assert_eq!(context.config.attempt, 1);
 }

@@ -29,6 +29,9 @@ use crate::user_resources::{CachedExperiment, CachedJob};
 /// the caches, so it does not repair events that a watch has missed.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
 
+/// Debounce time of deferrable changes in a status: pods start in several steps.
+const CONDITIONS_DEBOUNCE: Duration = Duration::from_secs(3);
+
 /// Longest wait of a new leader for the list of jobs.
 const JOBS_LIST_MAX: Duration = Duration::from_secs(20);
 
@@ -271,16 +274,16 @@ impl Context {
         RESYNC_INTERVAL.mul_f64(0.67 + (hash % 1000) as f64 / 1500.0)
     }
 
-    /// Debounces a difference: returns `Ok` once it has been present for `time`.
+    /// Debounces a difference: returns `Ok` once it has been present for `CONDITIONS_DEBOUNCE`.
     ///
     /// # Errors
     ///
     /// Time for which the difference must still be present.
-    pub fn debounce(&self, key: &Key, time: Duration) -> Result<(), Duration> {
+    pub fn debounce(&self, key: &Key) -> Result<(), Duration> {
         let mut debounced_since =
             self.debounced_since.lock().unwrap_or_else(PoisonError::into_inner);
         let since = *debounced_since.entry(key.clone()).or_insert_with(Instant::now);
-        match time.checked_sub(since.elapsed()) {
+        match CONDITIONS_DEBOUNCE.checked_sub(since.elapsed()) {
             None | Some(Duration::ZERO) => {
                 debounced_since.remove(key);
                 Ok(())

@@ -31,9 +31,6 @@ use crate::trial::apply::{delete_pod, find_nodes};
 use crate::trial::observe::unknown_nodes;
 use crate::user_resources::CachedJob;
 
-/// Debounce time of changes in conditions only: pods start in several steps.
-const CONDITIONS_DEBOUNCE: Duration = Duration::from_secs(3);
-
 /// Reconciles one job and returns the delay until the next reconcile.
 ///
 /// Idempotent: the plan depends only on the recorded status and the observed pods.
@@ -91,8 +88,7 @@ async fn run(
     let state_key = state_key(key);
     if status != cached.status() {
         let is_deferrable = is_only_conditions(&status, &cached.status());
-        match if is_deferrable { context.debounce(&state_key, CONDITIONS_DEBOUNCE) } else { Ok(()) }
-        {
+        match if is_deferrable { context.debounce(&state_key) } else { Ok(()) } {
             Err(rest) => retry = Some(rest),
             Ok(()) => {
                 current = apply::write_status(context, key, job, status).await?;

@@ -23,9 +23,6 @@ use crate::error::Error;
 use crate::objects::CachedTrial;
 use observe::ObservedTrial;
 
-/// Debounce time of deferrable changes: pods start in several steps.
-const CONDITIONS_DEBOUNCE: Duration = Duration::from_secs(3);
-
 /// Reconciles one trial and returns the delay until the next reconcile.
 ///
 /// Idempotent: the plan depends only on the recorded status and the observed pods.
@@ -78,7 +75,7 @@ async fn apply(
     let mut trial: Arc<CachedTrial> = observed.trial.clone();
     if record.status != trial.record.status {
         let is_deferrable = is_deferrable(&trial.record.status, &record.status);
-        match if is_deferrable { context.debounce(key, CONDITIONS_DEBOUNCE) } else { Ok(()) } {
+        match if is_deferrable { context.debounce(key) } else { Ok(()) } {
             Err(rest) => retry = Some(rest),
             Ok(()) => {
                 trial = apply::write_status(context, &trial, record.status).await?;

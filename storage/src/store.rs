@@ -30,7 +30,7 @@ use crate::credentials::Credentials;
 use crate::open;
 
 /// Objects of at least this size are uploaded and downloaded in parts.
-const LARGE_BYTES: usize = 16 << 20;
+const PART_THRESHOLD_BYTES: usize = 16 << 20;
 
 /// Maximum number of concurrent requests of [`Storage::get_each`].
 const GETS_MAX: usize = 16;
@@ -167,10 +167,10 @@ impl Storage {
         let location = self.location(path)?;
         let len: usize = parts.iter().map(Bytes::len).sum();
         match (&self.parts, self.local_file(path)?) {
-            (Some(store), _) if len >= LARGE_BYTES => {
+            (Some(store), _) if len >= PART_THRESHOLD_BYTES => {
                 self.put_parts(store.as_ref(), path, &location, parts).await
             }
-            (None, Some(file)) if len >= LARGE_BYTES => {
+            (None, Some(file)) if len >= PART_THRESHOLD_BYTES => {
                 let write = || {
                     let (file, parts) = (file.clone(), parts.to_vec());
                     local::run_blocking(move || local::write_file(&file, &parts))
@@ -192,7 +192,7 @@ impl Storage {
     ///
     /// Same as [`put`](Self::put).
     pub async fn put_uniquely(&self, path: &str, bytes: Bytes) -> Result<bool, StorageError> {
-        if bytes.len() >= LARGE_BYTES {
+        if bytes.len() >= PART_THRESHOLD_BYTES {
             return self.put(path, bytes).await.map(|()| false);
         }
         let location = self.location(path)?;
@@ -236,7 +236,7 @@ impl Storage {
         let location = self.location(path)?;
         let head = || self.store.head(&location);
         let size = if self.parts.is_some() { self.retry(path, head).await?.size } else { 0 };
-        if size >= LARGE_BYTES as u64 {
+        if size >= PART_THRESHOLD_BYTES as u64 {
             return self.get_parts(path, &location, 0..size).await;
         }
         let get = || async { self.store.get(&location).await?.bytes().await };
@@ -259,7 +259,8 @@ impl Storage {
         }
         let location = self.location(path)?;
         // One request for a large range could exceed the request timeout on every retry.
-        let is_large = self.parts.is_some() && range.end - range.start >= LARGE_BYTES as u64;
+        let is_large =
+            self.parts.is_some() && range.end - range.start >= PART_THRESHOLD_BYTES as u64;
         let bytes = match is_large {
             true => self.get_parts(path, &location, range.clone()).await?,
             false => {

@@ -127,14 +127,14 @@ async fn completed_upload_is_accepted_if_its_response_is_lost() {
     let cases = [
         (Completions::LostAfter, 3, true),
         (Completions::LostBefore, 3, false),
-        (Completions::Unknown, LARGE_BYTES, false),
+        (Completions::Unknown, PART_THRESHOLD_BYTES, false),
     ];
     for (completions, earlier, is_stored) in cases {
         let store = Flaky::completing(completions);
         let bytes = vec![1u8; earlier].into();
         store.inner.put(&Path::from("large"), bytes).await.unwrap();
         let storage = Storage::from_store(store.clone(), "flaky://root").with_parts(store);
-        let put = storage.put("large", vec![7; LARGE_BYTES].into()).await;
+        let put = storage.put("large", vec![7; PART_THRESHOLD_BYTES].into()).await;
         match is_stored {
             true => assert_eq!(put, Ok(()), "{completions:?}"),
             false => assert!(matches!(put, Err(StorageError::NotFound { .. })), "{put:?}"),
@@ -191,7 +191,7 @@ async fn saves_outlast_ten_minutes_of_refused_connections() {
         let rows = storage.put_uniquely("b", "row".into()).await.is_ok();
         (stored, rows, start.elapsed().as_secs() / 60)
     };
-    for bytes in [3, 2 << 20, LARGE_BYTES] {
+    for bytes in [3, 2 << 20, PART_THRESHOLD_BYTES] {
         assert_eq!(put(600, bytes, true).await, (true, true, 10), "{bytes} bytes");
         // For others, an early error is more useful.
         let (stored, _, minutes) = put(600, bytes, false).await;
@@ -234,7 +234,7 @@ async fn large_files_have_the_names_of_small_ones() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("root");
     let storage = Storage::open(folder.to_str().unwrap(), None).unwrap();
-    let large = Bytes::from(vec![7; LARGE_BYTES]);
+    let large = Bytes::from(vec![7; PART_THRESHOLD_BYTES]);
     for path in ["a/b c%20\u{e4}", "/begins/with/a/slash"] {
         for bytes in [Bytes::from("small"), large.clone(), Bytes::from("small again")] {
             storage.put(path, bytes.clone()).await.unwrap();

@@ -156,6 +156,17 @@ pub fn trial_path(namespace: &str, experiment: &str, experiment_id: &str, trial:
     format!("{}/trials/{trial}", experiment_path(namespace, experiment, experiment_id))
 }
 
+/// Returns the directory of the files of a job's processes, given the job's directory.
+pub fn workers_path(job_path: &str) -> String {
+    format!("{job_path}/workers")
+}
+
+/// Returns the directory of the files of the processes in one slot of a job, as in
+/// [`StorageConfig::trial_path`](crate::contract::StorageConfig::trial_path).
+pub fn worker_path(job_path: &str, slot: u32) -> String {
+    format!("{}/{slot}", workers_path(job_path))
+}
+
 /// Returns the path of an experiment's or a trial's record, given its directory.
 pub fn record_path(folder: &str) -> String {
     format!("{folder}/{RECORD}")

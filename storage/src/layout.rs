@@ -7,14 +7,19 @@
 //!   checkpoints/BATCHES-ATTEMPT/{files, manifest.json}
 //!   metrics/ATTEMPT-SEQ.jsonl
 //!   tensorboard/events.out.tfevents.ATTEMPT-SEQ
+//!   profiler/ATTEMPT-RANK-SEQ.jsonl
 //!   logs/ATTEMPT/RANK-SEQ.log
 //!   record.json
+//! NAMESPACE/JOB-UID8/workers/SLOT/logs/ATTEMPT/RANK-SEQ.log
 //! ```
 
 use stoker_api::names::MANIFEST;
 pub use stoker_api::names::{
     checkpoint_name, context_path, experiment_path, parse_checkpoint_name, record_path, trial_path,
+    worker_path, workers_path,
 };
+
+use crate::segments::Segments;
 
 /// Returns the directory of a trial's checkpoints.
 pub fn checkpoints_path(trial_path: &str) -> String {
@@ -56,6 +61,19 @@ pub fn logs_path(trial_path: &str, attempt: u32) -> String {
     format!("{trial_path}/logs/{attempt}")
 }
 
+/// Returns the segments to which a rank's output in `attempt` is written.
+pub fn log_segments(trial_path: &str, attempt: u32, rank: u32) -> Segments {
+    Segments::new(format!("{}/{rank}-", logs_path(trial_path, attempt)), ".log")
+}
+
+/// Returns rank and number of a segment from [`log_segments`], given its path; `None` for other
+/// files.
+pub fn parse_log_segment(path: &str) -> Option<(u32, u64)> {
+    let name = path.rsplit_once('/')?.1.strip_suffix(".log")?;
+    let (rank, seq) = name.split_once('-')?;
+    Some((rank.parse().ok()?, seq.parse().ok()?))
+}
+
 /// Returns the attempt that wrote a file, given the path below the trial's directory; `None` for
 /// files that do not belong to an attempt.
 ///
@@ -93,9 +111,25 @@ mod tests {
         let events = format!("{}/events.out.tfevents.000012-", tensorboard_path(&trial));
         check(&format!("{events}00000000.stoker"), Some(12));
         check(&format!("{}/12-3-00000000.jsonl", profiler_path(&trial)), Some(12));
-        check(&format!("{}/0-00000000.log", logs_path(&trial, 12)), Some(12));
+        check(&log_segments(&trial, 12, 0).path(0), Some(12));
         check(&record_path(&trial), None);
         check(&format!("{}/notes.txt", metrics_path(&trial)), None);
+    }
+
+    #[test]
+    fn log_segments_give_rank_and_number() {
+        let check = |path: &str, expected: Option<(u32, u64)>| {
+            assert_eq!(parse_log_segment(path), expected, "{path}");
+        };
+        let job = worker_path("default/species-0b3f9c1e", 2);
+        assert_eq!(job, "default/species-0b3f9c1e/workers/2");
+        let path = log_segments(&job, 0, 3).path(12);
+        assert_eq!(path, "default/species-0b3f9c1e/workers/2/logs/0/3-00000012.log");
+        check(&path, Some((3, 12)));
+        check("a/logs/0/10-00000000.log", Some((10, 0)));
+        check("a/logs/0/notes.txt", None);
+        check("a/logs/0/x-1.log", None);
+        check("3-00000012.log", None);
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub(super) async fn delete(root: Option<&str>, name: &str, output: Output) -> Re
     let (run_root, job, files) = open(root, name)?;
     let storage = storage(&run_root, &job.job)?;
     let lock = mark_deleted(&files, (InferenceJob::KIND_NAME, name, &job.id()))?;
-    storage.delete_folder(&format!("{}/workers", jobs::path(&job.job))).await?;
+    storage.delete_folder(&layout::workers_path(&jobs::path(&job.job))).await?;
     delete_record(&files, "job.json")?;
     drop(lock);
     let left = record::recorded_output_url(&run_root, &job.job);
@@ -144,7 +144,7 @@ pub(super) async fn follow_logs(
                 continue;
             }
             let tag = Tag { trial: pod, attempt, pod, gang, with_trial: false, is_job: true };
-            let folder = layout::logs_path(&format!("{path}/workers/{pod}"), attempt);
+            let folder = layout::logs_path(&layout::worker_path(&path, pod), attempt);
             lines.print_new(&tag, &folder).await?;
             // The processes of a killed job are recorded as ended before they are.
             if !is_over && lines.is_up_to_date() && !inference::is_live(&status, attempt) {

@@ -20,7 +20,7 @@ use stoker_api::trial::AttemptEnd;
 use stoker_storage::Storage;
 use stoker_storage::layout;
 use stoker_storage::lines::{LineBuffer, SILENCE};
-use stoker_storage::segments::{SegmentWriter, Segments};
+use stoker_storage::segments::SegmentWriter;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -146,8 +146,7 @@ pub(crate) fn start(
     command.process_group(0);
     let child = command.spawn()?;
     let stop_request = Arc::new(Mutex::new(StopRequest::default()));
-    let prefix = format!("{}/0-", layout::logs_path(start.trial_path, start.attempt));
-    let segments = Segments::new(prefix, ".log");
+    let segments = layout::log_segments(start.trial_path, start.attempt, 0);
     let log = Log {
         writer: SegmentWriter::new(&tokio::runtime::Handle::current(), storage.clone(), segments),
         num_missing: Arc::default(),

@@ -6,6 +6,7 @@ use stoker_api::contract::{
 };
 use stoker_api::experiment::{CheckpointPolicy, GradientCompression, MixedPrecision, Unit};
 use stoker_api::inference::{InferenceJobSpec, InferenceTask};
+use stoker_api::names::worker_path;
 use stoker_api::validate::derive_seed;
 
 use super::ProcessStart;
@@ -90,7 +91,7 @@ pub fn trial_config(job: &JobContext<'_>, start: ProcessStart) -> TrialConfig {
         storage: StorageConfig {
             url: job.root.clone(),
             endpoint: job.endpoint.clone(),
-            trial_path: format!("{}/workers/{}", job.path, start.slot),
+            trial_path: worker_path(&job.path, start.slot),
         },
         resume_from: vec![],
         unreported_since: None,

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use stoker_api::contract::TrialConfig;
 use stoker_storage::lines::{LineBuffer, SILENCE};
-use stoker_storage::segments::{SegmentWriter, Segments};
+use stoker_storage::segments::SegmentWriter;
 use stoker_storage::{Storage, layout};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -54,8 +54,8 @@ impl Output {
     pub(super) fn new(rank: u32, world_size: u32, store: Option<&(Storage, &TrialConfig)>) -> Self {
         let prefix = if world_size > 1 { format!("[rank={rank}] ") } else { String::new() };
         let writer = store.map(|(storage, config)| {
-            let logs = layout::logs_path(&config.storage.trial_path, config.attempt);
-            let segments = Segments::new(format!("{logs}/{rank}-"), ".log");
+            let folder = &config.storage.trial_path;
+            let segments = layout::log_segments(folder, config.attempt, rank);
             SegmentWriter::new(&Handle::current(), storage.clone(), segments)
         });
         let (num_missing, tails) = (AtomicU64::default(), Default::default());

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
+use stoker_storage::layout;
+
 /// An object with lines. A list sorts by rank, then by position.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LogObject {
@@ -15,11 +17,9 @@ pub(super) struct LogObject {
 }
 
 impl LogObject {
-    /// Returns the object of a path `.../RANK-SEQ.log`.
+    /// Returns the object of a path; `None` for other files.
     pub(super) fn parse(path: String, size: u64) -> Option<Self> {
-        let name = path.rsplit_once('/')?.1.strip_suffix(".log")?;
-        let (rank, seq) = name.split_once('-')?;
-        let (rank, seq) = (rank.parse().ok()?, seq.parse().ok()?);
+        let (rank, seq) = layout::parse_log_segment(&path)?;
         Some(Self { rank, seq, path, size })
     }
 }
@@ -139,17 +139,6 @@ pub(super) fn share(sizes: impl Iterator<Item = u64>, total: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn object_names_give_rank_and_number() {
-        let check = |path: &str, expected: Option<(u32, u64)>| {
-            let object = LogObject::parse(path.to_owned(), 1);
-            assert_eq!(object.map(|object| (object.rank, object.seq)), expected, "{path}");
-        };
-        check("a/logs/0/3-00000012.log", Some((3, 12)));
-        check("a/logs/0/notes.txt", None);
-        check("a/logs/0/x-1.log", None);
-    }
 
     fn objects(all: &[(u32, u64, u64)]) -> Vec<LogObject> {
         let object = |&(rank, seq, size): &(u32, u64, u64)| LogObject {

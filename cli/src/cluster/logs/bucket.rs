@@ -97,7 +97,7 @@ impl StoredLogs<'_> {
         let listed = self.storage.list_timed(self.folder).await?.into_iter();
         let mut objects: Vec<LogObject> = listed
             .filter_map(|(path, stored)| {
-                let (rank, seq) = parse(&path)?;
+                let (rank, seq) = layout::parse_log_segment(&path)?;
                 Some(LogObject { rank, seq, path, stored })
             })
             .filter(|object| self.is_merged || rank.is_none_or(|rank| object.rank == rank))
@@ -136,12 +136,11 @@ pub(crate) async fn print_job(
     slot: Option<u32>,
     printer: &mut LogPrinter,
 ) -> Result<usize, StorageError> {
-    let folder = format!("{path}/workers");
     let processes = job_processes(storage, path, slot).await?;
     for (attempt, slot) in &processes {
         let (attempt, pod) = (*attempt, *slot);
         let tag = Tag { trial: pod, attempt, pod, gang, with_trial: false, is_job: true };
-        let folder = layout::logs_path(&format!("{folder}/{pod}"), attempt);
+        let folder = layout::logs_path(&layout::worker_path(path, pod), attempt);
         let stored = StoredLogs { storage, folder: &folder, is_merged: false };
         stored.print(&tag, None, printer).await?;
     }
@@ -154,7 +153,7 @@ pub(crate) async fn job_processes(
     path: &str,
     slot: Option<u32>,
 ) -> Result<BTreeSet<(u32, u32)>, StorageError> {
-    let folder = format!("{path}/workers");
+    let folder = layout::workers_path(path);
     let paths = storage.list(&folder).await?;
     let parsed = paths.iter().filter_map(|path| process_of(path.strip_prefix(&folder)?));
     Ok(parsed.filter(|(_, of_slot)| slot.is_none_or(|slot| *of_slot == slot)).collect())
@@ -166,13 +165,6 @@ fn process_of(path: &str) -> Option<(u32, u32)> {
     let slot = parts.next()?.parse().ok()?;
     let attempt = parts.nth(1)?.parse().ok()?;
     Some((attempt, slot))
-}
-
-/// Parses rank and sequence number from `.../RANK-SEQ.log`.
-fn parse(path: &str) -> Option<(u32, u64)> {
-    let name = path.rsplit_once('/')?.1.strip_suffix(".log")?;
-    let (rank, seq) = name.split_once('-')?;
-    Some((rank.parse().ok()?, seq.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -201,14 +193,5 @@ mod tests {
         check("/3/logs/7/0-00000000.log", Some((7, 3)));
         check("/3/notes", None);
         check("x", None);
-    }
-
-    #[test]
-    fn object_names_give_rank_and_number() {
-        let check = |path: &str, expected: Option<(u32, u64)>| assert_eq!(parse(path), expected);
-        check("a/logs/0/3-00000012.log", Some((3, 12)));
-        check("a/logs/0/10-00000000.log", Some((10, 0)));
-        check("a/logs/0/notes.txt", None);
-        check("a/logs/0/x-1.log", None);
     }
 }

@@ -3,11 +3,10 @@
 use stoker_api::time::Timestamp;
 
 use super::{
-    DELETE_GRACE_SECONDS, NodeState, ObservedPod, PodOutcome, PodPhase, Timeouts, pod_outcome,
+    DELETE_GRACE_SECONDS, NodeState, ObservedPod, PodOutcome, PodPhase, Removal, Timeouts,
+    pod_outcome,
 };
 
-/// Seconds that the API server's clock may be ahead of the operator's.
-const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
 /// Seconds between the failure of a pod and the creation of the next one.
 const RETRY_SECONDS: u64 = 60;
 
@@ -62,10 +61,9 @@ pub fn clean_up_step(
         return CleanUpStep::Delete(0);
     }
     if !is_wanted || pod.is_on_dead_node(timeouts, now) {
-        let soon = now.plus((DELETE_GRACE_SECONDS + CLOCK_SKEW_SECONDS_MAX).into());
-        return match pod.deletion {
-            Some(until) if until <= soon => wait_until(until.plus(1)),
-            Some(_) | None => CleanUpStep::Delete(DELETE_GRACE_SECONDS),
+        return match pod.removal_within(DELETE_GRACE_SECONDS, now) {
+            Removal::Wait(until) => wait_until(until),
+            Removal::Delete(grace_seconds) => CleanUpStep::Delete(grace_seconds),
         };
     }
     match pod.node {

@@ -18,14 +18,15 @@ mod conditions;
 pub(crate) mod creation;
 mod outcome;
 mod plan;
+mod removal;
 
 use stoker_api::time::Timestamp;
 
 pub use clean_up::{CleanUpStep, clean_up_step};
 pub use outcome::{PodOutcome, pod_outcome};
-pub use plan::{
-    DELETE_GRACE_SECONDS, GangPlan, GangView, POD_GRACE_SECONDS_MAX, PodDeletion, plan, refuse,
-};
+pub use plan::{GangPlan, GangView, POD_GRACE_SECONDS_MAX, PodDeletion, plan, refuse};
+pub use removal::DELETE_GRACE_SECONDS;
+pub(crate) use removal::Removal;
 
 /// Timeouts of the runner of a gang, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

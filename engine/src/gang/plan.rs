@@ -14,15 +14,13 @@ use stoker_api::trial::{AttemptEnd, DesiredTrialState};
 
 use self::exits::worst;
 use super::admission::StartStage;
-use super::{ObservedPod, PodPhase, Timeouts, conditions, pod_outcome};
+use super::{DELETE_GRACE_SECONDS, ObservedPod, PodPhase, Timeouts, conditions, pod_outcome};
 use crate::trial::{
     BackOff, NextStep, RestartLimits, SearchedMetric, TargetState, TrialRecord, back_off,
     begin_attempt, close, closed, end_attempt, granted_units, live_attempt, next, record_report,
     reopen, result_at, stamp_facts,
 };
 
-/// Seconds that a pod has to exit by itself after it is deleted.
-pub const DELETE_GRACE_SECONDS: u32 = 30;
 /// Longest grace period of a pod that may store a checkpoint after it is deleted, for example by a
 /// node drain.
 pub const POD_GRACE_SECONDS_MAX: u32 = 600;

@@ -18,16 +18,11 @@ use stoker_api::trial::AttemptEnd;
 use super::conditions::{self, PendingReasons};
 use super::{ProcessStart, apply_desired_state, begin, next, update_totals};
 use crate::experiment::{ADMISSION_REFUSED, POD_INVALID};
-use crate::gang::{NodeState, ObservedPod, PodDeletion, Timeouts, creation, pod_outcome};
+use crate::gang::{
+    DELETE_GRACE_SECONDS, NodeState, ObservedPod, PodDeletion, Removal, Timeouts, creation,
+    pod_outcome,
+};
 use process_end::record_end;
-
-/// Seconds that a pod has to exit by itself after it is deleted.
-const DELETE_GRACE_SECONDS: u32 = 30;
-/// Least grace with which the node still confirms the end of a killed pod. With 0, the API server
-/// would remove the pod at once.
-const KILL_GRACE_SECONDS: u32 = 1;
-/// Seconds that the API server's clock may be ahead of the operator's.
-const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
 
 /// Input of a plan.
 #[derive(Clone, Copy, Debug)]
@@ -278,40 +273,24 @@ impl Planner<'_> {
             let exit = pod.exit.as_ref();
             let ended_at = exit.and_then(|exit| exit.finished_at).or(pod.scheduled_at);
             let ended_at = ended_at.unwrap_or_default();
-            let until = ended_at.plus(view.timeouts.finished_pods_seconds);
-            let report_deadline = ended_at.plus(DELETE_GRACE_SECONDS.into());
-            if pod.is_lost(&view.timeouts, view.now) {
-                self.delete(pod, 0);
-            } else if pod.is_terminal() && view.now < until {
-                self.wake(until);
-            } else if !pod.is_terminal()
-                && pod.deletion.is_none()
-                && pod.has_program_exited()
-                && view.now < report_deadline
-            {
-                // The program has exited. Wait for the node to report the pod as finished, so that
-                // the pod is kept for its logs.
-                self.wake(report_deadline);
-            } else {
-                let is_killed = view.desired_state == DesiredState::Killed;
-                let grace = if is_killed { KILL_GRACE_SECONDS } else { DELETE_GRACE_SECONDS };
-                self.delete_within(pod, grace);
-            }
+            let is_killed = view.desired_state == DesiredState::Killed;
+            self.remove(pod, pod.stale_removal(ended_at, is_killed, &view.timeouts, view.now));
         }
     }
 
     /// Deletes a pod, unless an earlier deletion ends about as soon.
     fn delete_within(&mut self, pod: &ObservedPod, grace_seconds: u32) {
-        let soon = u64::from(grace_seconds) + u64::from(CLOCK_SKEW_SECONDS_MAX);
-        match pod.deletion {
-            Some(until) if until <= self.view.now.plus(soon) => self.wake(until.plus(1)),
-            Some(_) | None => self.delete(pod, grace_seconds),
-        }
+        self.remove(pod, pod.removal_within(grace_seconds, self.view.now));
     }
 
-    fn delete(&mut self, pod: &ObservedPod, grace_seconds: u32) {
-        let (name, uid) = (pod.name.clone(), pod.uid.clone());
-        self.plan.delete.push(PodDeletion { name, uid, grace_seconds });
+    fn remove(&mut self, pod: &ObservedPod, removal: Removal) {
+        match removal {
+            Removal::Wait(until) => self.wake(until),
+            Removal::Delete(grace_seconds) => {
+                let (name, uid) = (pod.name.clone(), pod.uid.clone());
+                self.plan.delete.push(PodDeletion { name, uid, grace_seconds });
+            }
+        }
     }
 }
 

@@ -6,9 +6,9 @@ use stoker_api::exit::ExitClass;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 
-use super::super::{ObservedPod, PodOutcome, PodPhase, pod_outcome};
-use super::deletion::CLOCK_SKEW_SECONDS_MAX;
-use super::{DELETE_GRACE_SECONDS, POD_GRACE_SECONDS_MAX, Planner};
+use super::super::removal::CLOCK_SKEW_SECONDS_MAX;
+use super::super::{DELETE_GRACE_SECONDS, ObservedPod, PodOutcome, PodPhase, pod_outcome};
+use super::{POD_GRACE_SECONDS_MAX, Planner};
 
 /// Pod of rank 0, which stores the checkpoints of the gang.
 const LEAD_POD: u32 = 0;

@@ -1,0 +1,81 @@
+//! When a pod is deleted, and with which grace period.
+
+use stoker_api::time::Timestamp;
+
+use super::{ObservedPod, Timeouts};
+
+/// Seconds that a pod has to exit by itself after it is deleted.
+pub const DELETE_GRACE_SECONDS: u32 = 30;
+/// Least grace with which the node still confirms the end of a killed pod. With 0, the API server
+/// would remove the pod at once.
+const KILL_GRACE_SECONDS: u32 = 1;
+/// Seconds that the API server's clock may be ahead of the operator's.
+pub(super) const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
+
+/// Next step for a pod that is to be removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// Plan again at this time.
+    Wait(Timestamp),
+    /// Delete the pod with this grace period in seconds. With 0, its node does not confirm the end.
+    Delete(u32),
+}
+
+impl ObservedPod {
+    /// Returns how to remove a pod within a grace period: waits if an earlier deletion ends about as
+    /// soon. An earlier deletion, such as a node drain, may have a grace period of minutes. It is
+    /// cut short, because nothing waits for what the pod saves.
+    pub(crate) fn removal_within(&self, grace_seconds: u32, now: Timestamp) -> Removal {
+        let soon = u64::from(grace_seconds) + u64::from(CLOCK_SKEW_SECONDS_MAX);
+        match self.deletion {
+            Some(until) if until <= now.plus(soon) => Removal::Wait(until.plus(1)),
+            Some(_) | None => Removal::Delete(grace_seconds),
+        }
+    }
+
+    /// Returns how to remove a pod whose attempt has ended. `ended_at` is the end of the attempt or
+    /// of the pod, and `is_killed` whether the user killed the trial or job.
+    pub(crate) fn stale_removal(
+        &self,
+        ended_at: Timestamp,
+        is_killed: bool,
+        timeouts: &Timeouts,
+        now: Timestamp,
+    ) -> Removal {
+        let until = ended_at.plus(timeouts.finished_pods_seconds);
+        let report_deadline = ended_at.plus(DELETE_GRACE_SECONDS.into());
+        if self.is_lost(timeouts, now) {
+            Removal::Delete(0)
+        } else if self.is_terminal() && now < until {
+            Removal::Wait(until)
+        } else if !self.is_terminal()
+            && self.deletion.is_none()
+            && self.has_program_exited()
+            && now < report_deadline
+        {
+            // The program has exited. Wait for the node to report the pod as finished, so that the
+            // pod is kept for its logs.
+            Removal::Wait(report_deadline)
+        } else {
+            let grace = if is_killed { KILL_GRACE_SECONDS } else { DELETE_GRACE_SECONDS };
+            self.removal_within(grace, now)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn earlier_deletion_stays_if_it_ends_as_soon() {
+        let check = |deletion: Option<i64>, grace_seconds: u32, expected: Removal| {
+            let pod = ObservedPod { deletion: deletion.map(Timestamp), ..ObservedPod::default() };
+            assert_eq!(pod.removal_within(grace_seconds, Timestamp(100)), expected, "{deletion:?}");
+        };
+        check(None, 30, Removal::Delete(30));
+        check(Some(140), 30, Removal::Wait(Timestamp(141)));
+        check(Some(141), 30, Removal::Delete(30));
+        check(Some(141), u32::MAX, Removal::Wait(Timestamp(142)));
+    }
+}

@@ -2,6 +2,7 @@
 
 use stoker_api::inference::InferenceJob;
 use stoker_api::time::Timestamp;
+use stoker_engine::inference;
 
 use super::{Cell, Column, List, Row};
 use crate::cluster::text;
@@ -36,6 +37,8 @@ pub(crate) fn list(jobs: Vec<Listed>, with_namespace: bool, empty: String) -> Li
 fn row(listed: Listed, with_namespace: bool, now: Timestamp) -> Row {
     let Listed { job, name, phase } = listed;
     let (metadata, status) = (&job.metadata, job.status.clone().unwrap_or_default());
+    // Earlier versions recorded no percentage of a completed job.
+    let percent = inference::percent(&status);
     let mut cells = vec![
         Cell::text(&name),
         Cell::text(&phase),
@@ -46,7 +49,7 @@ fn row(listed: Listed, with_namespace: bool, now: Timestamp) -> Row {
         Cell::count(status.rejected),
         Cell::count(status.restarts),
         Cell::age(text::created(metadata), now),
-        Cell::number(status.progress_percent.into(), format!("{}%", status.progress_percent)),
+        Cell::number(percent.into(), format!("{percent}%")),
         Cell::text(status.output.as_deref().unwrap_or_default()),
         Cell::text(metadata.uid.as_deref().unwrap_or_default()),
     ];
@@ -81,7 +84,7 @@ mod tests {
             },
             "status": {
                 "phase": "Running", "stage": "work", "attempts": 5, "running": 3, "rows": 20,
-                "rowsTotal": 80, "progressPercent": 25, "restarts": 1, "observedGeneration": 1,
+                "rowsTotal": 80, "restarts": 1, "observedGeneration": 1,
             },
         }))
         .unwrap();

@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
 use stoker_api::inference::{CheckpointChoice, Role, WorkerEnd, WorkerStatus};
+use stoker_engine::inference::percent;
 
 use super::experiment::yaml;
-use super::jobs::{badge, num_failed, percent, rejected, rows, stage};
+use super::jobs::{badge, num_failed, rejected, rows, stage};
 use super::{condition, plain_frame};
 use crate::job::Job;
 use crate::live::Version;
@@ -103,7 +104,7 @@ fn facts(job: &Job) -> Vec<Fact> {
     let failed = num_failed(job);
     let per_worker = format!("at most {} per worker", spec.max_restarts);
     let mut facts = vec![
-        fact("Progress", format!("{} %", percent(job)), String::new()),
+        fact("Progress", format!("{} %", percent(&status)), String::new()),
         fact("Rows", rows(status.rows, status.rows_total), String::new()),
         fact("Rejected", rejected(job), "rows without output".to_owned()),
         fact("Attempts", text::count(status.attempts.into()), String::new()),

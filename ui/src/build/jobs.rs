@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use stoker_api::experiment::Phase;
 use stoker_api::inference::Role;
 use stoker_api::time::Timestamp;
+use stoker_engine::inference::percent;
 
 use super::plain_frame;
 use crate::job::Job;
@@ -75,7 +75,7 @@ fn row(job: &Job, now: Timestamp) -> JobRow {
             true => text::NONE.to_owned(),
             false => stage(status.stage).to_owned(),
         },
-        progress: format!("{} %", percent(job)),
+        progress: format!("{} %", percent(&status)),
         rows: rows(status.rows, status.rows_total),
         rejected: rejected(job),
         attempts: match failed {
@@ -98,16 +98,6 @@ pub(super) fn rows(rows: u64, total: u64) -> String {
     }
 }
 
-/// Returns the progress. Local runners record rows, but no percentage.
-pub(super) fn percent(job: &Job) -> u64 {
-    let status = job.status();
-    match (job.phase(), status.rows_total) {
-        (Phase::Completed, _) => 100,
-        (_, 0) => status.progress_percent.into(),
-        (_, total) => status.rows.saturating_mul(100) / total,
-    }
-}
-
 /// Returns the number of rejected rows. It is recorded when the job ends.
 pub(super) fn rejected(job: &Job) -> String {
     let status = job.status();
@@ -117,7 +107,7 @@ pub(super) fn rejected(job: &Job) -> String {
     }
 }
 
-/// Returns the number of failures of the program. Local runners record them by slot.
+/// Returns the number of failures of the program. Earlier local runners recorded them by slot only.
 pub(super) fn num_failed(job: &Job) -> u32 {
     let status = job.status();
     let by_slot: u32 = status.workers.iter().map(|worker| worker.restarts).sum();
@@ -131,7 +121,7 @@ pub(crate) fn export(visible: &Visible) -> Vec<Value> {
         json!({
             "namespace": job.namespace, "name": job.name, "id": job.id(),
             "phase": badge(job).word, "stage": stage(status.stage),
-            "progressPercent": percent(job), "rows": status.rows, "rowsTotal": status.rows_total,
+            "progressPercent": percent(&status), "rows": status.rows, "rowsTotal": status.rows_total,
             "rejected": status.phase.is_terminal().then_some(status.rejected),
             "attempts": status.attempts, "failures": num_failed(job),
             "created": job.created.map(|at| at.to_string()), "output": job.output_url,
@@ -167,7 +157,7 @@ mod tests {
     #[test]
     fn rows_show_progress_and_failures() {
         check(json!({}), true, ["Pending", "plan", "0 %", "–", "–", "0", ""]);
-        // A local runner records neither the percentage nor the sum of the restarts.
+        // Earlier local runners recorded neither the percentage nor the sum of the restarts.
         let mut local = json!({
             "phase": "Running", "stage": "work", "rows": 20, "rowsTotal": 80, "attempts": 5,
             "workers": [{"restarts": 1}, {"restarts": 1}],
@@ -181,6 +171,8 @@ mod tests {
         local["phase"] = json!("Completed");
         local["rejected"] = json!(3);
         check(local, false, ["Completed", "–", "100 %", "20 / 80", "3", failed, ""]);
+        let damaged = json!({"phase": "Running", "stage": "work", "rows": 9, "rowsTotal": 8});
+        check(damaged, true, ["Running", "work", "100 %", "9 / 8", "–", "0", ""]);
         let failed = json!({"phase": "Failed", "restarts": 6, "attempts": 6, "message": "a\u{7}"});
         let cells = ["Failed", "–", "0 %", "–", "0", "6 of 6 failed", "a\\u{7}"];
         check(failed, true, cells);

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::rules::{check_entrypoint, check_env, check_name, is_storage_url, union_error};
+use super::rules::{
+    check_endpoint, check_entrypoint, check_env, check_name, check_storage_url, union_error,
+};
 use super::{FieldError, ValidInferenceJob, item, member, pods};
 use crate::experiment::Resources;
 use crate::inference::{CheckpointChoice, InferenceJobSpec};
@@ -172,24 +174,15 @@ fn check_pods(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
     pods::check_context(spec.context.as_ref(), errors);
 }
 
+/// Checks a URL that all processes of a job use.
 fn check_url(path: &str, url: &str, errors: &mut Vec<FieldError>) {
-    if !is_storage_url(url) || url.starts_with("memory:") {
-        let rule = "must be file:///PATH, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
-                    az://CONTAINER/PREFIX or an absolute path";
-        errors.push(FieldError::new(path, &json!(url), rule));
-    }
-}
-
-fn check_endpoint(path: &str, endpoint: Option<&String>, errors: &mut Vec<FieldError>) {
-    let is_http = |url: &&String| url.starts_with("http://") || url.starts_with("https://");
-    if let Some(endpoint) = endpoint.filter(|url| !is_http(url)) {
-        let rule = "must be the address of an S3 server, such as http://127.0.0.1:8333";
-        errors.push(FieldError::new(path, &Value::from(endpoint.as_str()), rule));
-    }
+    check_storage_url(path, url, false, errors);
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
     use crate::validate::{
         validate_inference, validate_inference_on_cluster, validate_started_inference,

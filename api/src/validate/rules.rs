@@ -268,21 +268,35 @@ pub(super) fn check_env(env: &[EnvVar], errors: &mut Vec<FieldError>) {
 
 fn check_storage(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
     let storage = &spec.checkpoint_storage;
-    if let Some(url) = &storage.url
-        && !is_storage_url(url)
-    {
+    if let Some(url) = &storage.url {
+        check_storage_url("spec.checkpointStorage.url", url, true, errors);
+    }
+    check_endpoint("spec.checkpointStorage.endpoint", storage.endpoint.as_ref(), errors);
+}
+
+/// Checks the URL of a storage. The objects of `memory:` exist within one process only.
+pub(super) fn check_storage_url(
+    path: &str,
+    url: &str,
+    allows_memory: bool,
+    errors: &mut Vec<FieldError>,
+) {
+    if !is_storage_url(url) || (!allows_memory && url.starts_with("memory:")) {
         let rule = "must be file:///PATH, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
                     az://CONTAINER/PREFIX or an absolute path";
-        errors.push(FieldError::new("spec.checkpointStorage.url", &json!(url), rule));
-    }
-    let is_http = |url: &String| url.starts_with("http://") || url.starts_with("https://");
-    if let Some(endpoint) = storage.endpoint.as_ref().filter(|url| !is_http(url)) {
-        let rule = "must be the address of an S3 server, such as http://127.0.0.1:8333";
-        errors.push(FieldError::new("spec.checkpointStorage.endpoint", &json!(endpoint), rule));
+        errors.push(FieldError::new(path, &json!(url), rule));
     }
 }
 
-pub(super) fn is_storage_url(url: &str) -> bool {
+pub(super) fn check_endpoint(path: &str, endpoint: Option<&String>, errors: &mut Vec<FieldError>) {
+    let is_http = |url: &str| url.starts_with("http://") || url.starts_with("https://");
+    if let Some(endpoint) = endpoint.filter(|url| !is_http(url)) {
+        let rule = "must be the address of an S3 server, such as http://127.0.0.1:8333";
+        errors.push(FieldError::new(path, &json!(endpoint), rule));
+    }
+}
+
+fn is_storage_url(url: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else { return url.starts_with('/') };
     match scheme {
         "file" => rest.starts_with('/'),

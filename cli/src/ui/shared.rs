@@ -15,7 +15,7 @@ mod secrets;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use clap::{Args, ValueEnum};
 use futures::FutureExt as _;
@@ -117,6 +117,10 @@ impl Directory for ClusterDirectory {
         }
         .boxed()
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the name of a client's user. Every authenticated user may ask for it.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::hub::{Kind, Scope};
 use super::secrets::{Address, Answers};
-use super::{Shared, connect};
+use super::{Shared, connect, lock};
 use crate::cluster::connect::Cluster;
 use crate::cluster::{self, storage};
 use crate::ui::requests::{Requests, may};
@@ -284,10 +284,6 @@ fn expiry(token: &str) -> Option<i64> {
     let payload = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
     let claims: Value = serde_json::from_slice(&payload).ok()?;
     claims["exp"].as_i64()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use stoker_api::experiment::Experiment;
@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, timeout};
 
 use super::account::{ClusterAccount, Rights, Scopes};
+use super::lock;
 use crate::ui::cluster::BATCH;
 use crate::ui::objects::{Objects, Opening};
 use crate::ui::watch::{Clients, Lease, watch};
@@ -267,10 +268,6 @@ async fn watch_once(feed: &Arc<Feed>) {
             _ = check.tick() => if feed.is_idle() { return },
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Storages that viewers open with the Secrets that they may read.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
@@ -10,6 +10,7 @@ use stoker_api::experiment::CheckpointStorage;
 use stoker_storage::{Credentials, Storage};
 use tokio::time::{Instant, timeout};
 
+use super::lock;
 use crate::cluster::connect::chain;
 use crate::cluster::storage::Options;
 
@@ -125,10 +126,6 @@ impl Storages {
         open.insert(key, Arc::downgrade(&storage));
         Ok(storage)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

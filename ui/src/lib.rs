@@ -53,5 +53,6 @@ pub use self::security::Access;
 pub use self::sessions::{Offer, SignIn};
 pub use self::site::{Site, SiteViewer, quoted};
 pub use self::store::{Changes, Run, Standing, Store, Unreadable};
+pub use self::text::bytes;
 pub use self::viewer::{Account, Directory, Refusal, Sight, Token};
 pub use self::visible::{Part, Visible};

@@ -133,7 +133,7 @@ pub(crate) fn hours(seconds: u64) -> String {
 }
 
 /// Returns a size: `512 B`, `95 MB`, `1.3 GB`.
-pub(crate) fn bytes(bytes: u64) -> String {
+pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["kB", "MB", "GB", "TB"];
     if bytes < 1000 {
         return format!("{bytes} B");
@@ -143,10 +143,9 @@ pub(crate) fn bytes(bytes: u64) -> String {
         value /= 1000.0;
         unit += 1;
     }
-    match value < 9.95 {
-        true => format!("{value:.1} {}", UNITS[unit]),
-        false => format!("{value:.0} {}", UNITS[unit]),
-    }
+    let digits = usize::from(value < 9.95);
+    let text = format!("{value:.digits$}");
+    format!("{} {}", text.strip_suffix(".0").unwrap_or(&text), UNITS[unit])
 }
 
 /// Returns a time with its zone, and with the date unless it is today: `14:04:26 UTC`. Scripts
@@ -288,11 +287,23 @@ mod tests {
     }
 
     #[test]
+    fn sizes_are_short() {
+        let check = |size: u64, expected: &str| assert_eq!(bytes(size), expected);
+        check(0, "0 B");
+        check(999, "999 B");
+        check(1000, "1 kB");
+        check(1250, "1.2 kB");
+        check(256_000, "256 kB");
+        check(999_999, "1 MB");
+        check(95_000_000, "95 MB");
+        check(1_300_000_000, "1.3 GB");
+    }
+
+    #[test]
     fn counts_have_commas() {
         assert_eq!(count(999), "999");
         assert_eq!(count(1000), "1,000");
         assert_eq!(count(1_234_567), "1,234,567");
-        assert_eq!(bytes(18_200_000), "18 MB");
         assert_eq!(query("a b&c=é"), "a%20b%26c%3D%C3%A9");
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 use stoker_api::time::Timestamp;
+pub(crate) use stoker_ui::bytes;
 
 use crate::print;
 
@@ -90,23 +91,6 @@ pub(crate) fn age(since: Option<Timestamp>, now: Timestamp) -> String {
 /// Returns the creation time of an object.
 pub(crate) fn created(metadata: &kube::core::ObjectMeta) -> Option<Timestamp> {
     metadata.creation_timestamp.as_ref().map(|time| Timestamp(time.0.as_second()))
-}
-
-/// Formats a size: `512 B`, `95 MB`, `1.3 GB`.
-pub(crate) fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["kB", "MB", "GB", "TB"];
-    if bytes < 1000 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1000.0;
-    let mut unit = 0;
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    let digits = usize::from(value < 9.95);
-    let text = format!("{value:.digits$}");
-    format!("{} {}", text.strip_suffix(".0").unwrap_or(&text), UNITS[unit])
 }
 
 /// Parses a duration: `90` (seconds), `90s`, `5m`, `1h30m`, `2d`.
@@ -209,19 +193,6 @@ mod tests {
         check(1_234_567.into(), "1234567");
         check("adam".into(), "adam");
         check(true.into(), "true");
-    }
-
-    #[test]
-    fn sizes_are_short() {
-        let check = |size: u64, expected: &str| assert_eq!(bytes(size), expected);
-        check(0, "0 B");
-        check(999, "999 B");
-        check(1000, "1 kB");
-        check(1250, "1.2 kB");
-        check(256_000, "256 kB");
-        check(999_999, "1 MB");
-        check(95_000_000, "95 MB");
-        check(1_300_000_000, "1.3 GB");
     }
 
     #[test]

@@ -401,7 +401,7 @@ mod tests {
             "The experiment and its record of 3 trials are deleted.",
             "2 running trials end.",
             lost,
-            "Files remain in the storage: 1 checkpoint (2.0 kB), metrics and logs.",
+            "Files remain in the storage: 1 checkpoint (2 kB), metrics and logs.",
         ];
         check(Action::Delete, &delete);
         let effects = effects(&Site::default(), &run, Action::Delete);

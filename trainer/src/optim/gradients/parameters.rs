@@ -136,6 +136,8 @@ impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
 
 /// Returns the sums of chunks, because burn's CPU backend sums tensors of 4 Mi elements or more in
 /// an order that depends on its threads. Added in order, they are bit-identical in every run.
+/// `stoker_kernels::sum_in_order` exists for the same reason, but returns one tensor; these parts
+/// are added on the host in f64.
 fn partial_sums<const D: usize>(tensor: Tensor<D>) -> Vec<Tensor<1>> {
     let num_elements = tensor.shape().num_elements();
     let flat: Tensor<1> = tensor.reshape([num_elements]);

@@ -117,7 +117,7 @@ pub fn infer<T: Inference>() -> process::ExitCode {
 pub fn infer_with<T: Inference>(arguments: impl IntoIterator<Item = String>) -> process::ExitCode {
     allocator::keep_freed_memory();
     let (context, is_standalone) = match std::env::var_os(ENV_TRIAL_CONFIG) {
-        Some(path) => (program::under_runner(path.as_ref()), false),
+        Some(path) => (program::under_runner::inference(path.as_ref()), false),
         None => match standalone::context(arguments) {
             Ok(Some(context)) => (Ok(context), true),
             Ok(None) => {

@@ -23,9 +23,10 @@ use crate::session::thread_dump;
 use crate::stop::StopSignal;
 use crate::terminal::Terminal;
 use crate::trial_io::TrialIo;
-use crate::{Error, Result, allocator, termination};
+use crate::{Result, allocator, termination};
 
 pub(crate) mod arguments;
+pub(crate) mod under_runner;
 
 /// How long an exiting process waits for its last rows of metrics. A working storage takes less,
 /// and a failing one must not delay the exit.
@@ -185,7 +186,7 @@ fn folder_url(folder: &Path) -> Result<String> {
 ///
 /// # Errors
 ///
-/// Fails if the configuration of this process cannot be read.
+/// Fails if the configuration of this process cannot be read, or belongs to an inference job.
 pub fn init() -> Result<Context> {
     let context = create_context()?;
     context.seed_program();
@@ -196,7 +197,7 @@ pub fn init() -> Result<Context> {
 fn create_context() -> Result<Context> {
     allocator::keep_freed_memory();
     match std::env::var_os(ENV_TRIAL_CONFIG) {
-        Some(path) => under_runner(Path::new(&path)),
+        Some(path) => under_runner::training(Path::new(&path)),
         None => alone(arguments::from_environment()?),
     }
 }
@@ -227,7 +228,7 @@ pub fn run_with(
 ) -> process::ExitCode {
     allocator::keep_freed_memory();
     let context = match std::env::var_os(ENV_TRIAL_CONFIG) {
-        Some(path) => under_runner(Path::new(&path)),
+        Some(path) => under_runner::training(Path::new(&path)),
         None => match arguments::parse(arguments) {
             Ok(Some(standalone)) => alone(standalone),
             Ok(None) => {
@@ -248,7 +249,7 @@ pub fn run_in(
 ) -> process::ExitCode {
     allocator::keep_freed_memory();
     let context = match std::env::var_os(ENV_TRIAL_CONFIG) {
-        Some(path) => under_runner(Path::new(&path)),
+        Some(path) => under_runner::training(Path::new(&path)),
         None => arguments::from_environment().and_then(|standalone| {
             Standalone { folder: Some(folder.into()), ..standalone }.context()
         }),
@@ -263,16 +264,6 @@ fn alone(standalone: Standalone) -> Result<Context> {
         eprintln!("note: no checkpoint is stored; set `--folder PATH` to store them and resume");
     }
     Ok(context)
-}
-
-pub(crate) fn under_runner(path: &Path) -> Result<Context> {
-    let config = std::fs::read(path)
-        .map_err(Error::from)
-        .and_then(|bytes| serde_json::from_slice::<TrialConfig>(&bytes).map_err(Error::from));
-    let config = config.map_err(|error| {
-        Infrastructure(format!("cannot read {ENV_TRIAL_CONFIG} {}: {error}", path.display()))
-    })?;
-    context(config, None)
 }
 
 /// Creates the context of one rank and waits for the other ranks. `standalone_limits` is `None`

@@ -51,6 +51,15 @@ pub fn policy() -> [Value; 2] {
         "apiVersions": ["*"],
         "operations": ["UPDATE"],
         "resources": ["experiments", "trials", "inferencejobs"],
+        "scope": "*",
+    });
+    // Every field that the API server would set is written: `helm` and `kubectl apply` own the
+    // constraints as one value, so a value without them conflicts with the stored one.
+    let constraints = json!({
+        "matchPolicy": "Equivalent",
+        "namespaceSelector": {},
+        "objectSelector": {},
+        "resourceRules": [rule],
     });
     let policy = json!({
         "apiVersion": api_version,
@@ -58,7 +67,7 @@ pub fn policy() -> [Value; 2] {
         "metadata": metadata,
         "spec": {
             "failurePolicy": "Fail",
-            "matchConstraints": { "resourceRules": [rule] },
+            "matchConstraints": constraints,
             "validations": validations,
         },
     });

@@ -22,9 +22,9 @@ pub(crate) enum Removal {
 }
 
 impl ObservedPod {
-    /// Returns how to remove a pod within a grace period: waits if an earlier deletion ends about as
-    /// soon. An earlier deletion, such as a node drain, may have a grace period of minutes. It is
-    /// cut short, because nothing waits for what the pod saves.
+    /// Returns how to remove a pod within a grace period: waits if an earlier deletion ends about
+    /// as soon. An earlier deletion, such as a node drain, may have a grace period of minutes. It
+    /// is cut short, because nothing waits for what the pod saves.
     pub(crate) fn removal_within(&self, grace_seconds: u32, now: Timestamp) -> Removal {
         let soon = u64::from(grace_seconds) + u64::from(CLOCK_SKEW_SECONDS_MAX);
         match self.deletion {

@@ -121,7 +121,8 @@ pub(crate) fn export(visible: &Visible) -> Vec<Value> {
         json!({
             "namespace": job.namespace, "name": job.name, "id": job.id(),
             "phase": badge(job).word, "stage": stage(status.stage),
-            "progressPercent": percent(&status), "rows": status.rows, "rowsTotal": status.rows_total,
+            "progressPercent": percent(&status),
+            "rows": status.rows, "rowsTotal": status.rows_total,
             "rejected": status.phase.is_terminal().then_some(status.rejected),
             "attempts": status.attempts, "failures": num_failed(job),
             "created": job.created.map(|at| at.to_string()), "output": job.output_url,

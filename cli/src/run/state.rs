@@ -16,7 +16,7 @@ mod trouble;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::Experiment;
@@ -39,6 +39,9 @@ use super::record::RecordDir;
 use super::request::{Request, is_final};
 use crate::cluster::text::now;
 use crate::failure::Failure;
+
+/// Time after which a message is sent again if nothing has changed.
+const NOTE_INTERVAL: Duration = Duration::from_secs(300);
 
 /// News about a trial for the user.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,8 +79,8 @@ pub(crate) struct State {
     pub(crate) happenings: Vec<(u32, Happening)>,
     /// Receives messages for the user.
     pub(crate) notes: Option<UnboundedSender<String>>,
-    /// The latest message.
-    noted: Option<String>,
+    /// The latest message, and when it was sent.
+    noted: Option<(String, Instant)>,
     folder: RecordDir,
     /// The search as the spec says. That of the ledger follows once the edit is recorded.
     config: SearchConfig,
@@ -345,10 +348,12 @@ impl State {
         }
     }
 
-    /// Sends a message to the user, unless it equals the latest one.
+    /// Sends a message to the user, unless it equals the latest one, which was sent recently.
     fn note(&mut self, text: String) {
-        if self.noted.as_ref() != Some(&text) {
-            self.noted = Some(text.clone());
+        let is_noted =
+            |(latest, at): &(String, Instant)| *latest == text && at.elapsed() < NOTE_INTERVAL;
+        if !self.noted.as_ref().is_some_and(is_noted) {
+            self.noted = Some((text.clone(), Instant::now()));
             let _ = self.notes.as_ref().map(|notes| notes.send(text));
         }
     }

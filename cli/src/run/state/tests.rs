@@ -199,6 +199,20 @@ fn failed_write_answers_no_report() {
 }
 
 #[test]
+fn failure_that_lasts_is_noted_once() {
+    let case = Case::new(1);
+    let mut state = case.start();
+    let (sender, notes) = tokio::sync::mpsc::unbounded_channel();
+    state.notes = Some(sender);
+    for _ in 0..3 {
+        state.fail(Failure::System("cannot write".to_owned()));
+        state.trouble.as_mut().unwrap().retry_at = Instant::now();
+        state.settle().unwrap();
+    }
+    assert_eq!(notes.len(), 1);
+}
+
+#[test]
 fn attempt_without_a_process_ends_after_a_failed_write() {
     let case = Case::new(1);
     let mut state = case.start();

@@ -62,7 +62,6 @@ impl State {
         self.end_unstarted()?;
         self.execute(missing)?;
         self.trouble = None;
-        self.noted = None;
         Ok(())
     }
 }

@@ -104,6 +104,10 @@ fn open_folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
             path.display()
         ),
     };
+    if path.is_file() {
+        let reason = format!("{} is a file; choose another directory", path.display());
+        return Err(StorageError::BadUrl { url: url.to_owned(), reason });
+    }
     std::fs::create_dir_all(&path).map_err(failed)?;
     let store = LocalFileSystem::new_with_prefix(&path)
         .map_err(|error| StorageError::BadUrl { url: url.to_owned(), reason: error.to_string() })?;

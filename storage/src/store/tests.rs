@@ -299,6 +299,7 @@ fn invalid_urls_are_refused_with_a_remedy() {
     check("s3://b/x", Some("127.0.0.1:8333"), "http://host:port");
     check("gs://b/x", Some("http://x"), "endpoint is for s3:// only");
     check("/proc/version/x", None, "cannot create directory");
+    check("/proc/version", None, "/proc/version is a file; choose another directory");
 }
 
 #[test]

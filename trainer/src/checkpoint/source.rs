@@ -17,6 +17,9 @@ use crate::Result;
 const OTHER_RUN: &str = "to use a trial of another run, set `checkpoint.stored: {url, trialPath}` \
                          in the job's file, or use CheckpointSource::stored in a program";
 
+/// Maximum number of earlier runs that an error names.
+const EARLIER_RUNS_MAX: usize = 3;
+
 /// A checkpoint to take a model's weights from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckpointSource {
@@ -308,9 +311,12 @@ async fn find_trial(storage: &Storage, own: &str, name: &str) -> Result<String> 
     if !storage.folders(&layout::checkpoints_path(&trial)).await?.is_empty() {
         return Ok(trial);
     }
-    let earlier = match runs.is_empty() {
-        true => String::new(),
-        false => format!(" (earlier runs: {})", runs.join(", ")),
+    let num_runs = runs.len();
+    let shown = runs.split_off(num_runs.saturating_sub(EARLIER_RUNS_MAX)).join(", ");
+    let earlier = match num_runs {
+        0 => String::new(),
+        1..=EARLIER_RUNS_MAX => format!(" (earlier runs: {shown})"),
+        _ => format!(" (the latest of {num_runs} earlier runs: {shown})"),
     };
     Err(format!(
         "no checkpoint of trial {name} found in {latest}, the latest run of {experiment} in \
@@ -505,5 +511,8 @@ mod tests {
         write(root.path(), "ml/iris-00000004/trials/0", &[("000000000400-0", None, true)]);
         record("ml/iris-00000004", 4);
         check(Ok("000000000400-0"));
+        record("ml/iris-00000005", 5);
+        let latest = "ml/iris-00000000, ml/iris-00000003, ml/iris-00000004";
+        check(Err(&format!(" (the latest of 5 earlier runs: {latest}); to use")));
     }
 }

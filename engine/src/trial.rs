@@ -26,7 +26,7 @@ use stoker_api::trial::{
     TrialStatus,
 };
 
-pub use attempt_time::ended_at;
+pub use attempt_time::{ended_at, held_seconds, held_seconds_until};
 pub(crate) use attempt_time::{ended_seconds, running_since};
 pub use back_off::{BackOff, BackOffLimits, back_off};
 pub(crate) use reopening::first_counted_attempt;

@@ -8,7 +8,7 @@ use stoker_api::experiment::Searcher;
 use stoker_api::number;
 use stoker_api::trial::Fact;
 use stoker_engine::experiment::explain::{Decision, Explanation, Kind, State};
-use stoker_engine::trial::{TrialRecord, granted_units};
+use stoker_engine::trial::{TrialRecord, granted_units, held_seconds};
 
 use crate::search::{Hyperparameter, category, flat, results};
 use crate::state;
@@ -35,17 +35,10 @@ pub(crate) fn trained(trial: &TrialRecord) -> f64 {
     }
 }
 
-/// Returns the seconds in which attempts of a trial ran. A running attempt counts up to now.
+/// Returns the seconds for which attempts of a trial held slots. Those of a running one count up
+/// to now.
 pub(crate) fn attempt_seconds(trial: &TrialRecord, is_running: bool) -> u64 {
-    let now = crate::text::now();
-    let of = |attempt: &stoker_api::trial::Attempt| {
-        let end = attempt.ended_at.or(is_running.then_some(now));
-        match (attempt.started_at, end) {
-            (Some(start), Some(end)) => end.seconds_since(start),
-            _ => 0,
-        }
-    };
-    trial.status.unlisted_attempt_seconds + trial.status.attempts.iter().map(of).sum::<u64>()
+    held_seconds(trial, is_running.then(crate::text::now))
 }
 
 /// Returns `data.json`.

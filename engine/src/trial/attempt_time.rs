@@ -26,6 +26,24 @@ pub(crate) fn running_since(record: &TrialRecord) -> Option<Timestamp> {
     record.status.attempts.last().filter(|attempt| attempt.end.is_none()).and_then(since)
 }
 
+/// Returns the seconds for which attempts of a trial have held slots, as `limits.slotSeconds`
+/// counts them. A live attempt counts up to `now`, or not at all without it.
+pub fn held_seconds(record: &TrialRecord, now: Option<Timestamp>) -> u64 {
+    let live = now.zip(running_since(record)).map_or(0, |(now, since)| now.seconds_since(since));
+    ended_seconds(record) + live
+}
+
+/// Returns the seconds of [`held_seconds`] up to a time. Attempts that are no longer listed count
+/// as a whole, because their times are unknown.
+pub fn held_seconds_until(record: &TrialRecord, at: Timestamp) -> u64 {
+    let of = |attempt: &Attempt| match (since(attempt), attempt.ended_at) {
+        (Some(since), None) if attempt.end.is_none() => at.seconds_since(since),
+        (Some(since), Some(_)) => seconds(attempt).min(at.seconds_since(since)),
+        _ => 0,
+    };
+    record.status.unlisted_attempt_seconds + record.status.attempts.iter().map(of).sum::<u64>()
+}
+
 /// Returns the seconds of an attempt; 0 while it is alive.
 pub(super) fn seconds(attempt: &Attempt) -> u64 {
     if attempt.end == Some(AttemptEnd::NotStarted) {
@@ -58,6 +76,10 @@ mod tests {
             ..Attempt::default()
         });
         assert_eq!(ended_seconds(&record), expected, "{record:?}");
+        assert_eq!(held_seconds(&record, Some(Timestamp(50))), expected, "{record:?}");
+        assert_eq!(held_seconds_until(&record, Timestamp(50)), expected, "{record:?}");
+        let until = held_seconds_until(&record, Timestamp(30));
+        assert_eq!(until, expected.saturating_sub(10), "{record:?}");
         assert_eq!(running_since(&record), None);
     }
 
@@ -86,5 +108,8 @@ mod tests {
         record.status.attempts.last_mut().unwrap().started_at = Some(Timestamp(5));
         assert_eq!(ended_seconds(&record), u64::from(num) * 2);
         assert_eq!(running_since(&record), Some(Timestamp(5)));
+        assert_eq!(held_seconds(&record, None), u64::from(num) * 2);
+        assert_eq!(held_seconds(&record, Some(Timestamp(12))), u64::from(num) * 2 + 7);
+        assert_eq!(held_seconds_until(&record, Timestamp(12)), u64::from(num) * 2 + 7);
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use stoker_api::experiment::Unit;
 use stoker_api::number;
+use stoker_api::time::Timestamp;
 use stoker_engine::experiment::explain::length;
-use stoker_engine::trial::{TrialRecord, ended_at};
+use stoker_engine::trial::{TrialRecord, ended_at, held_seconds_until};
 
 use super::head::{method, ran, seconds};
 use super::{frame, plain_frame};
@@ -304,13 +305,8 @@ pub(crate) fn data(runs: &[Arc<Run>]) -> Value {
 }
 
 /// Returns the seconds of all attempts up to a time.
-fn slot_seconds_until(run: &Run, at: i64) -> i64 {
-    let attempts = run.trials.values().flat_map(|trial| &trial.status.attempts);
-    let of = |attempt: &stoker_api::trial::Attempt| {
-        let end = attempt.ended_at.map_or(at, |end| end.0.min(at));
-        attempt.started_at.map_or(0, |start| (end - start.0).max(0))
-    };
-    attempts.map(of).sum()
+fn slot_seconds_until(run: &Run, at: i64) -> u64 {
+    run.trials.values().map(|trial| held_seconds_until(trial, Timestamp(at))).sum()
 }
 
 fn ended_until(run: &Run, at: i64) -> usize {

@@ -68,3 +68,20 @@ fn renamed_keys_of_free_form_fields_are_refused() {
         }
     });
 }
+
+/// A field that only the API server sets is a conflict between `helm` and `kubectl apply`.
+#[test]
+fn policy_in_the_chart_is_complete() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("complete-policy").await;
+        for object in stoker_api::crd::policy() {
+            let (kind, name) = (&object["kind"], &object["metadata"]["name"]);
+            let (kind, name) = (kind.as_str().unwrap(), name.as_str().unwrap());
+            let stored = block_in_place(|| ns.plane.get(&[kind, name])).unwrap();
+            assert_eq!(stored["spec"], object["spec"], "{kind}");
+        }
+    });
+}

@@ -66,8 +66,23 @@ async function plot(page, card, name) {
   return rows;
 }
 
+/** Runs in the browser: draws a curve with gaps, and returns its SVG and its moving average. */
+async function gaps() {
+  const [{ drawScene }, { ema }, { SvgContext }] = await Promise.all(['scene', 'curves', 'svg']
+    .map((name) => import(`/assets/plots/${name}.js`)));
+  const line = { x: [0, 1, 2, 3, 4, 5, 6], y: [1, 3, null, 5, null, 7, 9], color: '#000' };
+  const ctx = new SvgContext(10, 10);
+  drawScene(ctx, { lines: [line] }, { x: (x) => x, y: (y) => y, width: 10,
+    box: { left: 0, top: 0, width: 10, height: 10 } });
+  return { svg: ctx.toString(), average: ema(line.y, 0.5) };
+}
+
 await browse(async (open) => {
   const page = await open(base());
+  const { svg, average } = await page.evaluate(gaps);
+  check(svg.includes('d="M0 1L1 3M3 5M5 7L6 9"'), `a line has no gaps: ${svg}`);
+  equal(svg.match(/d="M[\d.]+ [\d.]+a/g), ['d="M1 5a'], 'dots of a line with gaps');
+  equal(average, [1, 2, null, 5, null, 7, 8], 'average of a line with gaps');
   await trials(page);
   await plot(page, 'curves', 'curves');
   await plot(page, 'parallel', 'parallel');

@@ -16,6 +16,11 @@ export function result(value, digits = 4) {
   return withMinus(value.toFixed(digits));
 }
 
+export const NONFINITE = 'NaN or infinite';
+
+/** Formats the value of a curve, which is null at NaN and infinity. */
+export const point = (value) => (value === null ? NONFINITE : result(value));
+
 /** Formats a hyperparameter: integers as they are, other numbers with three digits. */
 export function parameter(value) {
   if (value === null || value === undefined) return 'not set';

@@ -7,11 +7,16 @@
 /// A point of a curve. Finite.
 pub(crate) type Point = (f64, f64);
 
-/// Returns at most `max` points, in order: always the first, the last, the smallest and the
+/// Returns at most `max` points, or 4, in order: always the first, the last, the smallest and the
 /// greatest one, and the selection of LTTB. The result depends on `points` and `max` only.
 pub(crate) fn down_sample(points: &[Point], max: usize) -> Vec<Point> {
+    sample(points, max).into_iter().map(|position| points[position]).collect()
+}
+
+/// Returns the positions of the points that [`down_sample`] returns.
+pub(crate) fn sample(points: &[Point], max: usize) -> Vec<usize> {
     if points.len() <= max.max(4) {
-        return points.to_vec();
+        return (0..points.len()).collect();
     }
     let least = extreme(points, |one, other| one < other);
     let most = extreme(points, |one, other| one > other);
@@ -21,7 +26,7 @@ pub(crate) fn down_sample(points: &[Point], max: usize) -> Vec<Point> {
             kept.insert(at, position);
         }
     }
-    kept.into_iter().map(|position| points[position]).collect()
+    kept
 }
 
 fn extreme(points: &[Point], is_better: impl Fn(f64, f64) -> bool) -> usize {

@@ -1,7 +1,7 @@
 // Learning curves of all trials: color by rung, best in ember, selected trials in series colors.
 
 import { make } from '../dom.js';
-import { count, name, parameter, plural, result } from '../format.js';
+import { count, name, NONFINITE, parameter, plural, point, result } from '../format.js';
 import { quantile, store } from '../data.js';
 import { state } from '../state.js';
 import { colors } from '../theme.js';
@@ -11,12 +11,12 @@ import { durationTicks, fixedTicks } from './ticks.js';
 
 const RUNNING = ['Running', 'Waiting', 'Queued'];
 
-/** Exponential moving average. */
+/** Exponential moving average. It begins again after null. */
 export function ema(values, factor) {
   let last = null;
   return values.map((value) => {
-    if (value === null) return null;
-    last = last === null ? value : last * factor + value * (1 - factor);
+    const isFirst = value === null || last === null;
+    last = isFirst ? value : last * factor + value * (1 - factor);
     return last;
   });
 }
@@ -50,7 +50,7 @@ class Curves {
       points: (i) => this.order[i].x.length,
       id: (i) => this.order[i]?.trial,
       text: (i, j) => `Trial ${this.order[i].trial}, ${this.#xText(this.order[i].x[j])}: `
-        + result(this.order[i].y[j]),
+        + point(this.order[i].y[j]),
       mark: (i, j) => {
         state.setHover(i === null ? null : this.order[i].trial);
         this.lines.mark(i === null ? null : { id: this.order[i].trial, index: j });
@@ -364,8 +364,10 @@ class Curves {
   table() {
     const rows = [];
     for (const curve of this.order) {
-      curve.x.forEach((x, i) => rows.push([curve.trial, x, curve.y[i]]));
-      for (const x of curve.nonfinite || []) rows.push([curve.trial, x, 'NaN or infinite']);
+      curve.x.forEach((x, i) => {
+        if (curve.y[i] !== null) rows.push([curve.trial, x, curve.y[i]]);
+      });
+      for (const x of curve.nonfinite || []) rows.push([curve.trial, x, NONFINITE]);
     }
     return { columns: ['Trial', this.x, this.json.metric], rows };
   }

@@ -1,7 +1,7 @@
 // Small multiples of line plots in one element: a title, a legend and a plot per panel.
 
 import { make } from '../dom.js';
-import { escapes, name, result } from '../format.js';
+import { escapes, name, NONFINITE, point } from '../format.js';
 import { LinePlot } from './lines.js';
 
 export class Panels {
@@ -113,8 +113,12 @@ export class Panels {
   }
 
   table(xName) {
-    const rows = this.#lines().flatMap(({ panel, line }) => line.x.map((x, i) =>
-      [panel.title, line.name, x, (line.raw || line.y)[i]]));
+    const rows = this.#lines().flatMap(({ panel, line }) => {
+      const values = line.raw || line.y;
+      const points = line.x.map((x, i) => [x, values[i]]).filter(([, value]) => value !== null);
+      const marks = (line.nonfinite || []).map((x) => [x, NONFINITE]);
+      return [...points, ...marks].map((row) => [panel.title, line.name, ...row]);
+    });
     return { columns: ['Plot', 'Series', xName, 'Value'], rows };
   }
 }
@@ -134,4 +138,4 @@ export function limitsOf(lines, zero = false) {
   return { min: zero && min === 0 ? 0 : min - pad, max: max + pad };
 }
 
-export const valueText = (line, i) => result((line.raw || line.y)[i]);
+export const valueText = (line, i) => point((line.raw || line.y)[i]);

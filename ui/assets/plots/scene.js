@@ -75,9 +75,25 @@ export function tracePath(ctx, line, view) {
   }
 }
 
+/** Returns the indexes of points without a neighbor: a line of one point has no length. */
+function lonePoints(line, view) {
+  const isDrawn = (i) => i < line.x.length && line.y[i] !== null
+    && Number.isFinite(view.x(line.x[i])) && Number.isFinite(view.y(line.y[i]));
+  const lone = [];
+  let before = false;
+  let here = isDrawn(0);
+  for (let i = 0; i < line.x.length; i += 1) {
+    const after = isDrawn(i + 1);
+    if (here && !before && !after) lone.push(i);
+    [before, here] = [here, after];
+  }
+  return lone;
+}
+
 /** Draws one line in its style; `thicker` is added to its width. */
 export function drawLine(ctx, line, view, thicker = 0) {
-  ctx.globalAlpha = thicker ? 1 : line.alpha ?? 1;
+  const opacity = thicker ? 1 : line.alpha ?? 1;
+  ctx.globalAlpha = opacity;
   if (line.fill) drawFill(ctx, line, view);
   else {
     ctx.lineJoin = 'round';
@@ -85,6 +101,10 @@ export function drawLine(ctx, line, view, thicker = 0) {
       tracePath(ctx, line, view));
   }
   ctx.globalAlpha = 1;
+  const r = (line.x.length > 1 ? 2 : 3) + thicker / 2;
+  for (const i of lonePoints(line, view)) {
+    drawDot(ctx, { x: line.x[i], y: line.y[i], r, color: line.color, alpha: opacity }, view);
+  }
 }
 
 function drawFill(ctx, line, view) {
@@ -106,13 +126,7 @@ export function drawScene(ctx, scene, view) {
   ctx.beginPath();
   ctx.rect(left, top, width, height);
   ctx.clip();
-  for (const line of scene.lines) {
-    drawLine(ctx, line, view);
-    // A line of one point has no length.
-    if (line.x.length === 1 && line.y[0] !== null) {
-      drawDot(ctx, { x: line.x[0], y: line.y[0], color: line.color, alpha: line.alpha }, view);
-    }
-  }
+  for (const line of scene.lines) drawLine(ctx, line, view);
   for (const dot of scene.dots || []) drawDot(ctx, dot, view);
   ctx.restore();
   const bottom = top + height;

@@ -130,8 +130,8 @@ class Trial {
 function rangeOf(lines, isLog, most, isSameUnit) {
   let min = Infinity;
   let max = -Infinity;
-  for (const { x } of lines) {
-    for (const value of x) {
+  for (const { x, nonfinite } of lines) {
+    for (const value of [...x, ...(nonfinite || [])]) {
       if (isLog && value <= 0) continue;
       min = Math.min(min, value);
       max = Math.max(max, value);

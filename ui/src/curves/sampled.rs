@@ -1,22 +1,32 @@
 //! One curve, with as many points as a plot shows.
 
 use super::CurvesQuery;
-use crate::lttb::{Point, down_sample};
+use crate::lttb::{Point, down_sample, sample};
 use crate::rows::{Position, TrialMetrics};
 
 /// A curve of one metric.
 #[derive(Debug, Default)]
 pub(super) struct Curve {
     pub(super) x: Vec<f64>,
-    pub(super) y: Vec<f64>,
+    /// `None` between points that are separated by NaN or infinity.
+    pub(super) y: Vec<Option<f64>>,
     /// Positions of the first and the last NaN or infinity of each run of them in the range.
     pub(super) nonfinite: Vec<f64>,
     /// Number of values before sampling.
     pub(super) total: usize,
 }
 
+/// Consecutive finite values of a curve.
+#[derive(Debug)]
+struct Piece {
+    /// Position of the first NaN or infinity before the points; of the first point, if there is
+    /// none.
+    gap: f64,
+    points: Vec<Point>,
+}
+
 impl Curve {
-    /// Returns at most `max` points of the range of the query. `max` must be at least 8.
+    /// Returns at most `max` points of the range of the query. `max` must be at least 16.
     pub(super) fn new(
         metrics: &TrialMetrics,
         values: &[(u32, f64)],
@@ -25,16 +35,26 @@ impl Curve {
         per_epoch: Option<f64>,
         max: usize,
     ) -> Self {
-        let (mut points, mut nonfinite) = (Vec::<Point>::new(), Vec::new());
+        let (mut pieces, mut nonfinite) = (Vec::<Piece>::new(), Vec::new());
         // Whether the first mark of a run is in the list, and the position of the last one.
         let (mut has_first, mut last) = (false, None);
+        // Position of the first value of the run before the next point.
+        let mut gap = None;
         for (position, value) in values {
             let x = x_of(metrics.at[*position as usize], x, per_epoch);
             if value.is_finite() {
-                points.push((x, *value));
+                if gap.is_some() || pieces.is_empty() {
+                    pieces.push(Piece { gap: gap.take().unwrap_or(x), points: Vec::new() });
+                }
+                if let Some(piece) = pieces.last_mut() {
+                    piece.points.push((x, *value));
+                }
                 nonfinite.extend(last.take());
                 has_first = false;
-            } else if query.contains(x) && has_first {
+                continue;
+            }
+            gap = gap.or(Some(x));
+            if query.contains(x) && has_first {
                 last = Some(x);
             } else if query.contains(x) {
                 nonfinite.push(x);
@@ -43,15 +63,62 @@ impl Curve {
         }
         nonfinite.extend(last);
         let nonfinite = thin(nonfinite, max / 2);
-        let points = down_sample(&in_range(points, query), max - nonfinite.len());
-        let (x, y) = points.into_iter().unzip();
+        let pieces: Vec<Piece> = pieces
+            .into_iter()
+            .map(|Piece { gap, points }| Piece { gap, points: in_range(points, query) })
+            .filter(|piece| !piece.points.is_empty())
+            .collect();
+        let (x, y) = join(&pieces, max - nonfinite.len()).into_iter().unzip();
         Self { x, y, nonfinite, total: values.len() }
     }
 
     /// Returns the number of points after sampling.
     pub(super) fn drawn(&self) -> usize {
-        self.x.len() + self.nonfinite.len()
+        self.y.iter().flatten().count() + self.nonfinite.len()
     }
+}
+
+/// Samples each piece, and joins them with `None` between two pieces. Returns at most `max` items,
+/// or 8.
+fn join(pieces: &[Piece], max: usize) -> Vec<(f64, Option<f64>)> {
+    // `down_sample` never returns fewer points.
+    let least = |piece: &Piece| piece.points.len().min(4);
+    let reserved = pieces.iter().map(|piece| least(piece) + 1).sum::<usize>();
+    let Some(spare) = max.checked_sub(reserved.saturating_sub(1)) else {
+        return join_some(pieces, max);
+    };
+    let rest = pieces.iter().map(|piece| piece.points.len() - least(piece)).sum::<usize>().max(1);
+    let mut joined = Vec::new();
+    for piece in pieces {
+        if !joined.is_empty() {
+            joined.push((piece.gap, None));
+        }
+        let share = least(piece) + spare * (piece.points.len() - least(piece)) / rest;
+        let points = down_sample(&piece.points, share).into_iter();
+        joined.extend(points.map(|(x, y)| (x, Some(y))));
+    }
+    joined
+}
+
+/// Like [`join`] for more pieces than can be drawn: samples all points, so that some pieces are
+/// left out.
+fn join_some(pieces: &[Piece], max: usize) -> Vec<(f64, Option<f64>)> {
+    let points = pieces.iter().flat_map(|piece| piece.points.iter().copied()).collect::<Vec<_>>();
+    let numbered = pieces.iter().enumerate();
+    let piece_of: Vec<usize> =
+        numbered.flat_map(|(number, piece)| vec![number; piece.points.len()]).collect();
+    let mut joined = Vec::new();
+    let mut latest = None;
+    for position in sample(&points, max / 2) {
+        let number = piece_of[position];
+        if latest.is_some_and(|latest| latest != number) {
+            joined.push((pieces[number].gap, None));
+        }
+        latest = Some(number);
+        let (x, y) = points[position];
+        joined.push((x, Some(y)));
+    }
+    joined
 }
 
 /// Returns the value on the x axis.
@@ -140,16 +207,49 @@ mod tests {
         assert!(curve.drawn() <= 200, "{}", curve.drawn());
     }
 
+    #[test]
+    fn nonfinite_values_separate_pieces_of_a_line() {
+        let check = |values: &[f64], range, expected: &[(f64, Option<f64>)]| {
+            let curve = curve(values, range, 100);
+            let points: Vec<_> = curve.x.into_iter().zip(curve.y).collect();
+            assert_eq!(points, expected, "{values:?} {range:?}");
+        };
+        check(&[0.5, NAN, NAN, 0.4], None, &[(0.0, Some(0.5)), (1.0, None), (3.0, Some(0.4))]);
+        check(&[NAN, 0.5, f64::INFINITY], None, &[(1.0, Some(0.5))]);
+        // No line leads to a point beyond NaN.
+        check(&[0.5, NAN, 0.4, 0.3], Some((2.0, 2.0)), &[(2.0, Some(0.4)), (3.0, Some(0.3))]);
+    }
+
+    #[test]
+    fn sampled_pieces_keep_their_ends() {
+        let mut values = vec![1.0; 1000];
+        values[300..500].fill(NAN);
+        let curve = curve(&values, None, 100);
+        let points: Vec<_> = curve.x.iter().copied().zip(curve.y.iter().copied()).collect();
+        let at = points.iter().position(|point| *point == (300.0, None)).unwrap();
+        let ends = [points[at - 1], points[at + 1]];
+        assert_eq!(ends, [(299.0, Some(1.0)), (500.0, Some(1.0))]);
+        assert!(points.len() > 90, "{}", points.len());
+    }
+
     proptest! {
         #[test]
         fn curves_have_at_most_the_points_of_the_plot(
             values in proptest::collection::vec(
                 prop_oneof![Just(NAN), Just(f64::INFINITY), -1.0..1.0f64], 0..400,
             ),
-            max in 8..200usize,
+            max in 16..200usize,
         ) {
             let curve = curve(&values, None, max);
-            prop_assert!(curve.drawn() <= max, "{} > {max}", curve.drawn());
+            let num = curve.x.len() + curve.nonfinite.len();
+            prop_assert!(num <= max, "{num} > {max}");
+            prop_assert!(curve.x.is_sorted());
+            // Of two neighbors, both are points only if all values between them are finite.
+            for (x, y) in curve.x.windows(2).zip(curve.y.windows(2)) {
+                let between = &values[x[0] as usize..=x[1] as usize];
+                let is_finite = between.iter().all(|value| value.is_finite());
+                prop_assert!(is_finite || y.contains(&None), "{between:?}");
+            }
         }
     }
 }

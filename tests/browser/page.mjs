@@ -241,6 +241,15 @@ export function record(id = input.id) {
   return new Map(trials.map((trial) => [trial.spec.index, trial]));
 }
 
+/** Returns the trials of the record that the brush of a URL contains. An empty bound is open. */
+export function inside(text) {
+  const [, name, low, high] = (text || '').match(/^(\w+):(.*?)\.\.(.*)$/) || [];
+  const [min, max] = [low ? +low : -Infinity, high ? +high : Infinity];
+  check(name && min < max, `the brush in the URL is ${text}`);
+  return [...record()].filter(([, { spec }]) => spec.hyperparameters[name] >= min
+    && spec.hyperparameters[name] <= max).map(([index]) => index).sort((a, b) => a - b);
+}
+
 /** Returns the values of one query parameter, or null. */
 export const query = (page, name) => new URL(page.url()).searchParams.get(name);
 

@@ -1,6 +1,6 @@
 // Tablets and phones: taps select and open, fingers zoom and brush, and targets are large enough.
 
-import { NARROW, base, browse, check, drawn, equal, input, noFaults, query, record, until, visit }
+import { NARROW, base, browse, check, drawn, equal, input, inside, noFaults, query, until, visit }
   from './page.mjs';
 import { relabel } from './change.mjs';
 import { views } from './list.mjs';
@@ -270,14 +270,6 @@ async function zooms(page, finger) {
   await finger.drag({ x: x + width / 4, y: y + height / 2 }, width / 2, 2);
   await page.locator('.panel-head [data-reset-zoom]').tap();
   await page.locator('[data-reset-zoom]').waitFor({ state: 'detached' });
-}
-
-/** Returns the trials of the record that the brush of the URL contains. */
-function inside(text) {
-  const [, name, low, high] = (text || '').match(/^(\w+):([^.]+(?:\.\d+)?)\.\.(.+)$/) || [];
-  check(name && +low < +high, `the brush in the URL is ${text}`);
-  return [...record()].filter(([, { spec }]) => spec.hyperparameters[name] >= +low
-    && spec.hyperparameters[name] <= +high).map(([index]) => index).sort((a, b) => a - b);
 }
 
 /** A finger that rests on an axis brushes, one that moves at once scrolls. */

@@ -28,10 +28,14 @@ export async function loadJson(url, signal) {
  */
 export const isTransient = (status) => !(status >= 400 && status < 500);
 
+// Error of positions that are sums.
+const ROUNDING = 1e-9;
+
 /** Axis of parallel coordinates and scatter plots: maps values to positions 0 to 1. */
 class Axis {
-  constructor(spec, column) {
-    Object.assign(this, spec);
+  /** `key` names the axis in the URL. */
+  constructor(key, spec, column) {
+    Object.assign(this, spec, { key });
     this.isCategory = spec.scale === 'category';
     if (this.isCategory) {
       this.values = (spec.values || []).map(String);
@@ -58,14 +62,28 @@ class Axis {
       if (place === undefined) return NaN;
       return this.values.length < 2 ? 0.5 : (place + 0.5) / this.values.length;
     }
+    // The bound of a brush that is open below, which has no logarithm.
+    if (value === -Infinity) return 0;
     const at = ((this.isLog ? Math.log(value) : value) - this.low) / this.span;
     return Math.max(0, Math.min(1, at));
   }
 
   /** Returns the value at a position 0 to 1 of a numeric axis. */
   value(position) {
+    // The logarithm of an end is rounded.
+    if (position <= 0) return this.min;
+    if (position >= 1) return this.max;
     const at = this.low + position * this.span;
     return this.isLog ? Math.exp(at) : at;
+  }
+
+  /**
+   * Returns the part of a brush between two positions of a numeric axis. It is open at the ends,
+   * where also the trials beyond the axis are drawn.
+   */
+  between(low, high) {
+    return { min: low < ROUNDING ? -Infinity : this.value(low),
+      max: high > 1 - ROUNDING ? Infinity : this.value(high) };
   }
 
   format(value) {
@@ -104,10 +122,9 @@ export class Experiment {
     this.lengths = json.lengths || [];
     this.promoted = json.promoted || [];
     this.axes = (json.hyperparameters || []).map((spec) =>
-      new Axis(spec, json.trials.hp[spec.name] || []));
+      new Axis(spec.name, spec, json.trials.hp[spec.name] || []));
     this.resultAxis = this.#resultAxis();
-    this.byName = new Map([[json.metric, this.resultAxis],
-      ...this.axes.map((axis) => [axis.name, axis])]);
+    this.byKey = new Map([...this.axes, this.resultAxis].map((axis) => [axis.key, axis]));
   }
 
   #resultAxis() {
@@ -121,7 +138,10 @@ export class Experiment {
       spec.min -= pad;
       spec.max += pad;
     }
-    return new Axis(spec, values);
+    // A hyperparameter may have the name of the metric.
+    let key = spec.name;
+    while (this.axes.some((axis) => axis.key === key)) key = `@${key}`;
+    return new Axis(key, spec, values);
   }
 
   /** Returns the column of an axis. */
@@ -156,7 +176,7 @@ export class Experiment {
     const keys = Object.keys(brush);
     const mask = new Uint8Array(this.size).fill(1);
     for (const key of keys) {
-      const axis = this.byName.get(key);
+      const axis = this.byKey.get(key);
       if (axis) cut(mask, this.column(axis), brush[key]);
     }
     let count = 0;

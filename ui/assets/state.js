@@ -6,17 +6,21 @@ const KEYS = ['metric', 'x', 'scale', 'smooth', 'color', 'bracket', 'brush', 'se
   'at', 'attempt', 'rank', 'level'];
 const SERIES = 6;
 
-/** Formats a brush as `name:low..high;name:a|b`. Reserved characters are percent-encoded. */
+/**
+ * Formats a brush as `key:low..high;key:a|b`. An open bound is empty. Reserved characters are
+ * percent-encoded.
+ */
 export function formatBrush(brush) {
   return Object.entries(brush).map(([key, part]) => {
     const range = part.values
       ? part.values.map(encodePart).join('|')
-      : `${short(part.min)}..${short(part.max)}`;
+      : `${bound(part.min)}..${bound(part.max)}`;
     return `${encodePart(key)}:${range}`;
   }).join(';');
 }
 
-const short = (value) => String(+value.toPrecision(4));
+// Rounded bounds would leave out trials at the bounds.
+const bound = (value) => (Number.isFinite(value) ? String(value) : '');
 
 const encodePart = (text) => String(text).replace(/[%:;|&#+]|\.\./g, (match) =>
   [...match].map((c) => `%${c.charCodeAt(0).toString(16).padStart(2, '0')}`).join(''));
@@ -37,10 +41,10 @@ export function parseBrush(text) {
     if (colon <= 0) continue;
     const key = decodePart(part.slice(0, colon));
     const range = part.slice(colon + 1);
-    const numbers = range.match(/^([-+.\de]+?)\.\.([-+.\de]+)$/i);
-    if (numbers && Number.isFinite(+numbers[1]) && Number.isFinite(+numbers[2])) {
-      brush[key] = { min: Math.min(+numbers[1], +numbers[2]),
-        max: Math.max(+numbers[1], +numbers[2]) };
+    const [, low, high] = range.match(/^([-+.\de]*?)\.\.([-+.\de]*)$/i) || [];
+    if (Number.isFinite(+low) && Number.isFinite(+high)) {
+      const [a, b] = [low === '' ? -Infinity : +low, high === '' ? Infinity : +high];
+      brush[key] = { min: Math.min(a, b), max: Math.max(a, b) };
     } else if (range !== '') {
       brush[key] = { values: range.split('|').map(decodePart) };
     }

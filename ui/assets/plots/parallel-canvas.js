@@ -331,7 +331,7 @@ export class ParallelCanvas {
   }
 
   #drawBrush(ctx, axis, i, x) {
-    const part = this.brush[axis.name];
+    const part = this.brush[axis.key];
     if (!part) return;
     const { accent } = colors();
     const half = axis.isCategory ? 0.5 / Math.max(1, axis.values.length) : 0;

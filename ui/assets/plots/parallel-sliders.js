@@ -37,14 +37,14 @@ export class AxisSliders {
   }
 
   update(data, axes, brush) {
-    const key = axes.map((axis) => `${axis.name}\n${axis.min}\n${axis.max}\n${axis.values}`)
+    const key = axes.map((axis) => `${axis.key}\n${axis.min}\n${axis.max}\n${axis.values}`)
       .join('\n\n');
     if (key !== this.key) {
       this.key = key;
       this.axes = axes.map((axis) => (axis.isCategory ? this.#boxes(axis) : this.#range(axis)));
       this.form.replaceChildren(...this.axes.map((one) => one.element));
     }
-    this.axes.forEach((one, i) => one.set(brush[axes[i].name]));
+    this.axes.forEach((one, i) => one.set(brush[axes[i].key]));
   }
 
   #range(axis) {
@@ -64,8 +64,8 @@ export class AxisSliders {
       }
       tell();
       const isWhole = +low.value === 0 && +high.value === STEPS;
-      this.change(axis, isWhole ? null : { min: axis.value(low.value / STEPS),
-        max: axis.value(high.value / STEPS) });
+      this.change(axis, isWhole ? null
+        : axis.between(low.value / STEPS, high.value / STEPS));
     };
     const set = (part) => {
       const isRange = part && !part.values;

@@ -59,7 +59,7 @@ class Parallel {
     const wanted = state.get('axes').split(',').filter(Boolean);
     const flipped = new Set(wanted.filter((key) => key.startsWith('-')).map((key) => key.slice(1)));
     const names = wanted.map((key) => key.replace(/^-/, ''));
-    const first = names.map((key) => all.find((axis) => encodeURIComponent(axis.name) === key))
+    const first = names.map((key) => all.find((axis) => encodeURIComponent(axis.key) === key))
       .filter(Boolean);
     // The result stays last unless the user moved it.
     const rest = all.filter((axis) => !first.includes(axis));
@@ -68,13 +68,13 @@ class Parallel {
     this.left = Math.max(0, list.length - limit);
     const shown = this.left ? [...list.slice(0, limit - 1), this.data.resultAxis] : list;
     this.canvas.setAxes(this.data, [...new Set(shown)],
-      shown.map((axis) => flipped.has(encodeURIComponent(axis.name))));
+      shown.map((axis) => flipped.has(encodeURIComponent(axis.key))));
   }
 
   #storeAxes() {
     const { axes, flips } = this.canvas;
     state.set('axes', axes.map((axis, i) =>
-      `${flips[i] ? '-' : ''}${encodeURIComponent(axis.name)}`).join(','));
+      `${flips[i] ? '-' : ''}${encodeURIComponent(axis.key)}`).join(','));
   }
 
   #draw(moving = false) {
@@ -105,10 +105,11 @@ class Parallel {
       return;
     }
     const parts = Object.entries(state.brush).map(([key, part]) => {
-      const axis = data.byName.get(key);
-      if (part.values) return `${name(key)} ${part.values.map((v) => name(v)).join(' or ')}`;
-      const format = (value) => (axis ? axis.format(value) : parameter(value));
-      return `${name(key)} ${trim(format(part.min))} to ${trim(format(part.max))}`;
+      const axis = data.byKey.get(key);
+      const label = name(axis ? axis.name : key);
+      if (part.values) return `${label} ${part.values.map((v) => name(v)).join(' or ')}`;
+      const format = (value) => trim(axis ? axis.format(value) : parameter(value));
+      return `${label} ${rangeText(part, format)}`;
     });
     const inside = this.brushed.count;
     const drawn = canvas.drawn < inside
@@ -152,8 +153,8 @@ class Parallel {
 
   #setPart(axis, part, moving = false) {
     const brush = Object.assign(Object.create(null), state.brush);
-    if (part) brush[axis.name] = part;
-    else delete brush[axis.name];
+    if (part) brush[axis.key] = part;
+    else delete brush[axis.key];
     state.setBrush(brush, moving);
   }
 
@@ -218,7 +219,7 @@ class Parallel {
     const i = canvas.axisAt(point.x, GRAB);
     const axis = canvas.axes[i];
     const at = canvas.positionAt(i, point.y);
-    const part = state.brush[axis.name];
+    const part = state.brush[axis.key];
     this.drag = { kind: 'brush', i, axis, start: point, from: at };
     if (!part || part.values || axis.isCategory) return;
     const low = axis.position(part.min);
@@ -266,10 +267,10 @@ class Parallel {
       this.#storeAxes();
       this.#draw();
     } else if (drag.moved) {
-      if (drag.axis) this.#setPart(drag.axis, state.brush[drag.axis.name] || null, false);
+      if (drag.axis) this.#setPart(drag.axis, state.brush[drag.axis.key] || null, false);
     } else if (event.type === 'pointerup' && event.pointerType !== 'touch') {
       // Fingers that rest for too long, or whose drag the browser ends, change nothing.
-      if (state.brush[drag.axis?.name]) this.#setPart(drag.axis, null);
+      if (state.brush[drag.axis?.key]) this.#setPart(drag.axis, null);
       else this.#pick(event);
     }
   }
@@ -332,11 +333,16 @@ class Parallel {
 /** Removes zeros at the end of a decimal, but not of an exponent. */
 const trim = (text) => (/^[^e]*\.[^e]*$/.test(text) ? text.replace(/\.?0+$/, '') : text);
 
+function rangeText({ min, max }, format) {
+  if (min === -Infinity) return max === Infinity ? 'any value' : `up to ${format(max)}`;
+  return max === Infinity ? `from ${format(min)}` : `${format(min)} to ${format(max)}`;
+}
+
 /** Returns the part of a brush between two positions of an axis. */
 function rangeOf(axis, a, b) {
   const low = Math.max(0, Math.min(a, b));
   const high = Math.min(1, Math.max(a, b));
-  if (!axis.isCategory) return { min: axis.value(low), max: axis.value(high) };
+  if (!axis.isCategory) return axis.between(low, high);
   const values = axis.values.filter((value) => {
     const at = axis.position(value);
     return at >= low && at <= high;

@@ -12,7 +12,7 @@ pub(super) struct Curve {
     pub(super) y: Vec<Option<f64>>,
     /// Positions of the first and the last NaN or infinity of each run of them in the range.
     pub(super) nonfinite: Vec<f64>,
-    /// Number of values before sampling.
+    /// Number of values before sampling, in the range and next to it.
     pub(super) total: usize,
 }
 
@@ -40,6 +40,7 @@ impl Curve {
         let (mut has_first, mut last) = (false, None);
         // Position of the first value of the run before the next point.
         let mut gap = None;
+        let mut total = 0;
         for (position, value) in values {
             let x = x_of(metrics.at[*position as usize], x, per_epoch);
             if value.is_finite() {
@@ -54,9 +55,13 @@ impl Curve {
                 continue;
             }
             gap = gap.or(Some(x));
-            if query.contains(x) && has_first {
+            if !query.contains(x) {
+                continue;
+            }
+            total += 1;
+            if has_first {
                 last = Some(x);
-            } else if query.contains(x) {
+            } else {
                 nonfinite.push(x);
                 has_first = true;
             }
@@ -68,8 +73,9 @@ impl Curve {
             .map(|Piece { gap, points }| Piece { gap, points: in_range(points, query) })
             .filter(|piece| !piece.points.is_empty())
             .collect();
+        total += pieces.iter().map(|piece| piece.points.len()).sum::<usize>();
         let (x, y) = join(&pieces, max - nonfinite.len()).into_iter().unzip();
-        Self { x, y, nonfinite, total: values.len() }
+        Self { x, y, nonfinite, total }
     }
 
     /// Returns the number of points after sampling.
@@ -188,7 +194,6 @@ mod tests {
         let check = |values: &[f64], range: Option<(f64, f64)>, expected: &[f64]| {
             let curve = curve(values, range, 100);
             assert_eq!(curve.nonfinite, expected, "{values:?} {range:?}");
-            assert_eq!(curve.total, values.len());
         };
         check(&[1.0, 2.0], None, &[]);
         check(&[1.0, NAN, NAN, f64::INFINITY], None, &[1.0, 3.0]);
@@ -197,6 +202,18 @@ mod tests {
         // The line ended left of the range.
         check(&[1.0, NAN, NAN, NAN], Some((2.0, 3.0)), &[2.0, 3.0]);
         check(&[1.0, NAN, NAN, NAN, NAN, 1.0], Some((2.0, 3.0)), &[2.0, 3.0]);
+    }
+
+    #[test]
+    fn totals_count_the_values_of_the_range() {
+        let check = |range: Option<(f64, f64)>, expected: (usize, usize)| {
+            let curve = curve(&[1.0, 2.0, NAN, NAN, NAN, 3.0, 4.0, 5.0, 6.0], range, 100);
+            assert_eq!((curve.drawn(), curve.total), expected, "{range:?}");
+        };
+        check(None, (8, 9));
+        // With the point next to the range, to which the line leads.
+        check(Some((5.0, 6.0)), (3, 3));
+        check(Some((3.0, 3.0)), (1, 1));
     }
 
     #[test]

@@ -226,7 +226,9 @@ pub(crate) fn trials(site: &Site, run: &Run, indexes: &[u32], show_all: bool) ->
             let badge = crate::state::of_trial(trial, state(run, trial.spec.index), run.is_running);
             badge.word.to_owned()
         }),
-        row(&run.experiment.spec.searcher.metric, &|trial| text::optional(best_value(trial))),
+        row(&text::name(&run.experiment.spec.searcher.metric), &|trial| {
+            text::optional(best_value(trial))
+        }),
         row("Length", &|trial| super::table::length(run, trial)),
         row("Attempts", &|trial| trial.status.attempts.len().to_string()),
         row("Ran for", &|trial| text::duration(attempt_seconds(trial, run.is_live()))),

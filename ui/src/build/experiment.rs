@@ -66,7 +66,9 @@ fn curves_card(run: &Run, query: &table::TableQuery) -> CurvesCard {
             break;
         }
     }
-    let metrics: Vec<(&str, &str)> = names.iter().map(|name| (*name, *name)).collect();
+    let texts: Vec<String> = names.iter().map(|name| text::name(name)).collect();
+    let texts = texts.iter().map(String::as_str);
+    let metrics: Vec<(&str, &str)> = names.into_iter().zip(texts).collect();
     let num = run.trials.values().filter(|trial| best_value(trial).is_some()).count();
     let status = run.experiment.status.as_ref();
     let best = status.and_then(|status| status.best.as_ref());
@@ -329,6 +331,17 @@ mod tests {
         let card = importance_by_length(run, units);
         let links = card.lengths.into_iter().map(|length| (length.href, length.is_current));
         (links.collect(), card.empty.unwrap_or(card.title))
+    }
+
+    #[test]
+    fn metrics_of_curves_are_escaped() {
+        let metric = "los\u{202e}s";
+        let length = json!({"batches": 4});
+        let searcher = json!({"metric": metric, "maxLength": length, "random": {"maxTrials": 8}});
+        let run = fixture::run(json!({ "searcher": searcher }), json!({}), &[]);
+        let card = curves_card(&run, &table::TableQuery::default());
+        let options: Vec<_> = card.metrics.iter().map(|of| (&*of.value, &*of.text)).collect();
+        assert_eq!(options, [(metric, r"los\u{202e}s")]);
     }
 
     #[test]

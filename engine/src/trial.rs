@@ -14,6 +14,7 @@ pub mod budget;
 pub mod config;
 mod reopening;
 mod report;
+mod trained;
 mod unreported;
 
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,7 @@ pub(crate) use reopening::first_counted_attempt;
 pub use reopening::{is_open, is_reopening, is_reopening_due, num_reopenings, reopen};
 pub use report::{ReportEffect, SearchedMetric, record_report};
 pub(crate) use report::{compare, compare_losses};
+pub use trained::{batches_per_unit, trained_units};
 pub use unreported::unreported_since;
 
 /// Number of infrastructure failures without a new checkpoint at which a trial fails.

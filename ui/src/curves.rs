@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use stoker_api::contract::{is_metric, short_metric_name};
 use stoker_api::experiment::Unit;
-use stoker_engine::trial::{TrialRecord, granted_units, live_attempt};
+use stoker_engine::trial::{TrialRecord, batches_per_unit, live_attempt};
 use stoker_storage::metrics::Reader;
 
 use self::sampled::{Curve, x_of};
@@ -70,9 +70,7 @@ pub(crate) fn indexes(text: Option<&str>) -> Vec<u32> {
 
 /// Returns the batches of an epoch, if they follow from the record.
 pub(crate) fn batches_per_epoch(trial: &TrialRecord) -> Option<f64> {
-    let (granted, total) = (granted_units(&trial.spec), trial.status.batches_total);
-    (trial.spec.unit == Unit::Epochs && granted > 0 && total > 0)
-        .then(|| total as f64 / granted as f64)
+    batches_per_unit(trial).filter(|_| trial.spec.unit == Unit::Epochs)
 }
 
 /// Returns the axis of a query, or else the unit of the experiment.
@@ -292,6 +290,7 @@ pub(crate) async fn of_trial(
 
 #[cfg(test)]
 mod tests {
+    use stoker_api::trial::Grant;
     use stoker_storage::Storage;
     use stoker_storage::metrics::segments;
 
@@ -342,6 +341,22 @@ mod tests {
         }
         let band = band(&run, &BTreeSet::new(), x);
         assert_eq!(band["x"], expected, "{unit:?} on {x}");
+    }
+
+    /// A trial with 100 batches per epoch rests at four epochs, is promoted to 16, and waits.
+    #[test]
+    fn promotion_stretches_no_curve() {
+        let result = json!({ "result": { "units": 4, "metric": "0.5" } });
+        let status = json!({ "facts": [result], "batches": 400, "batchesTotal": 400 });
+        let mut run = fixture::run(json!({}), json!({}), &[status]);
+        let trial = Arc::make_mut(&mut run.trials).values_mut().next().unwrap();
+        let trial = Arc::make_mut(trial);
+        trial.spec.unit = Unit::Epochs;
+        trial.spec.grants.push(Grant { order: 1, units: 16, ..Grant::default() });
+        assert_eq!(batches_per_epoch(trial), Some(100.0));
+        let data = crate::data::data(&run);
+        let trials = &data["trials"];
+        assert_eq!((&trials["units"], &trials["granted"]), (&json!([4.0]), &json!([16])));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use stoker_api::experiment::Searcher;
 use stoker_api::number;
 use stoker_api::trial::Fact;
 use stoker_engine::experiment::explain::{Decision, Explanation, Kind, State};
-use stoker_engine::trial::{TrialRecord, granted_units, held_seconds};
+use stoker_engine::trial::{TrialRecord, granted_units, held_seconds, trained_units};
 
 use crate::search::{Hyperparameter, category, flat, results};
 use crate::state;
@@ -23,16 +23,6 @@ pub(crate) fn state(run: &Run, index: u32) -> Option<State> {
 pub(crate) fn best_value(trial: &TrialRecord) -> Option<f64> {
     let best = trial.status.best_metric.as_deref().and_then(number::parse);
     best.filter(|value| value.is_finite())
-}
-
-/// Returns the trained length in the trial's unit, if it follows from the record.
-pub(crate) fn trained(trial: &TrialRecord) -> f64 {
-    let granted = granted_units(&trial.spec);
-    let (batches, total) = (trial.status.batches, trial.status.batches_total);
-    match total {
-        0 => results(trial).map(|(units, _)| units).max().unwrap_or(0) as f64,
-        total => granted as f64 * batches.min(total) as f64 / total as f64,
-    }
 }
 
 /// Returns the seconds for which attempts of a trial held slots. Those of a running one count up
@@ -80,7 +70,7 @@ fn trials(run: &Run) -> Value {
         push("state", json!(badge.word));
         push("bracket", json!(explained.map_or(trial.spec.group, |trial| trial.bracket)));
         push("rung", json!(all.len()));
-        push("units", json!(trained(trial)));
+        push("units", json!(trained_units(trial)));
         push("granted", json!(granted_units(&trial.spec)));
         push("value", json!(best_value(trial)));
         push("latest", json!(all.last().and_then(|(_, value)| *value)));

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use stoker_api::experiment::{BestTrial, ExperimentStatus, ParetoTrial, Phase};
 use stoker_api::number;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{CheckpointRecord, CloseCause, Fact, TrialStatus};
+use stoker_api::trial::{CheckpointRecord, CloseCause, Fact};
 
 use super::{Ledger, recorded};
 use crate::search::rung::Loss;
 use crate::search::{Outcome, SearchConfig, outcome, pareto};
 use crate::trial::{
-    TrialRecord, closed, compare, ended_seconds, granted_units, is_open, running_since,
+    TrialRecord, closed, compare, ended_seconds, is_open, running_since, trained_units,
 };
 
 /// Parts into which the full length is divided to measure progress.
@@ -379,18 +379,6 @@ fn checkpoint_with(record: &TrialRecord, metric: &str) -> Option<String> {
 
 /// Returns the part of the full length that an open trial has trained, in millionths.
 fn trained_parts(config: &SearchConfig, record: &TrialRecord) -> u64 {
-    let TrialStatus { batches, batches_total, .. } = record.status;
-    let full = config.units_max.max(1) as f64;
-    let results = record.status.facts.iter().filter_map(|fact| match fact {
-        Fact::Result(result) => Some(result.units),
-        Fact::Closed(_) | Fact::Reopened(_) => None,
-    });
-    let of_results = results.max().unwrap_or(0) as f64 / full;
-    let of_batches = match batches_total {
-        0 => 0.0,
-        total => {
-            (batches as f64 / total as f64).min(1.0) * granted_units(&record.spec) as f64 / full
-        }
-    };
-    (of_results.max(of_batches).min(1.0) * PARTS as f64) as u64
+    let part = trained_units(record) / config.units_max.max(1) as f64;
+    (part.min(1.0) * PARTS as f64) as u64
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use stoker_api::experiment::{BestTrial, ExperimentStatus, Objective, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{
-    Attempt, AttemptEnd, CloseCause, ClosedFact, Fact, ReopenedFact, ResultFact,
+    Attempt, AttemptEnd, CloseCause, ClosedFact, Fact, Grant, ReopenedFact, ResultFact,
 };
 use stoker_api::validate::Method;
 
@@ -241,6 +241,22 @@ fn progress_counts_ended_and_partly_trained_trials() {
     assert_eq!(status(&config(RANDOM), &trials, 3, false).progress_percent, 33);
     // The failed trial was deleted, and still counts as one of four.
     assert_eq!(status(&config(RANDOM), &trials[1..], 3, false).progress_percent, 33);
+}
+
+#[test]
+fn promotion_alone_is_no_progress() {
+    let config = config(RANDOM);
+    let mut trials = records(&[&[]]);
+    let ledger = ledger(&config, &trials, 1);
+    let trial = &mut trials[0];
+    (trial.spec.units, trial.status.facts) = (3, vec![result(3, "0.5")]);
+    (trial.status.batches, trial.status.batches_total) = (300, 300);
+    // A third of one of four trials.
+    for _ in 0..2 {
+        let status = Summary::new(&config, &trials).status(&ledger, false, "mnist", |_| None);
+        assert_eq!(status.progress_percent, 8);
+        trials[0].spec.grants.push(Grant { units: 9, ..Grant::default() });
+    }
 }
 
 #[test]

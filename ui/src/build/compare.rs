@@ -8,12 +8,12 @@ use stoker_api::experiment::Unit;
 use stoker_api::number;
 use stoker_api::time::Timestamp;
 use stoker_engine::experiment::explain::length;
-use stoker_engine::trial::{TrialRecord, ended_at, held_seconds_until};
+use stoker_engine::trial::{TrialRecord, ended_at, held_seconds_until, trained_units};
 
 use super::head::{method, ran, seconds};
 use super::{frame, plain_frame};
 use crate::curves::axis;
-use crate::data::{attempt_seconds, best_so_far, best_value, state, trained};
+use crate::data::{attempt_seconds, best_so_far, best_value, state};
 use crate::search::{category, flat, results};
 use crate::site::Site;
 use crate::store::{Run, created};
@@ -295,7 +295,7 @@ pub(crate) fn data(runs: &[Arc<Run>]) -> Value {
             "phase": crate::state::of_run(run).word, "unit": run.search().unit_singular(),
             "metric": run.experiment.spec.searcher.metric,
             "slotHours": seconds(run).1 as f64 / 3600.0,
-            "trained": run.trials.values().map(|trial| trained(trial)).sum::<f64>(),
+            "trained": run.trials.values().map(|trial| trained_units(trial)).sum::<f64>(),
             "bestSoFar": best, "results": by_length,
         })
     };

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
-use stoker_engine::trial::{TrialRecord, granted_units};
+use stoker_engine::trial::{TrialRecord, granted_units, trained_units};
 
 use super::head::badges;
 use super::table::TableQuery;
-use crate::data::{attempt_seconds, best_value, trained};
+use crate::data::{attempt_seconds, best_value};
 use crate::filter::{Filter, FilterError, Row};
 use crate::search::{category, flat, results};
 use crate::state;
@@ -87,9 +87,11 @@ impl Entry<'_> {
             "rung" | "results" => Some(Some(results(self.trial).count().to_string())),
             "attempts" => Some(Some(status.attempts.len().to_string())),
             "hours" => number(Some(self.slot_seconds() as f64 / 3600.0)),
-            LENGTH | "units" => number(Some(trained(self.trial))),
+            LENGTH | "units" => number(Some(trained_units(self.trial))),
             METRIC => number(best_value(self.trial)),
-            name if name == self.run.search().unit.plural() => number(Some(trained(self.trial))),
+            name if name == self.run.search().unit.plural() => {
+                number(Some(trained_units(self.trial)))
+            }
             _ => None,
         }
     }
@@ -233,7 +235,7 @@ pub(crate) fn export(run: &Run, query: &TableQuery) -> (Vec<String>, Vec<Vec<Val
                     trial.spec.index.into(),
                     entry.badge.word.into(),
                     best_value(trial).into(),
-                    trained(trial).into(),
+                    trained_units(trial).into(),
                     granted_units(&trial.spec).into(),
                 ];
                 row.extend(names.iter().map(|one| {

@@ -2,12 +2,12 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use stoker_engine::trial::{TrialRecord, granted_units};
+use stoker_engine::trial::{TrialRecord, granted_units, trained_units};
 
 use super::order::{
     Entry, LENGTH, Matching, STATE, TRIAL, built_in, column_name, matching, searched_metric, sort,
 };
-use crate::data::{best_value, trained};
+use crate::data::best_value;
 use crate::filter::FilterError;
 use crate::search::{Hyperparameter, category, results};
 use crate::store::Run;
@@ -314,7 +314,7 @@ fn row(entry: &Entry<'_>, best: Option<u32>, query: &TableQuery) -> TrialRow {
 
 /// Returns trained and granted length, such as `30.2 / 64`.
 pub(crate) fn length(run: &Run, trial: &TrialRecord) -> String {
-    let trained = trained(trial);
+    let trained = trained_units(trial);
     let trained = match run.search().unit {
         stoker_api::experiment::Unit::Epochs if trained.fract() != 0.0 => format!("{trained:.1}"),
         _ => text::count(trained as u64),

@@ -154,10 +154,15 @@ fn plan(
 /// Returns the reason why an experiment cannot continue, if its own state prevents it.
 fn check(experiment: &Experiment) -> Result<(), String> {
     let state = experiment.spec.state;
-    if matches!(state, DesiredState::Cancelled | DesiredState::Killed) {
-        return Err("it was cancelled; create a new experiment".to_owned());
-    }
     let status = experiment.status.as_ref();
+    if matches!(state, DesiredState::Cancelled | DesiredState::Killed) {
+        let what = match status.map_or(Phase::Pending, |status| status.phase) {
+            Phase::Completed => "it completed while it was being cancelled",
+            Phase::Failed => "it failed while it was being cancelled",
+            _ => "it was cancelled",
+        };
+        return Err(format!("{what}; create a new experiment"));
+    }
     let refused = status.and_then(|status| condition::find(&status.conditions, "Refused"));
     let refused = refused.filter(|refused| refused.status == ConditionStatus::True);
     let is_failed = status.is_some_and(|status| status.phase == Phase::Failed);
@@ -256,6 +261,21 @@ fn text(text: Option<&String>) -> &str {
 mod tests {
     use super::*;
     use crate::explain::tests::record;
+
+    #[test]
+    fn cancellation_that_came_too_late_is_named() {
+        let (mut experiment, _) = record();
+        experiment.spec.state = DesiredState::Cancelled;
+        let mut check_phase = |phase: Phase, expected: &str| {
+            experiment.status.get_or_insert_default().phase = phase;
+            let expected = format!("{expected}; create a new experiment");
+            assert_eq!(check(&experiment), Err(expected), "{phase:?}");
+        };
+        check_phase(Phase::Running, "it was cancelled");
+        check_phase(Phase::Cancelled, "it was cancelled");
+        check_phase(Phase::Completed, "it completed while it was being cancelled");
+        check_phase(Phase::Failed, "it failed while it was being cancelled");
+    }
 
     #[test]
     fn invalid_edit_does_not_prevent_a_request() {

@@ -19,6 +19,7 @@ mod link;
 mod nccl;
 #[cfg(any(test, feature = "cuda"))]
 mod nccl_check;
+mod pipe;
 mod program;
 mod progress;
 mod rendezvous;

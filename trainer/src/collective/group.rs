@@ -1,4 +1,4 @@
-//! Group of ranks that are connected by TCP, and by Unix sockets within a pod.
+//! Group of ranks that are connected by TCP, and by shared memory within a pod.
 //!
 //! Large messages use a ring, small messages go through one rank. The first failure closes all
 //! connections, which notifies the other ranks.
@@ -113,7 +113,8 @@ pub(super) fn create_groups(
     let streams = |peers: &[Peer]| peers.iter().map(|(_, stream)| stream.clone()).collect();
     let shutdown_streams: Vec<Arc<TcpStream>> = streams(&watchdog_streams);
     let all = [shutdown_streams.clone(), streams(&hub), streams(&local_hub)].concat();
-    let ring: io::Result<Vec<Link>> = [&next, &previous].map(Link::try_clone).into_iter().collect();
+    let ring: io::Result<Vec<Link>> =
+        [&next, &previous].map(Link::try_clone_socket).into_iter().collect();
     let abort = GangAbort::new(all, ring.map_err(socket_error)?);
     start(topology.rank, watchdog_streams, limits, progress.clone(), abort.clone())
         .map_err(socket_error)?;

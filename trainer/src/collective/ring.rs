@@ -18,21 +18,20 @@ use burn::tensor::{bf16, f16};
 use bytemuck::Pod;
 use bytes::Bytes;
 use half::slice::HalfFloatSliceExt as _;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, recv};
 
 use super::CollectiveOp;
 use super::link::Link;
 use super::progress::ProgressState;
 use super::wire::{HEADER_BYTES, call_number, connection_lost, header, length, mismatched_call};
 use crate::Result;
-use crate::error::Infrastructure;
 
 mod buffer;
 mod schedule;
+mod wait;
 
 pub(super) use buffer::Buffer;
 use schedule::RingProgress;
+use wait::NextWait;
 
 /// Size of the receive buffer for values to add, which should fit into the processor's cache.
 const SCRATCH_BYTES: usize = 128 << 10;
@@ -40,9 +39,6 @@ const SCRATCH_BYTES: usize = 128 << 10;
 const SEND_BYTES: usize = 256 << 10;
 /// Number of half-precision values converted at a time.
 const CONVERT_CHUNK: usize = 512;
-/// Timeout of one wait for a neighbor; waits are repeated.
-const POLL_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-
 /// Element type of an all-reduce.
 pub(super) trait Summable: Pod + AddAssign {
     /// Adds `remote` to `local`, element by element.
@@ -139,8 +135,9 @@ impl Ring {
             } else {
                 let can_send = !header_sent.is_done(HEADER_BYTES) || schedule.sendable().is_some();
                 let next = match () {
-                    () if can_send => Some(PollFlags::OUT),
-                    () => (!schedule.has_sent()).then_some(PollFlags::empty()),
+                    () if can_send => NextWait::Accepts,
+                    () if schedule.has_sent() => NextWait::Nothing,
+                    () => NextWait::Closed,
                 };
                 self.wait(next, !schedule.has_received())?;
             }
@@ -197,7 +194,8 @@ impl Ring {
             if has_transferred {
                 progress.record_transfer();
             } else {
-                self.wait((!has_sent).then_some(PollFlags::OUT), !has_all)?;
+                let next = if has_sent { NextWait::Nothing } else { NextWait::Accepts };
+                self.wait(next, !has_all)?;
             }
         }
     }
@@ -210,9 +208,7 @@ impl Ring {
     /// Fails if it has sent a message for this call. A failed connection is no error here.
     pub(super) fn check_unused(&self, number: u32) -> Result<()> {
         let mut header = [0; HEADER_BYTES];
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let is_complete = recv(&self.previous, &mut header, flags)
-            .is_ok_and(|(_, num_bytes)| num_bytes == HEADER_BYTES);
+        let is_complete = self.previous.peek(&mut header);
         match is_complete && call_number(&header) == number {
             true => Err(mismatched_call(self.previous_rank())),
             false => Ok(()),
@@ -309,33 +305,6 @@ impl Ring {
             Ok(num) => Ok(num),
             Err(error) if is_transient(&error) => Ok(0),
             Err(error) => Err(connection_lost(to, &error)),
-        }
-    }
-
-    /// Waits until a neighbor is ready or its connection fails, at most [`POLL_TIMEOUT`]. `next` is
-    /// set until the next rank has all bytes.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the next rank has closed its connection before.
-    fn wait(&self, next: Option<PollFlags>, for_previous: bool) -> Result<()> {
-        let closed = PollFlags::RDHUP | PollFlags::HUP;
-        let mut fds = vec![];
-        if let Some(flags) = next {
-            fds.push(PollFd::new(&self.next, flags | PollFlags::RDHUP));
-        }
-        if for_previous {
-            fds.push(PollFd::new(&self.previous, PollFlags::IN));
-        }
-        match poll(&mut fds, Some(&POLL_TIMEOUT)) {
-            Ok(_) if next.is_some() && fds[0].revents().intersects(closed) => {
-                let ended = io::ErrorKind::UnexpectedEof.into();
-                Err(connection_lost(self.next_rank(), &ended))
-            }
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => {
-                Err(Infrastructure(format!("cannot wait for connections: {error}")).into())
-            }
         }
     }
 }

@@ -53,7 +53,7 @@ impl Participant<'_> {
         let (Some(previous), Some(next)) = (ring.next(), ring.next()) else {
             return Err(Infrastructure("the ring lacks a neighbor connection".into()).into());
         };
-        let ring = self.prefer_unix(next, previous, deadline)?;
+        let ring = self.prefer_local(next, previous, deadline)?;
         Ok(Connections { watchdog_streams, hub, local_hub, ring })
     }
 

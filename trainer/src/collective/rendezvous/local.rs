@@ -1,27 +1,35 @@
-//! Unix sockets between neighbors of the ring that are in the same pod.
+//! Unix sockets and shared memory between neighbors of the ring that are in the same pod.
 //!
 //! Neighbors agree over their authenticated TCP connection:
 //!
 //! | listener sends | connecting rank sends |
 //! |---|---|
 //! | offer: whether it listens, name, token | |
-//! | | over the Unix socket: token |
+//! | | over the Unix socket: token, with the file of the shared memory if it could be created |
 //! | | answer: whether it has connected |
 //!
 //! The name is in the abstract namespace of the network, so no file must be created or deleted.
 //! Other processes can see the name, but not the token. Without a Unix socket, both neighbors stay
-//! with TCP.
+//! with TCP; without shared memory, they use the Unix socket.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, IoSlice, IoSliceMut, Write as _};
+use std::mem::MaybeUninit;
 use std::net::TcpStream;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Instant;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::cmsg_space;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+    sendmsg, socket_with,
+};
 
 use super::super::handshake::{check_interrupt, nonce};
 use super::super::link::Link;
+use super::super::pipe::{PipeReceiver, PipeSender};
 use super::Participant;
 use crate::Result;
 use crate::error::Infrastructure;
@@ -34,13 +42,13 @@ const OFFER_BYTES: usize = 1 + 2 * TOKEN_BYTES;
 type Offer = ([u8; TOKEN_BYTES], [u8; TOKEN_BYTES]);
 
 impl Participant<'_> {
-    /// Replaces the connections to neighbors in the same pod by Unix sockets. All neighbors
-    /// exchange offers and answers, also in different pods.
+    /// Replaces the connections to neighbors in the same pod by shared memory or Unix sockets. All
+    /// neighbors exchange offers and answers, also in different pods.
     ///
     /// # Errors
     ///
     /// Fails if a neighbor exits, does not answer until the deadline, or if `stop` is set.
-    pub(super) fn prefer_unix(
+    pub(super) fn prefer_local(
         &self,
         mut next: TcpStream,
         mut previous: TcpStream,
@@ -70,8 +78,8 @@ impl Participant<'_> {
             _ => None,
         };
         check_interrupt(self.stop)?;
-        let next = connected.map_or(Link::Tcp(next), Link::Unix);
-        Ok((next, accepted.map_or(Link::Tcp(previous), Link::Unix)))
+        let next = connected.unwrap_or(Link::Tcp(next));
+        Ok((next, accepted.unwrap_or(Link::Tcp(previous))))
     }
 
     fn read_of_neighbor(
@@ -95,27 +103,71 @@ fn listen() -> io::Result<(UnixListener, Offer)> {
 
 /// Returns the connection that has sent the token. Closes all others. The neighbor has connected
 /// and sent its token before its answer, so this does not wait for it.
-fn accept(listener: &UnixListener, token: [u8; TOKEN_BYTES]) -> io::Result<UnixStream> {
+fn accept(listener: &UnixListener, token: [u8; TOKEN_BYTES]) -> io::Result<Link> {
     loop {
-        let (mut stream, _) = listener.accept()?;
-        stream.set_nonblocking(true)?;
-        let mut received = [0; TOKEN_BYTES];
-        let num = stream.read(&mut received);
-        if matches!(num, Ok(TOKEN_BYTES)) && received == token {
-            return Ok(stream);
+        let (socket, _) = listener.accept()?;
+        socket.set_nonblocking(true)?;
+        if let Ok((received, memory)) = receive_token(&socket)
+            && received == token
+        {
+            return match memory {
+                Some(memory) => PipeReceiver::open(socket, &memory).map(Link::Receiver),
+                None => Ok(Link::Unix(socket)),
+            };
         }
     }
 }
 
 /// Connects to the listener of an offer and sends the token. Fails instead of waiting, so that
 /// other processes that connect to the name cannot block the ranks.
-fn accept_offer((name, token): Offer) -> io::Result<UnixStream> {
+fn accept_offer((name, token): Offer) -> io::Result<Link> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new_abstract_name(&name)?)?;
-    let mut stream = UnixStream::from(socket);
-    stream.write_all(&token)?;
-    Ok(stream)
+    match PipeSender::create(UnixStream::from(socket)) {
+        Ok((pipe, memory)) => {
+            send_token(pipe.socket(), token, Some(&memory))?;
+            Ok(Link::Sender(pipe))
+        }
+        Err(socket) => {
+            send_token(&socket, token, None)?;
+            Ok(Link::Unix(socket))
+        }
+    }
+}
+
+fn send_token(
+    socket: &UnixStream,
+    token: [u8; TOKEN_BYTES],
+    memory: Option<&OwnedFd>,
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = memory.map(|memory| [memory.as_fd()]);
+    if let Some(files) = &files {
+        control.push(SendAncillaryMessage::ScmRights(files));
+    }
+    match sendmsg(socket, &[IoSlice::new(&token)], &mut control, SendFlags::NOSIGNAL)? {
+        TOKEN_BYTES => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
+}
+
+/// Receives a token, with the file of shared memory if the neighbor sent one.
+fn receive_token(socket: &UnixStream) -> io::Result<([u8; TOKEN_BYTES], Option<OwnedFd>)> {
+    let mut token = [0; TOKEN_BYTES];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let slices = &mut [IoSliceMut::new(&mut token)];
+    if recvmsg(socket, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes != TOKEN_BYTES {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let memory = files.flatten().next();
+    Ok((token, memory))
 }
 
 fn offer_message(offer: Option<Offer>) -> [u8; OFFER_BYTES] {
@@ -143,6 +195,7 @@ fn lost(rank: usize, error: &io::Error) -> Infrastructure {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::net::TcpListener;
     use std::time::Duration;
 
@@ -190,7 +243,7 @@ mod tests {
         };
         let ((next, to), (previous, from)) = (pair(), pair());
         std::thread::scope(|scope| {
-            let links = scope.spawn(move || participant.prefer_unix(next, previous, deadline));
+            let links = scope.spawn(move || participant.prefer_local(next, previous, deadline));
             play(to, from);
             links.join().unwrap()
         })
@@ -237,11 +290,11 @@ mod tests {
             to.write_all(&offer_message(Some(offer))).unwrap();
             let (name, token) = read_offer(&mut from).unwrap();
             // One with a wrong token, one that is silent.
-            strangers.push(accept_offer((name, nonce().unwrap())).unwrap());
             let address = SocketAddr::from_abstract_name(name).unwrap();
-            strangers.push(UnixStream::connect_addr(&address).unwrap());
-            let mut own = accept_offer((name, token)).unwrap();
-            own.write_all(b"from the previous rank").unwrap();
+            strangers.extend([(), ()].map(|()| UnixStream::connect_addr(&address).unwrap()));
+            send_token(&strangers[0], nonce().unwrap(), None).unwrap();
+            let mut previous = accept_offer((name, token)).unwrap();
+            previous.write_all(b"from the previous rank").unwrap();
             from.write_all(&[1]).unwrap();
             let mut answer = [7];
             to.read_exact(&mut answer).unwrap();
@@ -249,15 +302,34 @@ mod tests {
             accept(&listener, offer.1).unwrap();
         });
         let (next, mut previous) = links.unwrap();
-        assert!(matches!(next, Link::Unix(_)));
+        assert!(matches!(next, Link::Sender(_)));
         let mut text = [0; 22];
         previous.read_exact(&mut text).unwrap();
         assert_eq!(&text, b"from the previous rank");
-        for mut stranger in strangers {
+        for stranger in strangers {
             stranger.set_nonblocking(true).unwrap();
-            let read = stranger.read(&mut [0]).map_err(|error| error.kind());
+            let read = (&stranger).read(&mut [0]).map_err(|error| error.kind());
             assert!(matches!(read, Ok(0) | Err(io::ErrorKind::ConnectionReset)), "{read:?}");
         }
+    }
+
+    #[test]
+    fn neighbors_without_shared_memory_use_the_socket() {
+        let links = rank_0(|mut to, mut from| {
+            to.write_all(&offer_message(None)).unwrap();
+            let (name, token) = read_offer(&mut from).unwrap();
+            let address = SocketAddr::from_abstract_name(name).unwrap();
+            let mut previous = UnixStream::connect_addr(&address).unwrap();
+            send_token(&previous, token, None).unwrap();
+            previous.write_all(b"from the previous rank").unwrap();
+            from.write_all(&[1]).unwrap();
+            to.read_exact(&mut [0]).unwrap();
+        });
+        let (_, mut previous) = links.unwrap();
+        assert!(matches!(previous, Link::Unix(_)));
+        let mut text = [0; 22];
+        previous.read_exact(&mut text).unwrap();
+        assert_eq!(&text, b"from the previous rank");
     }
 
     /// Launchers may describe one pod differently to its ranks.
@@ -273,7 +345,7 @@ mod tests {
             assert!(read_offer(&mut from).is_some());
             from.write_all(&[0]).unwrap();
         });
-        assert!(matches!(links.unwrap(), (Link::Unix(_), Link::Tcp(_))));
+        assert!(matches!(links.unwrap(), (Link::Sender(_), Link::Tcp(_))));
     }
 
     #[test]

@@ -10,7 +10,6 @@ use stoker_api::contract::{ExitCode, Gang};
 
 use super::super::group::{Group, create_groups};
 use super::super::handshake::Fingerprint;
-use super::super::link::Link;
 use super::super::progress::{ProgressState, StallLimits};
 use super::super::rendezvous::{bind, connect_within, ipv6_socket, lacks_ipv6, listen_on_all};
 use super::super::*;
@@ -244,7 +243,7 @@ fn late_rank_is_waited_for() {
 }
 
 #[test]
-fn neighbors_of_a_pod_are_connected_by_unix_sockets() {
+fn neighbors_of_a_pod_share_memory() {
     let gang = gang_of(4);
     std::thread::scope(|scope| {
         let ranks = [0, 1, 2, 3].map(|rank| {
@@ -255,11 +254,11 @@ fn neighbors_of_a_pod_are_connected_by_unix_sockets() {
                 connect_within(gang, 0, topology, same, &stop, wait).unwrap().ring
             })
         });
-        let is_unix = ranks.map(|rank| {
+        let is_shared = ranks.map(|rank| {
             let (next, previous) = rank.join().unwrap();
-            [next, previous].map(|link| matches!(link, Link::Unix(_)))
+            [next, previous].map(|link| link.is_shared())
         });
-        assert_eq!(is_unix, [[true, false], [false, true], [true, false], [false, true]]);
+        assert_eq!(is_shared, [[true, false], [false, true], [true, false], [false, true]]);
     });
 }
 

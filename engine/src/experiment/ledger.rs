@@ -17,6 +17,7 @@ mod full_log;
 mod history;
 mod limits;
 mod rebuild;
+mod rejections;
 mod reopened;
 mod sources;
 
@@ -87,6 +88,8 @@ pub struct PendingFact {
     event: Option<Event>,
     /// Checkpoint of a result.
     checkpoint: Option<ResultCheckpoint>,
+    /// Message of a trial that rejected its hyperparameters.
+    rejection: Option<String>,
 }
 
 /// A record that no search can have written, or that this version cannot read.
@@ -202,7 +205,8 @@ impl Ledger {
                 if fact >= num_placed {
                     let event = self.event(trial, fact, recorded);
                     let checkpoint = recorded::checkpoint(recorded).cloned();
-                    pending.push(PendingFact { at, trial, fact, event, checkpoint });
+                    let rejection = rejections::message(recorded, record).map(str::to_owned);
+                    pending.push(PendingFact { at, trial, fact, event, checkpoint, rejection });
                 }
             }
         }
@@ -217,6 +221,9 @@ impl Ledger {
         self.num_placed[trial as usize] = pending.fact + 1;
         let next = self.book().next_index();
         let event = pending.event.clone();
+        if let (Some(event), Some(message)) = (&event, &pending.rejection) {
+            self.search.note_rejection(event, message);
+        }
         let Some(turn) = event.and_then(|event| self.search.advance(event)) else {
             return vec![];
         };
@@ -331,7 +338,7 @@ impl Ledger {
         self.search.places()
     }
 
-    /// Returns `true` if the search creates no trial because all have failed.
+    /// Returns `true` if the search creates no trial because all fail or are rejected.
     pub fn has_given_up(&self) -> bool {
         self.search.has_given_up()
     }

@@ -1,5 +1,7 @@
 //! Counts, progress and the best trial of an experiment, kept up to date trial by trial.
 
+mod message;
+
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -220,7 +222,7 @@ impl Summary {
         let num_created = ledger.book().next_index() - ledger.num_uncreated();
         let phase = self.phase(ledger, is_cancelled);
         let message = match phase {
-            Phase::Failed if ledger.has_given_up() => Some(self.failures(name, trial)),
+            Phase::Failed if ledger.has_given_up() => Some(self.failures(ledger, name, trial)),
             _ => self.message(phase, ledger, best.is_some()),
         };
         ExperimentStatus {
@@ -252,45 +254,6 @@ impl Summary {
             _ if self.num_running > 0 => Phase::Running,
             _ => Phase::Pending,
         }
-    }
-
-    fn message(&self, phase: Phase, ledger: &Ledger, has_best: bool) -> Option<String> {
-        let num_closed: u32 = self.num_closed.values().sum();
-        let num_invalid = ledger.book().num_invalid();
-        match phase {
-            Phase::Completed | Phase::Failed if !ledger.book().may_replace() => Some(format!(
-                "the program rejected the hyperparameters of {num_invalid} of {num_closed} trials, \
-                 so no more were created; change spec.hyperparameters or the program's checks"
-            )),
-            Phase::Completed if let Some(limit) = ledger.limit_reached() => {
-                let without = if has_best { "" } else { ", and no trial has a result" };
-                Some(format!(
-                    "the search reached spec.searcher.limits.{}, {}, with {}{without}",
-                    limit.limit.name(),
-                    limit.maximum,
-                    limit.spent
-                ))
-            }
-            Phase::Failed => Some("no trial completed".to_owned()),
-            Phase::Completed if !has_best => Some("no trial has a result".to_owned()),
-            _ => None,
-        }
-    }
-
-    /// Returns why a search ended whose trials failed.
-    fn failures<'a>(&self, name: &str, trial: impl Fn(u32) -> Option<&'a TrialRecord>) -> String {
-        let failed = self.shares.iter().filter(|(_, of)| of.closed == Some(CloseCause::Failed));
-        let first = failed.clone().next().and_then(|(index, _)| {
-            let message = trial(*index)?.status.message.as_deref()?;
-            Some(format!(": trial {index}: {message}"))
-        });
-        format!(
-            "the search ended because {} trials failed and none has a result{}; fix the cause, \
-             then continue them (`stoker experiment continue {name} --failed`) or create a new \
-             experiment",
-            failed.count(),
-            first.unwrap_or_default(),
-        )
     }
 
     /// Returns the part of the experiment that is done, from 0 to 1.

@@ -1,6 +1,7 @@
 //! State that all search methods share: the trials, with their lengths, results and states.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use stoker_api::trial::CloseCause;
 
@@ -9,6 +10,10 @@ use super::turn::{Event, Step};
 
 /// Number of failed trials from which on a search without any result creates no more.
 const FAILURES_MAX: u32 = 10;
+
+/// Number of equal rejections from which on a search without any result creates no more trials. A
+/// program with a valid check accepts some of so many samples, unless it accepts few of them.
+const EQUAL_REJECTIONS_MAX: u32 = 20;
 
 /// State of a failed trial.
 const FAILED: TrialState = TrialState::Closed(CloseCause::Failed);
@@ -96,6 +101,8 @@ pub struct Book {
     num_invalid: u32,
     num_failed: u32,
     num_with_result: u32,
+    /// Hashes of the messages with which trials rejected their hyperparameters, by trial.
+    rejections: BTreeMap<u32, u64>,
     ignores_failures: bool,
     is_limited: bool,
     is_finished: bool,
@@ -149,18 +156,45 @@ impl Book {
         self.num_invalid <= 100 + 100 * self.num_with_result
     }
 
-    /// Returns `true` if the program seems unable to work: at least ten trials have failed, no
-    /// fewer than are open, and no trial has a result or has ended otherwise. Rejected
-    /// hyperparameters count as neither. While more trials are open, failed ones are followed by
-    /// others, so that no GPUs are idle.
+    /// Returns `true` if the program seems unable to work: no trial has a result, and the trials
+    /// have failed or [are rejected for the same reason](Self::has_equal_rejections).
+    ///
+    /// At least ten trials have failed, no fewer than are open, and no trial has ended otherwise.
+    /// Rejected hyperparameters count as neither. While more trials are open, failed ones are
+    /// followed by others, so that no GPUs are idle.
     ///
     /// Returns `false` once the user has edited the search, or has reopened, ended or deleted a
     /// trial.
     pub fn is_hopeless(&self) -> bool {
+        let have_failed = self.num_failed >= FAILURES_MAX.max(self.num_open)
+            && self.num_failed + self.num_invalid + self.num_open == self.next_index();
         !self.ignores_failures
             && self.num_with_result == 0
-            && self.num_failed >= FAILURES_MAX.max(self.num_open)
-            && self.num_failed + self.num_invalid + self.num_open == self.next_index()
+            && (have_failed || self.has_equal_rejections())
+    }
+
+    /// Returns `true` if the program seems to reject a hyperparameter that does not vary: all
+    /// trials that have ended were rejected with one and the same message, among them the first
+    /// 20. An open trial may have passed the checks that rejected later ones.
+    pub fn has_equal_rejections(&self) -> bool {
+        if self.num_invalid < EQUAL_REJECTIONS_MAX
+            || self.num_invalid + self.num_open != self.next_index()
+            || self.rejections.len() != self.num_invalid as usize
+        {
+            return false;
+        }
+        let has_ended = |entry: &&TrialEntry| !entry.state.is_open();
+        let num_first = self.trials.iter().take_while(has_ended).count();
+        let first = self.rejections.values().next();
+        num_first >= EQUAL_REJECTIONS_MAX as usize
+            && self.rejections.values().all(|message| Some(message) == first)
+    }
+
+    /// Notes the message with which a trial rejects its hyperparameters. Its end follows.
+    pub(super) fn note_rejection(&mut self, trial: u32, message: &str) {
+        let mut hasher = DefaultHasher::new();
+        message.hash(&mut hasher);
+        self.rejections.insert(trial, hasher.finish());
     }
 
     /// Disables [`is_hopeless`](Self::is_hopeless).
@@ -259,6 +293,7 @@ impl Book {
                 entry.is_cut = false;
                 let closed = TrialState::Closed(CloseCause::InvalidHyperparameters);
                 self.num_invalid -= u32::from(entry.state == closed);
+                self.rejections.remove(trial);
                 self.end(*trial, TrialState::Deleted);
             }
         }

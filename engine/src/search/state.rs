@@ -17,6 +17,7 @@ use super::sample::normalized;
 use super::samplers::Sampler;
 use super::turn::{Event, Source, Step};
 use serde_json::Value;
+use stoker_api::trial::CloseCause;
 
 /// Events with the steps that were decided on them.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,8 +136,8 @@ impl SearchState {
         self.method.as_dyn().num_groups()
     }
 
-    /// Returns `true` if the search creates no trial because [all have failed](Book::is_hopeless).
-    /// An external searcher makes this decision itself. A grid trains all of its points: all
+    /// Returns `true` if the search creates no trial because [all fail](Book::is_hopeless). An
+    /// external searcher makes this decision itself. A grid trains all of its points: all
     /// failures may have the same value of one hyperparameter, because a grid starts with all
     /// points of one value.
     pub fn has_given_up(&self) -> bool {
@@ -148,6 +149,16 @@ impl SearchState {
     /// Lets the search create trials even if all fail, as versions did that recorded no steps.
     pub fn ignore_failures(&mut self) {
         self.book.ignore_failures();
+    }
+
+    /// Notes the message of a trial that rejects its hyperparameters, before its end is taken in or
+    /// replayed.
+    pub fn note_rejection(&mut self, event: &Event, message: &str) {
+        if let Event::Closed { trial, cause: CloseCause::InvalidHyperparameters } = event
+            && self.accepts(event)
+        {
+            self.book.note_rejection(*trial, message);
+        }
     }
 
     /// Returns `true` if a turn follows from an event now.

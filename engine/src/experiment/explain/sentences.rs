@@ -313,7 +313,7 @@ impl fmt::Display for Next {
             }
             Self::CreatesAfterResult { remaining } => {
                 let trials = count(*remaining, "trial");
-                write!(f, "creates {trials} only after a result, because all ended trials failed")
+                write!(f, "creates {trials} only after a result, because no ended trial has one")
             }
             Self::WaitsForAnswer { call } => {
                 write!(f, "waits for the external searcher's answer to call {call}")

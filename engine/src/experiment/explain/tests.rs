@@ -302,7 +302,7 @@ fn search_that_gave_up_creates_nothing_before_a_result() {
     };
     let expected = json!({
         "action": "createsAfterResult", "remaining": 20,
-        "text": "creates 20 trials only after a result, because all ended trials failed",
+        "text": "creates 20 trials only after a result, because no ended trial has one",
     });
     assert_eq!(next(&failures.join(" ")), expected);
     let resumed = format!("{} 0=0.5", failures.join(" "));

@@ -176,6 +176,9 @@ impl Ledger {
             },
             None => RecordedDraw::Missing,
         });
+        if let Home::Grant(trial, grant) = home {
+            self.note_rejection(*trial, grant, &events, record);
+        }
         let replayed = self.search.replay(order, &events, &steps, drawn);
         let turn = replayed.map_err(|error| unreadable(home, order, error.reason))?;
         turn.random_words.iter().for_each(|words| self.admit(order, *words));

@@ -53,7 +53,8 @@ impl Runner {
             }
             (_, Program::EndsUntrained) => end(record, AttemptEnd::Completed),
             (_, Program::RefusesHyperparameters) => {
-                end(record, AttemptEnd::InvalidHyperparameters);
+                let message = Some("no batch size".to_owned());
+                end_attempt(record, AttemptEnd::InvalidHyperparameters, message, &LIMITS);
             }
             (_, Program::Fails) => end(record, AttemptEnd::UserError),
             (_, Program::Trains) => match directive(record, attempt, target) {

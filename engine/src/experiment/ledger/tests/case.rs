@@ -165,6 +165,13 @@ impl Case {
         self.take_facts();
     }
 
+    /// Ends a trial that rejects its hyperparameters.
+    pub(in crate::experiment::ledger) fn reject(&mut self, trial: u32, message: &str) {
+        let record = self.trials.get_mut(&trial).unwrap();
+        close(record, CloseCause::InvalidHyperparameters, Some(message.to_owned()));
+        self.take_facts();
+    }
+
     /// Edits the search. Returns the steps of the turn, `None` without one.
     pub(in crate::experiment::ledger) fn edit(
         &mut self,

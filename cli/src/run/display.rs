@@ -1,5 +1,7 @@
 //! Live progress: bars on a terminal, plain lines elsewhere, or JSON lines.
 
+mod lines;
+
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
@@ -7,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use serde_json::{Value, json};
 use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::number;
 use stoker_api::trial::CloseCause;
@@ -16,8 +17,8 @@ use stoker_engine::trial::{
     SearchedMetric, TrialRecord, closed, granted_units, live_attempt, result_at,
 };
 
+use self::lines::{EndTexts, json_line, text_line};
 use super::state::{Happening, State};
-use crate::json;
 use crate::print::{self, Output, background};
 
 /// Maximum number of trial lines on a terminal; more would scroll out of view.
@@ -33,7 +34,7 @@ pub(crate) enum View {
     /// Bars on a terminal.
     Bars(Bars),
     /// Plain lines for a file or a pipe.
-    Lines,
+    Lines(EndTexts),
     /// JSON lines.
     Json,
 }
@@ -47,6 +48,7 @@ pub(crate) struct Bars {
     /// First observation of each trial's attempt: attempt, time, batches.
     first_seen: BTreeMap<u32, (u32, Instant, u64)>,
     drawn_at: Option<Instant>,
+    ends: EndTexts,
 }
 
 impl View {
@@ -60,8 +62,9 @@ impl View {
                 lines: Arc::default(),
                 first_seen: BTreeMap::new(),
                 drawn_at: None,
+                ends: EndTexts::default(),
             }),
-            Output::Text => Self::Lines,
+            Output::Text => Self::Lines(EndTexts::default()),
         }
     }
 
@@ -69,7 +72,7 @@ impl View {
     pub(crate) fn print_message(&self, text: &str) {
         match self {
             Self::Bars(bars) => bars.print_above(text.to_owned()),
-            Self::Lines | Self::Json => print::err(text),
+            Self::Lines(_) | Self::Json => print::err(text),
         }
     }
 
@@ -79,9 +82,10 @@ impl View {
         for (index, event) in std::mem::take(&mut state.happenings) {
             match self {
                 Self::Json => print::out(json_line(index, &event)),
-                Self::Lines => print::out(text_line(index, &event)),
+                Self::Lines(ends) => print::out(text_line(index, &event, ends)),
                 Self::Bars(bars) if is_shown_above_bars(&event) => {
-                    bars.print_above(text_line(index, &event));
+                    let line = text_line(index, &event, &mut bars.ends);
+                    bars.print_above(line);
                 }
                 Self::Bars(_) => {}
             }
@@ -310,57 +314,6 @@ fn format_duration(left: Duration) -> String {
     }
 }
 
-fn text_line(index: u32, event: &Happening) -> String {
-    match event {
-        Happening::Started { attempt: 0, from: None, .. } => format!("trial {index}: started"),
-        Happening::Started { attempt, from, refused } => {
-            let from = from.as_ref();
-            let from = from.map_or("scratch".to_owned(), |name| format!("checkpoint {name}"));
-            let refused: String = refused
-                .iter()
-                .map(|(name, why)| format!("; checkpoint {name} was skipped: {why}"))
-                .collect();
-            format!("trial {index}: attempt {attempt} started from {from}{refused}")
-        }
-        Happening::Validated { batches, metrics } => {
-            let metrics: Vec<String> = metrics
-                .iter()
-                .map(|(name, value)| format!("{name} {}", format_metric(value)))
-                .collect();
-            format!("trial {index}: batch {batches}: {}", metrics.join(", "))
-        }
-        Happening::Checkpointed { batches, name } => {
-            format!("trial {index}: batch {batches}: checkpoint {name}")
-        }
-        Happening::Ended { attempt, end, message } => {
-            let message =
-                message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
-            format!("trial {index}: attempt {attempt} ended: {end:?}{message}")
-        }
-    }
-}
-
-fn json_line(index: u32, event: &Happening) -> serde_json::Value {
-    match event {
-        Happening::Started { attempt, from, refused } => {
-            json!({"event": "started", "trial": index, "attempt": attempt, "checkpoint": from,
-                "refused": refused})
-        }
-        Happening::Validated { batches, metrics } => {
-            let metrics: BTreeMap<&String, Value> =
-                metrics.iter().map(|(name, value)| (name, json::metric(value))).collect();
-            json!({"event": "validated", "trial": index, "batches": batches, "metrics": metrics})
-        }
-        Happening::Checkpointed { batches, name } => {
-            json!({"event": "checkpointed", "trial": index, "batches": batches, "checkpoint": name})
-        }
-        Happening::Ended { attempt, end, message } => {
-            json!({"event": "ended", "trial": index, "attempt": attempt, "end": end,
-                "message": message})
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -378,7 +331,7 @@ mod tests {
         let started = Happening::Started { attempt: 1, from: Some("a".to_owned()), refused };
         let text = "trial 3: attempt 1 started from checkpoint a; checkpoint b was skipped: model \
                     is missing";
-        assert_eq!(text_line(3, &started), text);
+        assert_eq!(text_line(3, &started, &mut EndTexts::default()), text);
         assert!(is_shown_above_bars(&started));
     }
 

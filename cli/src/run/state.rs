@@ -52,8 +52,8 @@ pub(crate) enum Happening {
     Validated { batches: u64, metrics: BTreeMap<String, String> },
     /// A checkpoint exists.
     Checkpointed { batches: u64, name: String },
-    /// An attempt has ended.
-    Ended { attempt: u32, end: AttemptEnd, message: Option<String> },
+    /// An attempt has ended. `is_failure`: the trial failed, with exit code 0.
+    Ended { attempt: u32, end: AttemptEnd, is_failure: bool, message: Option<String> },
 }
 
 /// End of an attempt that is not recorded yet.

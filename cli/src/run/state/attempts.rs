@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use stoker_api::contract::Directive;
 use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::time::Timestamp;
-use stoker_api::trial::AttemptEnd;
+use stoker_api::trial::{AttemptEnd, CloseCause};
 use stoker_engine::search::book::TrialState;
 use stoker_engine::trial::{self, BackOff, NextStep, TargetState, TrialRecord};
 
@@ -122,8 +122,12 @@ impl State {
             let is_paused = is_idle || self.is_paused();
             record.status.phase = if is_paused { Phase::Paused } else { Phase::Pending };
         }
+        let is_failure =
+            end == AttemptEnd::Completed && trial::closed(&record) == Some(CloseCause::Failed);
+        // The program does not know that it has failed.
+        let message = if is_failure { record.status.message.clone() } else { message };
         self.save(record)?;
-        self.happenings.push((index, Happening::Ended { attempt, end, message }));
+        self.happenings.push((index, Happening::Ended { attempt, end, is_failure, message }));
         Ok(())
     }
 

@@ -5,11 +5,11 @@ mod saving;
 mod stops;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::json;
-use stoker_api::contract::{ReportEndpoint, Termination, TrialConfig};
+use stoker_api::contract::{ReportEndpoint, TrialConfig};
 use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::{InferenceJobSpec, OutputManifest, Role, ShardPlan};
 use stoker_api::names::{ENV_TERMINATION_FILE, MANIFEST};
@@ -255,7 +255,8 @@ impl<'a> Runner<'a> {
         }
         self.count_commits(view).await;
         let has_committed = self.committed_by(slot) > worker.committed;
-        let message = termination_message(&worker.termination_file).or(message);
+        let termination = process::termination(&worker.termination_file);
+        let message = termination.and_then(|termination| termination.message).or(message);
         view.ended(slot, attempt, end, message.as_deref());
         let max_restarts = self.spec().max_restarts;
         let (reason, at) = (end_reason(end).to_owned(), text::now());
@@ -352,12 +353,6 @@ impl<'a> Runner<'a> {
         view.outcome(&outcome, &remedy);
         Ok(crate::cluster::wait::exit_code(phase))
     }
-}
-
-/// Returns the message of a termination file, if any.
-fn termination_message(path: &Path) -> Option<String> {
-    let termination: Termination = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
-    termination.message
 }
 
 /// Returns why a process ended, in the words of a cluster.

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
+use stoker_api::contract::Termination;
 use stoker_api::exit::ExitClass;
 use stoker_api::names::ENV_TRIAL_CONFIG;
 use stoker_api::trial::AttemptEnd;
@@ -166,6 +167,11 @@ pub(crate) fn start(
         let _ = outcomes.send(TrainerOutcome { trial, attempt, end, message, log_error });
     });
     Ok(TrainerProcess { attempt, supervisor: Some(supervisor), stop_request })
+}
+
+/// Returns the termination message in a file; `None` if the program has written none.
+pub(crate) fn termination(file: &Path) -> Option<Termination> {
+    serde_json::from_slice(&std::fs::read(file).ok()?).ok()
 }
 
 /// Returns how an attempt ends whose supervisor could not be started. Such an end does not count if

@@ -1,6 +1,7 @@
 //! Main loop of a run: starts trainers and records their exits until the experiment ends.
 
 mod asking;
+mod ends;
 mod stops;
 mod trial_config;
 
@@ -9,18 +10,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use stoker_api::contract::CheckpointRef;
-use stoker_api::experiment::DesiredState;
-use stoker_api::names::ENV_LAUNCHER_LOGS;
-use stoker_api::trial::AttemptEnd;
+use stoker_api::names::{ENV_LAUNCHER_LOGS, ENV_TERMINATION_FILE};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::devices::GpuPool;
-use stoker_engine::trial::{BackOff, NextStep, unreported_since};
+use stoker_engine::trial::{NextStep, unreported_since};
 use stoker_storage::Storage;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use self::asking::Asker;
+use self::ends::TERMINATION_FILE;
 use self::stops::Obeyed;
 use self::trial_config::AttemptStart;
 use super::display::{MetricRanking, View};
@@ -285,6 +285,8 @@ impl<'a> Runner<'a> {
         if gang.is_some() {
             command.extend([LAUNCHER, "launch", "--"].map(str::to_owned));
             env.push((ENV_LAUNCHER_LOGS.to_owned(), "off".to_owned()));
+            let file = folder.join(TERMINATION_FILE).display().to_string();
+            env.push((ENV_TERMINATION_FILE.to_owned(), file));
         }
         command.extend(program);
         env.extend(visible.map(|gpus| (gpus::ENV_VISIBLE.to_owned(), gpus)));
@@ -311,53 +313,6 @@ impl<'a> Runner<'a> {
             }
         }
         Ok(())
-    }
-
-    /// Records the end of an attempt.
-    fn record_outcome(&mut self, outcome: TrainerOutcome, view: &View) {
-        let TrainerOutcome { trial: index, attempt, end, message, log_error } = outcome;
-        if self.running.get(&index).is_none_or(|running| running.attempt != attempt) {
-            return;
-        }
-        self.running.remove(&index);
-        self.devices.release(index);
-        self.stop_requested_at.remove(&index);
-        if let Some(error) = log_error {
-            view.print_message(&format!(
-                "trial {index}: cannot store the last lines of the log: {error}"
-            ));
-        }
-        self.shared.state().end(index, end, message);
-        if (index, attempt) == (0, 0) {
-            self.hint_at_test(end);
-        }
-        self.wait_before_restart(index, view);
-        self.record_copier.request_copy(index);
-    }
-
-    /// Recommends a smoke test if the program failed in the first attempt of the first trial,
-    /// before it trained a batch. The message follows the end of the attempt.
-    fn hint_at_test(&self, end: AttemptEnd) {
-        let state = self.shared.state();
-        let has_trained = state.trials.get(&0).is_some_and(|trial| trial.status.batches > 0);
-        let is_failure = matches!(end, AttemptEnd::InvalidHyperparameters | AttemptEnd::UserError);
-        if is_failure
-            && !has_trained
-            && let (Some(notes), Some(hint)) = (&state.notes, &self.test_hint)
-        {
-            // The runner holds the receiver.
-            let _ = notes.send(hint.clone());
-        }
-    }
-
-    fn wait_before_restart(&mut self, index: u32, view: &View) {
-        self.back_off.remove(&index);
-        let back_off = self.shared.state().back_off(index);
-        let is_stopping = self.interrupts > 0 || self.obeyed.state != DesiredState::Active;
-        if let Some(BackOff { wait, .. }) = back_off.filter(|_| !is_stopping) {
-            view.print_message(&format!("trial {index}: the next attempt starts in {wait:?}"));
-            self.back_off.insert(index, Instant::now() + wait);
-        }
     }
 
     /// Deletes checkpoints that are no longer needed, so that a long trial does not fill the

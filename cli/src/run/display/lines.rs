@@ -35,7 +35,7 @@ impl EndTexts {
                 None => _ = self.errors.insert(message.to_owned(), (index, 1)),
             }
         }
-        match message.starts_with(word) {
+        match message.contains(word) {
             true => message.to_owned(),
             false => format!("{word}: {message}"),
         }

@@ -102,6 +102,8 @@ impl State {
             AttemptEnd::Preempted if message.is_none() => {
                 self.stop_cause().map(str::to_owned).or(reported)
             }
+            // Only rank 0 reports, and another rank may have rejected them.
+            AttemptEnd::InvalidHyperparameters if self.config.slots > 1 => message.or(reported),
             _ => reported.or(message),
         };
         let num_facts = record.status.facts.len();

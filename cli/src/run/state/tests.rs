@@ -198,6 +198,20 @@ fn failed_write_answers_no_report() {
     assert_eq!(case.folder.trials().unwrap()[&0].status.facts.len(), 1);
 }
 
+/// Rank 0 reports that it was ended, because another rank had failed.
+#[test]
+fn rejecting_rank_of_a_gang_gives_the_reason() {
+    let mut case = Case::new(1);
+    case.valid.spec.resources.slots_per_trial = 2;
+    let mut state = case.start();
+    state.begin(0, 0, "token").unwrap();
+    let message = Some("preempted by a signal".to_owned());
+    let event = ReportEvent::Exiting { code: 79, message };
+    state.report(0, &Report { version: CONTRACT_VERSION, attempt: 0, batches: 0, event }).unwrap();
+    state.end(0, AttemptEnd::InvalidHyperparameters, Some("rank 1: no batch size".to_owned()));
+    assert_eq!(state.trials[&0].status.message.as_deref(), Some("rank 1: no batch size"));
+}
+
 #[test]
 fn failure_that_lasts_is_noted_once() {
     let case = Case::new(1);

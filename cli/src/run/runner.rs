@@ -171,7 +171,7 @@ impl<'a> Runner<'a> {
         loop {
             self.shared.state().tick();
             self.obey(view);
-            self.start_ready_trials(view);
+            self.start_ready_trials();
             self.ask();
             self.kill_overdue_trials();
             self.prune(view).await;
@@ -207,7 +207,7 @@ impl<'a> Runner<'a> {
 
     /// Starts trials while there is room. If a trial waits for room, trials that have nothing to
     /// train end their attempts.
-    fn start_ready_trials(&mut self, view: &View) {
+    fn start_ready_trials(&mut self) {
         // Trials that wait or run are skipped, and the first that finds no slot ends the loop.
         let num = self.back_off.len() + self.slots as usize + 1;
         let startable = self.shared.state().startable(num);
@@ -227,7 +227,7 @@ impl<'a> Runner<'a> {
             }
             let next = self.shared.state().next(index);
             if let NextStep::Start { attempt, resume_from, units } = next
-                && let Err(error) = self.start(index, attempt, resume_from, units, view)
+                && let Err(error) = self.start(index, attempt, resume_from, units)
             {
                 if !self.running.contains_key(&index) {
                     self.devices.release(index);
@@ -250,7 +250,6 @@ impl<'a> Runner<'a> {
         attempt: u32,
         resume_from: Vec<CheckpointRef>,
         units: u64,
-        view: &View,
     ) -> Result<(), Failure> {
         let token = record::random_hex(32)?;
         let folder = self.folder.attempt(index, attempt)?;
@@ -309,7 +308,7 @@ impl<'a> Runner<'a> {
                 let end = process::end_of_failed_start(&error);
                 let message = format!("cannot start a process: {error}");
                 self.shared.state().end(index, end, Some(message));
-                self.wait_before_restart(index, view);
+                self.wait_before_restart(index);
             }
         }
         Ok(())

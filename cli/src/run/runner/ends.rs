@@ -2,7 +2,7 @@
 
 use stoker_api::experiment::DesiredState;
 use stoker_api::trial::AttemptEnd;
-use stoker_engine::trial::BackOff;
+use stoker_engine::trial::{BackOff, TrialRecord};
 use tokio::time::Instant;
 
 use super::{Runner, View};
@@ -31,7 +31,7 @@ impl Runner<'_> {
         if (index, attempt) == (0, 0) {
             self.hint_at_test(end);
         }
-        self.wait_before_restart(index, view);
+        self.wait_before_restart(index);
         self.record_copier.request_copy(index);
     }
 
@@ -48,25 +48,30 @@ impl Runner<'_> {
     /// Recommends a smoke test if the program failed in the first attempt of the first trial,
     /// before it trained a batch. The message follows the end of the attempt.
     fn hint_at_test(&self, end: AttemptEnd) {
-        let state = self.shared.state();
-        let has_trained = state.trials.get(&0).is_some_and(|trial| trial.status.batches > 0);
+        let trained = |trial: &TrialRecord| trial.status.batches > 0;
+        let has_trained = self.shared.state().trials.get(&0).is_some_and(trained);
         let is_failure = matches!(end, AttemptEnd::InvalidHyperparameters | AttemptEnd::UserError);
-        if is_failure
-            && !has_trained
-            && let (Some(notes), Some(hint)) = (&state.notes, &self.test_hint)
-        {
-            // The runner holds the receiver.
-            let _ = notes.send(hint.clone());
+        if let Some(hint) = self.test_hint.clone().filter(|_| is_failure && !has_trained) {
+            self.send_note(hint);
         }
     }
 
-    pub(super) fn wait_before_restart(&mut self, index: u32, view: &View) {
+    /// Delays the next attempt after a failure. The message follows the end of the attempt.
+    pub(super) fn wait_before_restart(&mut self, index: u32) {
         self.back_off.remove(&index);
         let back_off = self.shared.state().back_off(index);
         let is_stopping = self.interrupts > 0 || self.obeyed.state != DesiredState::Active;
         if let Some(BackOff { wait, .. }) = back_off.filter(|_| !is_stopping) {
-            view.print_message(&format!("trial {index}: the next attempt starts in {wait:?}"));
+            self.send_note(format!("trial {index}: the next attempt starts in {wait:?}"));
             self.back_off.insert(index, Instant::now() + wait);
+        }
+    }
+
+    /// Sends a message that is printed after the events that are known now.
+    fn send_note(&self, text: String) {
+        if let Some(notes) = &self.shared.state().notes {
+            // The runner holds the receiver.
+            let _ = notes.send(text);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use stoker_api::experiment::{
-    CheckpointStorage, Experiment, ExperimentStatus, ParetoTrial, Phase, Searcher,
+    CheckpointStorage, DesiredState, Experiment, ExperimentStatus, ParetoTrial, Phase, Searcher,
 };
 use stoker_api::names::experiment_path;
 use stoker_api::trial::CheckpointRecord;
@@ -213,7 +213,7 @@ pub(crate) fn print_text(
     }
     failures(&trials).into_iter().for_each(print::out);
     // After the failures, which may fill the screen.
-    print::out(summary(&state.status(), paths));
+    print::out(summary(&state.status(), state.desired_state(), paths));
     if let Some(best) = state.status().best {
         print::out(format!("best: trial {} with {} {}", best.index, ranking.metric, best.metric));
         if let Some(trial) = state.trials.get(&best.index) {
@@ -266,13 +266,14 @@ pub(crate) fn pareto(searcher: &Searcher, front: &[ParetoTrial]) -> Vec<String> 
     front.iter().map(line).collect()
 }
 
-fn summary(status: &ExperimentStatus, paths: &RunPaths) -> String {
+fn summary(status: &ExperimentStatus, desired: DesiredState, paths: &RunPaths) -> String {
     let what = match status.phase {
         Phase::Completed => "completed",
         Phase::Failed => "failed",
         Phase::Cancelled => "was cancelled",
-        Phase::Paused => "is paused",
-        Phase::Pending | Phase::Running => "was interrupted",
+        Phase::Paused if desired == DesiredState::Paused => "is paused",
+        // A signal to the runner also pauses the trials.
+        Phase::Paused | Phase::Pending | Phase::Running => "was interrupted",
     };
     let message =
         status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
@@ -287,13 +288,14 @@ mod tests {
     fn interrupted_and_paused_runs_have_different_words() {
         let text = || "a".to_owned();
         let paths = RunPaths { root: text(), namespace: text(), name: text(), uid: text() };
-        let check = |phase: Phase, expected: &str| {
+        let check = |phase: Phase, desired: DesiredState, expected: &str| {
             let status = ExperimentStatus { phase, ..ExperimentStatus::default() };
-            assert_eq!(summary(&status, &paths), expected);
+            assert_eq!(summary(&status, desired, &paths), expected);
         };
-        check(Phase::Running, "experiment a was interrupted");
-        check(Phase::Paused, "experiment a is paused");
-        check(Phase::Completed, "experiment a completed");
+        check(Phase::Running, DesiredState::Active, "experiment a was interrupted");
+        check(Phase::Paused, DesiredState::Active, "experiment a was interrupted");
+        check(Phase::Paused, DesiredState::Paused, "experiment a is paused");
+        check(Phase::Completed, DesiredState::Active, "experiment a completed");
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod delete;
 mod follow;
 mod logs;
 mod recorded_run;
+mod shown;
 mod steer;
 mod wait;
 
@@ -42,7 +43,7 @@ pub(crate) async fn experiments(root: Option<&str>) -> Result<List, Failure> {
     let with_namespace = namespaces.collect::<BTreeSet<_>>().len() > 1;
     let experiments = runs.into_iter().map(|run| {
         let (name, phase) = (run.name(), run.phase());
-        Listed { experiment: run.experiment, name, phase }
+        Listed { experiment: run.into_shown(), name, phase }
     });
     let empty = format!("no experiments in {}", run_root.root);
     Ok(list::experiments::list(experiments.collect(), with_namespace, empty))
@@ -91,7 +92,9 @@ pub(crate) async fn continue_experiment(
 /// Lists the trials of a run.
 pub(crate) async fn trials(root: Option<&str>, name: &str) -> Result<List, Failure> {
     let run = RecordedRun::open(root, name).await?;
-    let trials: Vec<Trial> = run.trials.values().map(|trial| run.object(trial)).collect();
+    let explained = run.explained();
+    let trials = run.trials.values().map(|trial| run.shown(trial, &explained));
+    let trials: Vec<Trial> = trials.collect();
     Ok(list::trials::list(&run.experiment.spec.searcher, &run.name(), &trials))
 }
 
@@ -102,8 +105,8 @@ pub(crate) async fn describe_trial(
     format: Format,
 ) -> Result<(), Failure> {
     let run = RecordedRun::open(root, &trial.experiment).await?;
-    let object = run.object(run.trial(trial.index)?);
     let explained = run.explained();
+    let object = run.shown(run.trial(trial.index)?, &explained);
     if format != Format::Text {
         let object = explained.add_to_trial(trial.index, json::object(&object));
         return print::object(&object, format);

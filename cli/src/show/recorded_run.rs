@@ -183,15 +183,6 @@ impl RecordedRun {
         MetricRanking { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better }
     }
 
-    /// Returns the phase, or `Stopped` if no runner trains a local experiment.
-    pub(crate) fn phase(&self) -> String {
-        let phase = self.experiment.status.as_ref().map(|status| status.phase).unwrap_or_default();
-        match phase.is_terminal() || self.runner != Runner::Stopped {
-            true => format!("{phase:?}"),
-            false => "Stopped".to_owned(),
-        }
-    }
-
     /// Returns the explanation of the search.
     pub(crate) fn explained(&self) -> Explained {
         let has_runner = self.runner != Runner::Stopped;

@@ -1,0 +1,87 @@
+//! Runs and trials as commands show them. Without a runner, no program of a local run is alive, but
+//! the record still has the state in which a runner was killed.
+
+use stoker_api::experiment::{DesiredState, Experiment, Phase};
+use stoker_api::trial::Trial;
+use stoker_engine::experiment::explain::DisplayState;
+use stoker_engine::trial::TrialRecord;
+
+use super::{RecordedRun, Runner};
+use crate::explain::Explained;
+
+impl RecordedRun {
+    /// Returns the phase. If no runner trains a local experiment, this is `Paused` if the user has
+    /// paused it, else `Stopped`.
+    pub(crate) fn phase(&self) -> String {
+        let phase = self.experiment.status.as_ref().map(|status| status.phase).unwrap_or_default();
+        match phase.is_terminal() || self.runner != Runner::Stopped {
+            true => format!("{phase:?}"),
+            false if self.is_paused() => "Paused".to_owned(),
+            false => "Stopped".to_owned(),
+        }
+    }
+
+    /// Returns the experiment. Without a runner, no trial runs.
+    pub(super) fn into_shown(self) -> Experiment {
+        let mut experiment = self.experiment;
+        if let Some(status) = experiment.status.as_mut().filter(|_| self.runner == Runner::Stopped)
+        {
+            status.trials_running = 0;
+        }
+        experiment
+    }
+
+    /// Returns a trial as the object that a cluster would hold. Without a runner, it does not run.
+    pub(super) fn shown(&self, trial: &TrialRecord, explained: &Explained) -> Trial {
+        let mut object = self.object(trial);
+        let is_queued =
+            self.runner == Runner::Stopped && explained.state(trial) == DisplayState::Queued;
+        if let Some(status) = object.status.as_mut().filter(|_| is_queued) {
+            status.phase = if self.is_paused() { Phase::Paused } else { Phase::Pending };
+        }
+        object
+    }
+
+    fn is_paused(&self) -> bool {
+        self.experiment.spec.state == DesiredState::Paused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use stoker_api::trial::Attempt;
+
+    use super::*;
+
+    /// The runner was killed while a trial ran.
+    #[tokio::test]
+    async fn nothing_runs_without_a_runner() {
+        for (state, phase, of_trial) in
+            [("paused", "Paused", Phase::Paused), ("active", "Stopped", Phase::Pending)]
+        {
+            let root = tempfile::tempdir().unwrap();
+            let folder = root.path().join("default/search-00000001");
+            std::fs::create_dir_all(folder.join("trials")).unwrap();
+            let record = json!({
+                "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+                "metadata": {"name": "search", "namespace": "default", "uid": "00000001-1"},
+                "spec": {
+                    "entrypoint": {"command": ["true"]}, "state": state,
+                    "searcher": {"metric": "loss", "maxLength": {"batches": 4}, "single": {}},
+                },
+                "status": {"phase": "Running", "trialsRunning": 1},
+            });
+            std::fs::write(folder.join("record.json"), record.to_string()).unwrap();
+            let mut run = RecordedRun::open(root.path().to_str(), "search").await.unwrap();
+            run.runner = Runner::Stopped;
+            let mut trial = crate::explain::tests::record().1[0].clone();
+            trial.status.phase = Phase::Running;
+            trial.status.attempts = vec![Attempt::default()];
+            let explained = Explained::unavailable(String::new()).with_runner(false);
+            assert_eq!(run.phase(), phase);
+            assert_eq!(run.shown(&trial, &explained).status.unwrap().phase, of_trial);
+            assert_eq!(run.into_shown().status.unwrap().trials_running, 0);
+        }
+    }
+}

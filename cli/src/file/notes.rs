@@ -1,5 +1,7 @@
 //! Notes on files that are valid, but probably do not mean what their author wants.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 use stoker_api::experiment::{Length, Searcher, TpeSearch};
 use stoker_api::hyperparameters::{LogRange, Parameter, Space};
@@ -37,6 +39,7 @@ impl Format {
 pub(super) fn notes(valid: &ValidExperiment, file: &Value, is_legacy: bool) -> Vec<String> {
     let format = Format { is_legacy };
     let mut notes: Vec<String> = note(&valid.method, format).into_iter().collect();
+    notes.extend(without_dimension(valid, format));
     notes.extend(only_random_samples(valid));
     notes.extend(directions(&valid.spec.searcher, &file["spec"]["searcher"], format));
     fields_of_group(ROOT, &valid.space, format, &mut notes);
@@ -85,13 +88,67 @@ fn directions(searcher: &Searcher, file: &Value, format: Format) -> Vec<String> 
 
 /// Notes constants that are named like a distribution of another tool.
 fn constants(path: &str, space: &Space, format: Format, notes: &mut Vec<String>) {
-    if let Space::Group(members) = space
-        && members.len() == 1
-    {
-        let mut members = members.iter();
-        notes.extend(members.find_map(|(name, only)| other_kind(path, name, only, format)));
+    if let Space::Group(members) = space {
+        let mut only = members.iter().filter(|_| members.len() == 1);
+        notes.extend(only.find_map(|(name, only)| other_kind(path, name, only, format)));
+        notes.extend(determined_kind(path, members).filter(|_| !format.is_legacy));
     }
     fields_of_group(path, space, format, notes);
+}
+
+/// Returns a note if a group is a distribution in the form of Determined.
+fn determined_kind(path: &str, members: &BTreeMap<String, Space>) -> Option<String> {
+    let constant = |name: &str| match members.get(name)? {
+        Space::Parameter(Parameter::Const(value)) => Some(value),
+        _ => None,
+    };
+    let kind = constant("type")?.as_str()?;
+    let form = match kind {
+        "int" | "double" | "log" => {
+            let (min, max) = (constant("minval")?, constant("maxval")?);
+            format!("{kind}: {{min: {min}, max: {max}}}")
+        }
+        "categorical" => format!("categorical: {}", constant("vals")?),
+        _ => return None,
+    };
+    Some(format!("note: {path} is a group of constants; to search over it, write `{form}`"))
+}
+
+/// Returns the number of trials of a method that samples them; `None` if the method determines it.
+fn num_sampled(method: &Method) -> Option<u32> {
+    match method {
+        Method::Random { max_trials, .. } => Some(*max_trials),
+        Method::Tpe(search) => Some(search.max_trials),
+        Method::Sobol(search) => Some(search.max_trials),
+        Method::AsyncHalving(search) => Some(search.max_trials),
+        Method::AdaptiveAsha(search) => Some(search.max_trials),
+        _ => None,
+    }
+}
+
+/// Returns a note if all trials of a search have the same hyperparameters. A list may be meant as
+/// values to search over.
+fn without_dimension(valid: &ValidExperiment, format: Format) -> Option<String> {
+    let num_trials = num_sampled(&valid.method).filter(|num| *num > 1)?;
+    if valid.space.num_dimensions() > 0 {
+        return None;
+    }
+    let mut list = None;
+    valid.space.for_each_parameter(&mut |path, parameter| {
+        if let Parameter::Const(value @ Value::Array(_)) = parameter {
+            list.get_or_insert_with(|| (path.to_owned(), value.to_string()));
+        }
+    });
+    let (path, values) = list.unwrap_or_else(|| (ROOT.to_owned(), "LIST".to_owned()));
+    let path = path.strip_prefix("spec.").unwrap_or(&path);
+    let form = match format.is_legacy {
+        true => format!("{{type: categorical, vals: {values}}}"),
+        false => format!("categorical: {values}"),
+    };
+    Some(format!(
+        "note: all {num_trials} trials have the same hyperparameters, because none varies; to \
+         search over values in {path}, write `{form}`"
+    ))
 }
 
 /// Same as [`constants`], except for `space` itself. The root and the items of `oneOf` must be
@@ -240,6 +297,7 @@ mod tests {
     fn note_on(method: &str, fields: Value) -> Option<String> {
         let spec = json!({
             "entrypoint": { "command": ["train"] },
+            "hyperparameters": { "x": { "categorical": [1, 2] } },
             "searcher": { "metric": "loss", "maxLength": { "epochs": 64 }, method: fields },
         });
         let file = json!({
@@ -357,10 +415,44 @@ mod tests {
             json!({ "values": { "int": { "min": 1, "max": 2 } } }),
             json!({ "choice": [8, 16], "other": 1 }),
             json!({ "oneOf": [{ "choice": [8, 16] }, { "x": 1 }] }),
+            json!({ "type": "relu", "minval": 4, "maxval": 9 }),
+            json!({ "type": "int", "size": 9 }),
             json!([8, 16]),
         ] {
             assert_eq!(note(space.clone()), None, "{space}");
         }
+    }
+
+    #[test]
+    fn distributions_in_the_form_of_determined_are_noted() {
+        for (space, form) in [
+            (json!({ "type": "int", "minval": 4, "maxval": 9 }), "int: {min: 4, max: 9}"),
+            (json!({ "type": "categorical", "vals": [4, 8] }), "categorical: [4,8]"),
+        ] {
+            let expected = format!(
+                "note: hyperparameters.x is a group of constants; to search over it, write `{form}`"
+            );
+            let notes = notes_on(&json!({ "hyperparameters": { "x": space } }));
+            assert_eq!(notes, [expected]);
+        }
+    }
+
+    #[test]
+    fn searches_in_which_nothing_varies_are_noted() {
+        let note = |space: Value, max_trials: u32| {
+            let searcher = json!({
+                "metric": "loss", "maxLength": { "epochs": 20 },
+                "random": { "maxTrials": max_trials },
+            });
+            let fields = json!({ "hyperparameters": { "x": space }, "searcher": searcher });
+            notes_on(&fields).pop()
+        };
+        let expected = "note: all 2 trials have the same hyperparameters, because none varies; to \
+                        search over values in hyperparameters.x, write `categorical: [4,8]`";
+        assert_eq!(note(json!([4, 8]), 2).as_deref(), Some(expected));
+        assert!(note(json!(4), 2).unwrap().contains("in hyperparameters, write"));
+        assert_eq!(note(json!(4), 1), None);
+        assert_eq!(note(json!({ "categorical": [4, 8] }), 2), None);
     }
 
     #[test]

@@ -25,6 +25,12 @@ pub enum CheckpointError {
         /// Affected file, and what was expected of it.
         reason: String,
     },
+    /// The local directory of the checkpoint does not exist.
+    #[error("checkpoint directory {path} not found; set the directory that contains manifest.json")]
+    NotFound {
+        /// Path of the directory.
+        path: String,
+    },
     /// The trial is a copy, and the checkpoint of its source is missing or corrupt. A copy must not
     /// start from scratch.
     #[error(

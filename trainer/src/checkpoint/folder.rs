@@ -18,8 +18,11 @@ use crate::Result as AnyResult;
 ///
 /// # Errors
 ///
-/// Fails if the directory does not contain a complete and intact checkpoint.
+/// Fails if the directory does not exist, or does not contain a complete and intact checkpoint.
 pub fn load_folder(path: &Path) -> Result<(Manifest, CheckpointContents), CheckpointError> {
+    if path.try_exists().is_ok_and(|exists| !exists) {
+        return Err(CheckpointError::NotFound { path: path.display().to_string() });
+    }
     let corrupt = |reason| CheckpointError::Corrupt { name: path.display().to_string(), reason };
     let read = |file: &str, algorithm: HashAlgorithm| {
         let file_path = path_in(path, file).map_err(&corrupt)?;

@@ -204,8 +204,10 @@ fn corrupt_directory_is_refused() {
     std::fs::write(folder.join("model"), "WEIGHTS").unwrap();
     let error = load_folder(&folder).unwrap_err().to_string();
     assert!(error.contains("model has SHA-256"), "{error}");
-    let error = load_folder(std::path::Path::new("/nowhere")).unwrap_err().to_string();
+    let error = load_folder(fixture.folder.path()).unwrap_err().to_string();
     assert!(error.contains("cannot read manifest.json"), "{error}");
+    let error = load_folder(std::path::Path::new("/nowhere")).unwrap_err().to_string();
+    assert!(error.starts_with("checkpoint directory /nowhere not found"), "{error}");
 }
 
 #[test]

@@ -130,7 +130,7 @@ fn pin_checkpoint(
     let pinned = output.rt.block_on(source.pin(&context.config.storage));
     let pinned = pinned.map_err(|error| match error.is::<stoker_storage::StorageError>() {
         true => error,
-        false => InvalidInput(format!("checkpoint: {error}")).into(),
+        false => InvalidInput(of_checkpoint(&error.to_string())).into(),
     })?;
     if pinned.trial_path.is_some() && pinned.hyperparameters.is_null() && !task.has_hyperparameters
     {
@@ -142,6 +142,14 @@ fn pin_checkpoint(
         return Err(InvalidInput(text).into());
     }
     Ok(Some(pinned))
+}
+
+/// Returns an error about the checkpoint, of which most name it already.
+fn of_checkpoint(error: &str) -> String {
+    match error.starts_with("checkpoint ") {
+        true => error.to_owned(),
+        false => format!("checkpoint: {error}"),
+    }
 }
 
 /// A reader that fails once the process is asked to stop, since reading the input may take hours.

@@ -86,13 +86,12 @@ impl Source {
                         Location::Local(folder.parent().unwrap_or(Path::new("/")).to_owned())
                     }
                     Err(error) => {
-                        let current = std::env::current_dir().unwrap_or_default().join("");
-                        let why = format!(
-                            "{}: {error}; check the path, which is absolute or begins in {}",
-                            folder.display(),
-                            current.display()
-                        );
-                        return Err(refuse(why).into());
+                        // The full path shows where a relative one begins.
+                        let place = match folder.to_str() == Some(path.as_str()) {
+                            true => String::new(),
+                            false => format!("{}: ", folder.display()),
+                        };
+                        return Err(refuse(format!("{place}{error}; check the path")).into());
                     }
                 }
             }
@@ -363,5 +362,20 @@ mod tests {
         check_listed("/*.tsv", None, Err("file not found"));
         check_listed("/nothing.csv", None, Err("nothing.csv"));
         check_listed("/.hidden.csv", None, Ok(&[".hidden.csv"]));
+    }
+
+    #[test]
+    fn missing_absolute_path_is_named_once() {
+        let rt = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let error = |url: &str| {
+            let input = InferenceInput { url: url.to_owned(), endpoint: None, format: None };
+            Source::open(&input, rt.handle()).unwrap_err().to_string()
+        };
+        let expected = "input /no/such.csv: No such file or directory (os error 2); check the path";
+        assert_eq!(error("/no/such.csv"), expected);
+        let relative = error("no/such.csv");
+        let current = std::env::current_dir().unwrap();
+        let full = format!("input no/such.csv: {}: ", current.join("no/such.csv").display());
+        assert!(relative.starts_with(&full), "{relative}");
     }
 }

@@ -263,11 +263,22 @@ fn placeholder(schema: &Value) -> Value {
     }
 }
 
+/// Units of time, without the final `s`.
+const TIMES: [&str; 4] = ["second", "minute", "hour", "day"];
+
+/// Rule for a time instead of a length.
+const NO_TIME: &str = "unknown field; a length is a number of records, batches or epochs, not a \
+                       time";
+
 /// Returns the rule for an unknown field, with the most similar known field or all known fields.
 pub(super) fn unknown_field<'a>(
     name: &str,
     known: impl Iterator<Item = &'a str> + Clone,
 ) -> String {
+    let is_length = known.clone().any(|known| known == "batches");
+    if is_length && TIMES.contains(&name.to_lowercase().trim_end_matches('s')) {
+        return NO_TIME.to_owned();
+    }
     let hint = suggestion(name, known.clone());
     if !hint.is_empty() {
         return format!("unknown field{hint}");
@@ -279,8 +290,11 @@ pub(super) fn unknown_field<'a>(
     }
 }
 
-/// Returns the name that the rule for an unknown field suggests.
+/// Returns the name that the rule for an unknown field suggests, or one of several names.
 pub(super) fn suggested(rule: &str) -> Option<&str> {
+    if rule == NO_TIME {
+        return Some("records");
+    }
     rule.strip_prefix("unknown field: did you mean `")?.strip_suffix("`?")
 }
 

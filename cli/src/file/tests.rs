@@ -146,6 +146,12 @@ const INVALID_CHANGES: &[Case] = &[
         "epoch: 3",
         &[("12:17: spec.searcher.maxLength.epoch:", "did you mean `epochs`?")],
     ),
+    // Not similar to `records`.
+    (
+        "  searcher:",
+        "  minCheckpointPeriod: {seconds: 9}\n  searcher:",
+        &[("10:25: spec.minCheckpointPeriod.seconds:", "records, batches or epochs, not a time")],
+    ),
     ("random: {maxTrials: 4}", "random: 4", &[("13:5: spec.searcher.random:", "an object")]),
     ("random: {maxTrials: 4}", "random:", &[("13:5: spec.searcher.random:", "has no value; give")]),
     (

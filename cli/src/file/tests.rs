@@ -288,6 +288,12 @@ fn errors_have_position_field_value_and_rule() {
 #[test]
 fn invalid_yaml_is_refused_with_its_position() {
     check_change("  name: mnist", "\tname: mnist", &[("4:", "invalid YAML")]);
+    let unclosed = "bracket or a quote above may not be closed";
+    check_change(
+        "entrypoint: {command: [train, mnist]}",
+        "entrypoint:\n    command: [train, mnist",
+        &[("8:18:", unclosed)],
+    );
     check_change("[train, mnist]", "[train, mnist", &[("", "invalid YAML")]);
     check_errors("", &[], &[("", "the file is empty")]);
     check_errors("- 1\n", &[], &[("1:1: ", "must be an object")]);

@@ -324,6 +324,11 @@ fn position(marker: &Marker) -> Position {
 }
 
 fn syntax_problem(error: &ScanError) -> Problem {
-    let rule = format!("invalid YAML: {}", error.info());
+    // The scanner reports this only within brackets, often several lines after the mistake.
+    let cause = match error.info().contains("placement of ':'") {
+        true => "; a bracket or a quote above may not be closed",
+        false => "",
+    };
+    let rule = format!("invalid YAML: {}{cause}", error.info());
     Problem::at(position(error.marker()), "", "", &rule)
 }

@@ -69,6 +69,14 @@ impl RunRoot {
         }
     }
 
+    /// Returns the root, for messages that find nothing there.
+    pub(crate) fn searched(&self) -> String {
+        // The record of a run in a bucket has another directory.
+        let is_missing = Path::new(&self.root) == self.state_dir && !self.state_dir.exists();
+        let missing = if is_missing { " (the directory does not exist)" } else { "" };
+        format!("{}{missing}", self.root)
+    }
+
     /// Returns the directory of all records.
     pub(crate) fn records_dir(&self) -> PathBuf {
         self.state_dir.join("local")
@@ -129,6 +137,17 @@ mod tests {
         check(Some("/tmp/x"), Some("s3://bucket/a"), "/tmp/x");
         check(Some("file:///tmp/a%20b"), None, "/tmp/a b");
         check(Some("runs"), None, &here.join("runs").display().to_string());
+    }
+
+    #[test]
+    fn messages_tell_that_the_directory_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let searched = |root: &str| RunRoot::resolve(Some(root), None).unwrap().searched();
+        let root = folder.path().to_str().unwrap();
+        assert_eq!(searched(root), root);
+        let typo = format!("{root}/typo");
+        assert_eq!(searched(&typo), format!("{typo} (the directory does not exist)"));
+        assert_eq!(searched("s3://bucket/a"), "s3://bucket/a");
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(crate) async fn experiments(root: Option<&str>) -> Result<List, Failure> {
         let (name, phase) = (run.name(), run.phase());
         Listed { experiment: run.into_shown(), name, phase }
     });
-    let empty = format!("no experiments in {}", run_root.root);
+    let empty = format!("no experiments in {}", run_root.searched());
     Ok(list::experiments::list(experiments.collect(), with_namespace, empty))
 }
 

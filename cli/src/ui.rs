@@ -138,6 +138,10 @@ fn start_local(
 ) -> Result<Site, Failure> {
     let actions = local_actions::access(root.map(str::to_owned), allows_actions)?;
     let run_root = RunRoot::resolve(root, None)?;
+    let searched = run_root.searched();
+    if searched != run_root.root {
+        print::err(format!("no runs yet in {searched}"));
+    }
     let site = Site {
         place: format!("Runs in {}", run_root.root),
         is_cluster: false,

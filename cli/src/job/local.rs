@@ -102,7 +102,7 @@ pub(super) fn open(run_root: &RunRoot, name: &str) -> Result<LocalJob, Failure> 
     matches.max_by_key(order).ok_or_else(|| {
         Failure::Input(format!(
             "no run of job `{name}` in {}; `stoker job list --root URL` lists the jobs",
-            run_root.root
+            run_root.searched()
         ))
     })
 }
@@ -114,7 +114,7 @@ pub(super) fn jobs(root: Option<&str>) -> Result<List, Failure> {
         let (name, phase) = (job.name(), job.phase());
         Listed { job: job.job, name, phase }
     });
-    let empty = format!("no jobs in {}", run_root.root);
+    let empty = format!("no jobs in {}", run_root.searched());
     Ok(list::jobs::list(jobs.collect(), false, empty))
 }
 

@@ -278,7 +278,7 @@ fn refuse_shared_name(runs: &[RecordedRun], name: &str) -> Result<(), Failure> {
 fn not_found(run_root: &RunRoot, name: &str) -> Failure {
     Failure::Input(format!(
         "no run of `{name}` in {}; `stoker experiment list --root URL` lists the runs",
-        run_root.root
+        run_root.searched()
     ))
 }
 

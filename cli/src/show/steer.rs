@@ -108,6 +108,7 @@ impl<K: ClusterResource> RequestedState<K> {
         read: impl FnOnce() -> Result<K, Failure>,
     ) -> Result<Self, Failure> {
         let (word, run) = (K::KIND_NAME, K::RUN_COMMAND);
+        let remedy = after_end::<K>(state);
         let cannot = |why: String| cannot_change::<K>(name, &why);
         if !files.is_current()? {
             return Err(cannot("a later run with --fresh has replaced it".to_owned()));
@@ -117,9 +118,7 @@ impl<K: ClusterResource> RequestedState<K> {
         let mut object = read()?;
         let phase = object.phase();
         if phase.is_terminal() {
-            return Err(cannot(format!(
-                "it has ended ({phase:?}); use `{run} --fresh` to start over"
-            )));
+            return Err(cannot(format!("it has ended ({phase:?}){remedy}")));
         }
         let before = locked.get().state.unwrap_or(*object.state());
         if !may_follow(before, state) {
@@ -141,8 +140,7 @@ impl<K: ClusterResource> RequestedState<K> {
         if let Err(error) = self.locked.set(self.before, killed) {
             return error;
         }
-        let run = K::RUN_COMMAND;
-        let why = format!("it has ended ({phase:?}) meanwhile; use `{run} --fresh` to start over");
+        let why = format!("it has ended ({phase:?}) meanwhile{}", after_end::<K>(self.state));
         cannot_change::<K>(name, &why)
     }
 
@@ -179,6 +177,14 @@ impl<K: ClusterResource> RequestedState<K> {
 
 fn cannot_change<K: ClusterResource>(name: &str, why: &str) -> Failure {
     Failure::Input(format!("cannot change the state of {} `{name}`: {why}", K::KIND_NAME))
+}
+
+/// Returns the remedy for a user who wants this state of a run or job that has ended.
+fn after_end<K: ClusterResource>(state: DesiredState) -> String {
+    match state {
+        DesiredState::Active => format!("; use `{} --fresh` to start over", K::RUN_COMMAND),
+        DesiredState::Paused | DesiredState::Cancelled | DesiredState::Killed => String::new(),
+    }
 }
 
 /// Returns the effect of a state without a runner.
@@ -356,7 +362,7 @@ mod tests {
             let _lock = has_runner.then(|| Lock::take(&files.lock).unwrap());
             record.save_experiment(&ended).unwrap();
             let error = follow(requested, &run, &files, "a").await.unwrap_err().to_string();
-            assert!(error.contains("it has ended (Completed) meanwhile; use"), "{error}");
+            assert!(error.ends_with("it has ended (Completed) meanwhile"), "{error}");
             assert_eq!(Request::read(record.path()).unwrap().state, None);
             let recorded = record.experiment().unwrap().unwrap();
             assert_eq!(

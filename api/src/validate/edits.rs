@@ -55,12 +55,11 @@ pub fn check_edit(
     let mut errors = vec![];
     let before = max_trials(recorded);
     errors.extend(before.and_then(|before| check_max_trials(given, before, trials_created)));
-    let is_longer = match (recorded.max_length.get(), given.max_length.get()) {
-        (Some((unit, before)), Some((given_unit, after))) => unit == given_unit && after >= before,
-        _ => true,
-    };
-    if !is_longer {
-        let rule = format!("must not be below {}, and have its unit", json!(recorded.max_length));
+    let lengths = recorded.max_length.get().zip(given.max_length.get());
+    if let Some(((unit, before), (given_unit, after))) = lengths
+        && (unit != given_unit || after < before)
+    {
+        let rule = format!("must be a number of {}, at least {before}", unit.plural());
         errors.push(FieldError::new("spec.searcher.maxLength", &json!(given.max_length), &rule));
     }
     if errors.is_empty() { Ok(()) } else { Err(errors) }
@@ -196,5 +195,9 @@ mod tests {
         check(6, 8, json!({ "epochs": 10 }), &[]);
         check(5, 0, json!({ "epochs": 8 }), &["spec.searcher.maxLength"]);
         check(5, 0, json!({ "batches": 9 }), &["spec.searcher.maxLength"]);
+        let shorter =
+            searcher("random", json!({ "maxTrials": 5 }), json!({ "maxLength": { "epochs": 8 } }));
+        let errors = check_edit(&recorded, &shorter, 0).unwrap_err();
+        assert_eq!(errors[0].rule, "must be a number of epochs, at least 9");
     }
 }

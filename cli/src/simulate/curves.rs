@@ -38,6 +38,26 @@ enum ExitKind {
     Early,
 }
 
+/// Returns the rule for the first field of a line with a value of another type.
+fn wrong_field(line: &str) -> Option<String> {
+    let line: Value = serde_json::from_str(line).ok()?;
+    let is_count = |value: &Value| value.as_u64().is_some();
+    let is_index = |value: &Value| value.as_u64().is_some_and(|index| index <= u64::from(u32::MAX));
+    let exits = ["failed", "invalid", "early"];
+    let is_exit = |value: &Value| value.as_str().is_some_and(|exit| exits.contains(&exit));
+    line.as_object()?.iter().find_map(|(name, value)| {
+        let (is_valid, rule) = match name.as_str() {
+            "trial" | "seed" => (is_index(value), "a whole number of at most 32 bits"),
+            "units" => (is_count(value), "a whole number"),
+            "metric" => (value.is_number() || value.is_null(), "a number or null"),
+            "seconds_per_unit" => (value.is_number(), "a number"),
+            "exit" => (is_exit(value), "failed, invalid or early"),
+            _ => (true, ""),
+        };
+        (!is_valid).then(|| format!("{name} must be {rule} (found {value})"))
+    })
+}
+
 /// Trial that a curve belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Owner {
@@ -64,8 +84,10 @@ impl Curves {
         let mut curves = Self::default();
         for (number, line) in (1..).zip(text.lines()) {
             if !line.trim().is_empty() {
-                let line = serde_json::from_str(line).map_err(|error| error.to_string());
-                line.and_then(|line| curves.add(line))
+                let parsed = serde_json::from_str(line)
+                    .map_err(|error| wrong_field(line).unwrap_or_else(|| error.to_string()));
+                parsed
+                    .and_then(|line| curves.add(line))
                     .map_err(|error| format!("{number}: {error}"))?;
             }
         }
@@ -155,5 +177,11 @@ mod tests {
         );
         check(r#"{"trial": 0, "seconds_per_unit": 0}"#, "1: seconds_per_unit is 0");
         check(r#"{"trial": 0, "units": 1, "loss": 1}"#, "1: unknown field `loss`");
+        check(r#"{"trial": 0, "units": 1.5}"#, "1: units must be a whole number (found 1.5)");
+        check(
+            r#"{"trial": 0, "units": 1, "metric": "a"}"#,
+            "1: metric must be a number or null (found \"a\")",
+        );
+        check(r#"{"trial": 0, "units": 1, "exit": "x"}"#, "1: exit must be failed, invalid or");
     }
 }

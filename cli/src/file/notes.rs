@@ -41,6 +41,7 @@ pub(super) fn notes(valid: &ValidExperiment, file: &Value, is_legacy: bool) -> V
     let mut notes: Vec<String> = note(&valid.method, format).into_iter().collect();
     notes.extend(without_dimension(valid, format));
     notes.extend(only_random_samples(valid));
+    notes.extend(without_stops(valid));
     notes.extend(directions(&valid.spec.searcher, &file["spec"]["searcher"], format));
     fields_of_group(ROOT, &valid.space, format, &mut notes);
     valid.space.for_each_parameter(&mut |path, parameter| {
@@ -277,13 +278,37 @@ fn only_random_samples(valid: &ValidExperiment) -> Option<String> {
     // Each of the first nine results is followed by another random trial.
     let is_random = num_places == 0 || max_trials <= num_places.saturating_add(9);
     let is_noted = is_random && valid.spec.searcher.prior_trials.is_none();
-    is_noted.then(|| {
-        format!(
+    is_noted.then(|| match max_trials {
+        ..=10 => "note: all trials are random samples, because tpe learns from ten results; raise \
+                  tpe.maxTrials"
+            .to_owned(),
+        _ => format!(
             "note: all {max_trials} trials are random samples, because tpe learns from ten results \
              and tpe.maxConcurrentTrials is {num_places}; set it to the number of trials that can \
              train at the same time, or raise tpe.maxTrials"
-        )
+        ),
     })
+}
+
+/// Returns a note if median stopping can never stop a trial.
+fn without_stops(valid: &ValidExperiment) -> Option<String> {
+    let rule = valid.spec.searcher.median_stopping?;
+    let (every, min_trials) = (rule.every_units.max(1), rule.min_trials.max(1));
+    let first = rule.start_units.div_ceil(every).max(1).saturating_mul(every);
+    let why = match num_sampled(&valid.method) {
+        _ if first >= valid.units_max => format!(
+            "its first comparison is at {first} {}, and a trial trains for at most {}; lower \
+             everyUnits or startUnits",
+            valid.unit.plural(),
+            valid.units_max
+        ),
+        Some(num_trials) if num_trials <= min_trials => format!(
+            "it compares a trial with at least {min_trials} others, and maxTrials is {num_trials}; \
+             raise maxTrials or lower minTrials"
+        ),
+        _ => return None,
+    };
+    Some(format!("note: searcher.medianStopping never stops a trial, because {why}"))
 }
 
 #[cfg(test)]
@@ -331,6 +356,27 @@ mod tests {
         assert_eq!(note(26, 16), None);
         assert!(note(100, 0).is_some());
         assert_eq!(note(20, 4), None);
+        // Fewer places would not help.
+        assert!(note(1, 16).unwrap().ends_with("ten results; raise tpe.maxTrials"));
+    }
+
+    #[test]
+    fn median_stopping_without_effect_is_noted() {
+        let note = |max_trials: u32, rule: Value| {
+            let searcher = json!({
+                "metric": "loss", "maxLength": { "epochs": 20 },
+                "random": { "maxTrials": max_trials }, "medianStopping": rule,
+            });
+            let space = json!({ "x": { "categorical": [1, 2] } });
+            notes_on(&json!({ "hyperparameters": space, "searcher": searcher })).pop()
+        };
+        let at_20 = "first comparison is at 20 epochs, and a trial trains for at most 20";
+        assert!(note(9, json!({ "everyUnits": 20 })).unwrap().contains(at_20));
+        let late = json!({ "everyUnits": 6, "startUnits": 19 });
+        assert!(note(9, late).unwrap().contains("is at 24 epochs"));
+        let few = json!({ "everyUnits": 5, "minTrials": 3 });
+        assert!(note(3, few.clone()).unwrap().contains("at least 3 others, and maxTrials is 3"));
+        assert_eq!(note(4, few), None);
     }
 
     #[test]

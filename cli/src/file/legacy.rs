@@ -172,7 +172,10 @@ impl<'a> Translation<'a> {
         let rule = match known.contains(&name) {
             true if parts::is_disabled(value) => return,
             true => match known_fields::counterpart(&path) {
-                Some(ours) => format!("is not translated; set {ours} in a Stoker file"),
+                Some(ours) => format!(
+                    "is not translated; set {ours} in a Stoker file, or remove the field for \
+                     `stoker run`, which starts no pods"
+                ),
                 None => "has no counterpart in Stoker; remove it".to_owned(),
             },
             false => unknown_field(name, known.iter().copied()),

@@ -133,12 +133,12 @@ fn camel_case(name: &str) -> String {
 
 /// Refuses an unknown searcher, without further errors about its fields.
 fn unknown_searcher(translation: &mut Translation<'_>, name: &Value) {
+    let names = SEARCHERS.map(|(name, ..)| name).join(", ");
     let rule = match name.as_str() {
-        Some("custom") => "is not supported; use adaptive_asha".to_owned(),
-        _ => {
-            let names = SEARCHERS.map(|(name, ..)| name);
-            format!("must be one of {}", names.join(", "))
-        }
+        Some("custom") => format!(
+            "is not supported; use one of {names}, or spec.searcher.external in a Stoker file"
+        ),
+        _ => format!("must be one of {names}"),
     };
     let rule = &rule;
     translation.refuse("searcher.name", name, rule);

@@ -194,7 +194,7 @@ fn population_is_translated_with_its_functions() {
 
 /// Changes of [`LEGACY`] and their errors.
 const REFUSED: &[Case] = &[
-    ("name: random", "name: custom", &[("9:3: searcher.name:", "is not supported")]),
+    ("name: random", "name: custom", &[("9:3: searcher.name:", "supported; use one of single")]),
     ("name: random", "name: rondom", &[("9:3: searcher.name:", "must be one of single")]),
     ("type: int", "type: itn", &[("5:20: hyperparameters.layers.width.type:", "one of const")]),
     ("minval: 8", "minval: 88", &[("5:31: hyperparameters.layers.width.minval:", "max")]),
@@ -220,7 +220,7 @@ const REFUSED: &[Case] = &[
     (
         "project: x",
         "bind_mounts: [{host_path: /a}]",
-        &[("19:1: bind_mounts:", "set spec.pod.volumes and spec.pod.volumeMounts")],
+        &[("19:1: bind_mounts:", "spec.pod.volumeMounts in a Stoker file, or remove the field")],
     ),
     ("project: x", "projcet: x", &[("19:1: projcet:", "did you mean `project`?")]),
     ("project: x", "foo: false", &[("19:1: foo:", "unknown field")]),

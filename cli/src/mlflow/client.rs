@@ -312,8 +312,12 @@ impl Client {
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> Failure {
-        let base = &self.base;
-        Failure::System(format!("cannot reach the MLflow server at {base}: {}", chain(error)))
+        let (base, chain) = (&self.base, chain(error));
+        let remedy = match error.is_connect() {
+            true => "; start it, for example with `mlflow server`, or check --tracking-uri",
+            false => "",
+        };
+        Failure::System(format!("cannot reach the MLflow server at {base}: {chain}{remedy}"))
     }
 
     fn refused(&self, what: &str, refusal: Refusal) -> Failure {
@@ -459,6 +463,17 @@ mod tests {
     fn block_on<T>(future: impl Future<Output = T>) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(future)
+    }
+
+    #[test]
+    fn server_that_is_not_started_has_a_remedy() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let client = client(Some(&url), &[]).unwrap();
+        let error = block_on(client.http.get(&url).send()).unwrap_err();
+        let text = client.unreachable(&error).to_string();
+        assert!(text.contains("; start it, for example with `mlflow server`"), "{text}");
     }
 
     #[test]

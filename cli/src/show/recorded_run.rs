@@ -239,7 +239,8 @@ pub(super) async fn read_runs(run_root: &RunRoot) -> Result<Vec<RecordedRun>, Fa
         Err(error) if runs.is_empty() => return Err(error),
         Err(error) => print::err(format!("stoker: only local runs are listed: {error}")),
     }
-    runs.sort_by_key(RecordedRun::id);
+    // The latest run of a name is its last one.
+    runs.sort_by_cached_key(|run| (run.paths.name.clone(), run.order(), run.id()));
     mark_shared_names(&mut runs);
     Ok(runs)
 }
@@ -394,12 +395,15 @@ mod tests {
 
     use super::*;
 
-    fn store(root: &Path, namespace: &str, uid: &str) {
+    fn store(root: &Path, namespace: &str, uid: &str, day: u32) {
         let folder = root.join(namespace).join(run_root::run_id("search", uid));
         std::fs::create_dir_all(folder.join("trials")).unwrap();
         let record = json!({
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
-            "metadata": {"name": "search", "namespace": namespace, "uid": uid},
+            "metadata": {
+                "name": "search", "namespace": namespace, "uid": uid,
+                "creationTimestamp": format!("2026-01-0{day}T00:00:00Z"),
+            },
             "spec": {
                 "entrypoint": {"command": ["true"]},
                 "searcher": {"metric": "loss", "maxLength": {"batches": 4}, "single": {}},
@@ -412,9 +416,9 @@ mod tests {
     async fn name_in_two_namespaces_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_str();
-        store(folder.path(), "default", "00000001-1");
+        store(folder.path(), "default", "00000001-1", 1);
         assert_eq!(RecordedRun::open(root, "search").await.unwrap().name(), "search");
-        store(folder.path(), "other", "00000002-1");
+        store(folder.path(), "other", "00000002-1", 2);
         for name in ["search", "search-0"] {
             let error = RecordedRun::open_with_trial(root, name).await.unwrap_err().to_string();
             let ids = "search-00000001 in default, search-00000002 in other";
@@ -426,6 +430,17 @@ mod tests {
         assert_eq!(list.columns[0], crate::list::Column::new("NAMESPACE"));
         let names: Vec<&str> = list.rows.iter().map(|row| row.name.as_str()).collect();
         let expected = ["search-00000001", "search-00000002"];
+        assert_eq!(names, expected.map(|id| format!("experiment.stoker.dev/{id}")));
+    }
+
+    #[tokio::test]
+    async fn latest_run_of_a_name_is_listed_last() {
+        let folder = tempfile::tempdir().unwrap();
+        store(folder.path(), "default", "00000001-1", 2);
+        store(folder.path(), "default", "00000002-1", 1);
+        let list = crate::show::experiments(folder.path().to_str()).await.unwrap();
+        let names: Vec<&str> = list.rows.iter().map(|row| row.name.as_str()).collect();
+        let expected = ["search-00000002", "search"];
         assert_eq!(names, expected.map(|id| format!("experiment.stoker.dev/{id}")));
     }
 }

@@ -253,7 +253,7 @@ impl Download<'_> {
                 "bytes": self.record.bytes, "folder": folder,
             })),
             Output::Text => print::out(format!(
-                "checkpoint {name} of trial {}: {} files, {} in {}",
+                "checkpoint {name} of trial {}: {} files and the manifest, {} in {}",
                 self.trial,
                 manifest.files.len(),
                 super::text::bytes(self.record.bytes),

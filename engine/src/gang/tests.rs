@@ -121,9 +121,30 @@ fn attempts_are_recorded_before_their_pods() {
     check("live", "0@0P", 300, late);
     check("live", "0@0P 1@0P", 7, "made ungated=7 wake=60");
     // The operator was unavailable until the pods were scheduled, or had ended.
-    check("live", "0@0S 1@0S", 7, "made ungated=7");
-    check("live", "0@0R 1@0E79", 120, "made ungated=120 wake=3559");
+    check("live", "0@0S 1@0S", 7, "made ungated=0");
+    check("live", "0@0R 1@0E79", 120, "made ungated=0 wake=3559");
     check("made", "0@0R 1@0R", 0, "");
+}
+
+/// The operator may see the pods of an attempt only long after they were scheduled.
+#[test]
+fn slots_count_from_the_last_scheduled_pod() {
+    let check = |scheduled_at: [Option<i64>; 2], expected: i64| {
+        let mut pods = ["0@0R", "1@0P"].map(pod);
+        for (pod, at) in pods.iter_mut().zip(scheduled_at) {
+            pod.scheduled_at = at.map(Timestamp);
+        }
+        let mut record = record("live");
+        record.status.attempts[0].started_at = Some(Timestamp(10));
+        let plan = plan(&view(&record, &pods, 120));
+        let ungated_at = plan.record.status.attempts[0].ungated_at;
+        assert_eq!(ungated_at, Some(Timestamp(expected)), "{scheduled_at:?}");
+    };
+    check([Some(13), Some(15)], 15);
+    check([Some(13), None], 120);
+    // The clocks of the API server and the operator may differ.
+    check([Some(3), Some(5)], 10);
+    check([Some(13), Some(130)], 120);
 }
 
 #[test]
@@ -203,7 +224,7 @@ fn gated_gangs_have_no_deadline() {
     check("gated", "0@0S 1@0H", 99_000, "");
     check("gated", "0@0P 1@0H", 99_000, "");
     check("gated", "0@0P 1@0U", 99_000, "ungated=99000 wake=300");
-    check("gated", "0@0R 1@0R", 99_000, "ungated=99000");
+    check("gated", "0@0R 1@0R", 99_000, "ungated=0");
     check("made@99000", "0@0P 1@0U", 99_299, "wake=1");
     let late = "end=NotStarted:Unschedulable delete=t-a0-r0:30 delete=t-a0-r1:30";
     check("made@99000", "0@0P 1@0U", 99_300, late);

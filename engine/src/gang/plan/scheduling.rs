@@ -39,18 +39,23 @@ impl Planner<'_> {
         self.plan.create = missing;
     }
 
-    /// Records when the operator first observed all pods without scheduling gates. Pods that are
-    /// already scheduled count, too: the slots of the attempt count from this time.
+    /// Records since when all pods have no scheduling gates: the slots of the attempt count from
+    /// then.
     ///
-    /// A pod does not have the time at which its last gate was removed: while its condition
-    /// `PodScheduled` stays false, the condition keeps the transition time of the gate. The record
-    /// survives a restart of the operator.
+    /// A pod that is not scheduled does not have the time at which its last gate was removed:
+    /// while its condition `PodScheduled` stays false, the condition keeps the transition time of
+    /// the gate. So the operator records when it first observed all pods without gates. If all are
+    /// scheduled by then, as after an outage of the operator, the last one was ungated when it was
+    /// scheduled, or before. The record survives a restart of the operator.
     pub(super) fn record_ungated(&mut self, pods: &BTreeMap<u32, &ObservedPod>) {
         let now = self.view.now;
         let Some(attempt) = self.plan.record.status.attempts.last_mut() else { return };
-        if !pods.values().any(|pod| pod.is_gated()) {
-            attempt.ungated_at.get_or_insert(now);
+        if pods.values().any(|pod| pod.is_gated()) {
+            return;
         }
+        let at = pods.values().map(|pod| pod.scheduled_at.unwrap_or(now)).max().unwrap_or(now);
+        let at = at.max(attempt.started_at.unwrap_or(at)).min(now);
+        attempt.ungated_at.get_or_insert(at);
     }
 
     /// Checks the pods that are not scheduled, and ends the attempt at the start deadline.

@@ -62,7 +62,7 @@ pub(super) fn start(root: RunRoot, store: Arc<Store>, stored: StoredRuns) {
 }
 
 /// Puts changed records into the store, and removes deleted ones. If the directory of the records
-/// cannot be read, the store keeps its records, and the page shows why.
+/// or one of them cannot be read, the store keeps what it has, and the page shows why.
 fn refresh_all(
     root: &RunRoot,
     store: &Store,
@@ -88,11 +88,22 @@ fn refresh_all(
     store.set_jobs_error(error);
 }
 
-/// Returns the entries of the directory of the records. A missing directory has none yet.
+/// Returns the entries of a directory. A missing directory has none.
 fn entries(folder: &Path) -> io::Result<Vec<DirEntry>> {
     match std::fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         entries => entries?.collect(),
+    }
+}
+
+/// Returns whether `record` has this file. Locks and other files beside the records have none.
+fn has_file(record: &Path, name: &str) -> Result<bool, Failure> {
+    match std::fs::metadata(record.join(name)) {
+        Ok(_) => Ok(true),
+        Err(error) => match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => Ok(false),
+            _ => Err(Failure::file("read", record, error)),
+        },
     }
 }
 
@@ -108,8 +119,14 @@ fn refresh(
     for entry in entries {
         let path = entry.path().join("record");
         let id = entry.file_name().to_string_lossy().into_owned();
-        if !path.join("experiment.json").exists() {
-            continue;
+        match has_file(&path, "experiment.json") {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(error) => {
+                unreadable.insert((String::new(), id), error.to_string());
+                there.push(path);
+                continue;
+            }
         }
         let record = known.entry(path.clone()).or_default();
         match record.refresh(root, &path) {
@@ -150,7 +167,12 @@ impl Known {
             .and_then(|(time, _)| time.elapsed().ok())
             .is_none_or(|elapsed| elapsed < SETTLED);
         if trials_changed != self.trials_changed || is_recent {
-            is_changed |= self.read_trials(&folder)?;
+            let trials = self.read_trials(&folder);
+            if trials.is_err() {
+                // The caller gets no run with this experiment: read it again in the next round.
+                self.experiment_changed = None;
+            }
+            is_changed |= trials?;
             // A file may be restored in place, which does not change the directory.
             self.trials_changed = trials_changed.filter(|_| self.damaged.is_none());
         }
@@ -193,13 +215,9 @@ impl Known {
         let mut there = BTreeSet::new();
         let mut is_changed = false;
         self.damaged = None;
-        let entries = match std::fs::read_dir(folder) {
-            Ok(entries) => Some(entries),
-            // A deletion was interrupted after it deleted the trials.
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(error) => return Err(Failure::file("read", folder, error)),
-        };
-        for entry in entries.into_iter().flatten().flatten() {
+        // The directory is missing if a deletion was interrupted after it deleted the trials.
+        let entries = entries(folder).map_err(|error| Failure::file("read", folder, error))?;
+        for entry in entries {
             let path = entry.path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
@@ -270,6 +288,34 @@ mod tests {
         assert_eq!(num_after_refresh(), 1);
         std::fs::remove_file(&records).unwrap();
         assert_eq!(num_after_refresh(), 0);
+    }
+
+    #[test]
+    fn unreadable_records_stay_on_the_page() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = RunRoot::resolve(folder.path().to_str(), None).unwrap();
+        let path = root.record_dir("a", "0123456789");
+        let record = RecordDir::new(path.clone());
+        record.create().unwrap();
+        record.save_experiment(&experiment("Running")).unwrap();
+        std::fs::write(root.records_dir().join("local.a.lock"), "").unwrap();
+        let (store, mut known) = (Store::default(), BTreeMap::new());
+        let mut refresh = || {
+            let mut unreadable = Unreadable::default();
+            let entries = entries(&root.records_dir()).unwrap();
+            let stored = StoredRuns::default();
+            refresh(&root, &store, &mut known, &entries, &stored, &mut unreadable);
+            (known.len(), unreadable.into_values().collect::<Vec<_>>())
+        };
+        assert_eq!(refresh(), (1, vec![]));
+        std::fs::remove_dir_all(&path).unwrap();
+        // A loop fails with another error than a missing file.
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        let (num_runs, unreadable) = refresh();
+        assert_eq!(num_runs, 1);
+        assert!(unreadable[0].starts_with("cannot read") && unreadable.len() == 1);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(refresh(), (0, vec![]));
     }
 
     #[test]

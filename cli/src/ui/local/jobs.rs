@@ -11,7 +11,7 @@ use stoker_api::time::Timestamp;
 use stoker_storage::Storage;
 use stoker_ui::{Job, Store, Unreadable};
 
-use super::{Stamp, changed};
+use super::{Stamp, changed, has_file};
 use crate::failure::Failure;
 use crate::job::record;
 use crate::run::record::{is_locked, read_json};
@@ -48,10 +48,12 @@ impl Jobs {
         let mut there = Vec::new();
         for entry in entries {
             let path = entry.path().join("record");
-            if !path.join("job.json").exists() {
-                continue;
-            }
-            match self.known.entry(path.clone()).or_default().refresh(root, &path) {
+            let job = match has_file(&path, "job.json") {
+                Ok(false) => continue,
+                Ok(true) => self.known.entry(path.clone()).or_default().refresh(root, &path),
+                Err(error) => Err(error),
+            };
+            match job {
                 Ok(Some(job)) => store.replace_job(job),
                 Ok(None) => {}
                 Err(error) => {

@@ -9,6 +9,7 @@ mod attempts;
 mod changes;
 mod checkpoints;
 mod copies;
+mod noted;
 mod queue;
 mod reports;
 mod status;
@@ -16,7 +17,7 @@ mod trouble;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::Experiment;
@@ -31,6 +32,7 @@ use stoker_engine::trial::{
 };
 use tokio::sync::mpsc::UnboundedSender;
 
+use self::noted::Noted;
 use self::queue::Queue;
 use self::status::StatusFile;
 use self::trouble::Trouble;
@@ -39,9 +41,6 @@ use super::record::RecordDir;
 use super::request::{Request, is_final};
 use crate::cluster::text::now;
 use crate::failure::Failure;
-
-/// Time after which a message is sent again if nothing has changed.
-const NOTE_INTERVAL: Duration = Duration::from_secs(300);
 
 /// News about a trial for the user.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,8 +78,8 @@ pub(crate) struct State {
     pub(crate) happenings: Vec<(u32, Happening)>,
     /// Receives messages for the user.
     pub(crate) notes: Option<UnboundedSender<String>>,
-    /// The latest message, and when it was sent.
-    noted: Option<(String, Instant)>,
+    /// The latest messages.
+    noted: Noted,
     folder: RecordDir,
     /// The search as the spec says. That of the ledger follows once the edit is recorded.
     config: SearchConfig,
@@ -128,7 +127,7 @@ impl State {
             is_pausing: false,
             happenings: vec![],
             notes: None,
-            noted: None,
+            noted: Noted::default(),
             folder,
             summary: Summary::new(&config, trials.values()),
             queue: Queue::default(),
@@ -348,12 +347,9 @@ impl State {
         }
     }
 
-    /// Sends a message to the user, unless it equals the latest one, which was sent recently.
+    /// Sends a message to the user, unless it was sent recently.
     fn note(&mut self, text: String) {
-        let is_noted =
-            |(latest, at): &(String, Instant)| *latest == text && at.elapsed() < NOTE_INTERVAL;
-        if !self.noted.as_ref().is_some_and(is_noted) {
-            self.noted = Some((text.clone(), Instant::now()));
+        if self.noted.is_due(&text) {
             let _ = self.notes.as_ref().map(|notes| notes.send(text));
         }
     }

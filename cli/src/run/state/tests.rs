@@ -218,12 +218,13 @@ fn failure_that_lasts_is_noted_once() {
     let mut state = case.start();
     let (sender, notes) = tokio::sync::mpsc::unbounded_channel();
     state.notes = Some(sender);
-    for _ in 0..3 {
-        state.fail(Failure::System("cannot write".to_owned()));
+    for trial in [0, 1, 0, 1, 1] {
+        state.fail(Failure::System(format!("cannot write trials/{trial}.json")));
         state.trouble.as_mut().unwrap().retry_at = Instant::now();
         state.settle().unwrap();
     }
-    assert_eq!(notes.len(), 1);
+    // One for each message.
+    assert_eq!(notes.len(), 2);
 }
 
 #[test]

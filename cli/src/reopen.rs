@@ -3,15 +3,17 @@
 //! The request is a field of the experiment's spec. The operator, or the next `stoker run`, takes
 //! it in once. This command only checks that the request has an effect, and says which.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 use stoker_api::condition::{self, ConditionStatus};
 use stoker_api::experiment::{DesiredState, Experiment, Phase, ReopenRequest, ReopenedTrials};
+use stoker_api::trial::{CloseCause, DesiredTrialState, REOPENINGS_MAX};
 use stoker_engine::experiment::{Ledger, Record, Refusal, Summary, validate_recorded};
 use stoker_engine::search::SearchConfig;
-use stoker_engine::trial::TrialRecord;
+use stoker_engine::search::book::TrialState;
 use stoker_engine::trial::config::experiment_seed;
+use stoker_engine::trial::{TrialRecord, num_reopenings};
 
 use crate::cluster::connect::Cluster;
 use crate::cluster::{self, experiment};
@@ -209,7 +211,7 @@ fn nothing(
 ) -> String {
     let num = |of| ledger.reopenable(of, |index| trials.get(&index)).len();
     match selection {
-        ReopenedTrials::Failed => "no trial has failed".to_owned(),
+        ReopenedTrials::Failed => no_failed(ledger, trials),
         ReopenedTrials::Stopped => {
             let failed = match num(ReopenedTrials::Failed) {
                 0 => String::new(),
@@ -218,6 +220,26 @@ fn nothing(
             format!("no trial ended by itself before its granted length{failed}")
         }
     }
+}
+
+/// Returns why no trial that failed can continue.
+fn no_failed(ledger: &Ledger, trials: &BTreeMap<u32, TrialRecord>) -> String {
+    let has_failed =
+        |index: u32| ledger.state(index) == Some(TrialState::Closed(CloseCause::Failed));
+    let failed: Vec<u32> = trials.keys().copied().filter(|index| has_failed(*index)).collect();
+    if failed.is_empty() {
+        return "no trial has failed".to_owned();
+    }
+    let why = |record: &TrialRecord| match record.spec.desired_state {
+        DesiredTrialState::Kill => "killed trials stay ended".to_owned(),
+        _ if num_reopenings(record) >= REOPENINGS_MAX => {
+            format!("a trial continues at most {REOPENINGS_MAX} times")
+        }
+        _ => "the search proceeds without them".to_owned(),
+    };
+    let records = failed.iter().filter_map(|index| trials.get(index));
+    let reasons: Vec<String> = records.map(why).collect::<BTreeSet<_>>().into_iter().collect();
+    format!("{} failed, but {}", list(&failed), reasons.join(", and "))
 }
 
 impl Plan {
@@ -285,5 +307,21 @@ mod tests {
         experiment.spec.searcher.async_halving.as_mut().unwrap().max_trials = 0;
         let ledger = ledger(&experiment, &trials).unwrap();
         assert_eq!(ledger.config().settings().max_trials, Some(5));
+    }
+
+    #[test]
+    fn killed_trials_that_failed_stay_ended() {
+        let (experiment, trials) = record();
+        let mut trials: BTreeMap<u32, TrialRecord> =
+            trials.into_iter().map(|record| (record.spec.index, record)).collect();
+        let trial = trials.get_mut(&1).unwrap();
+        let closed = json!({ "closed": { "cause": "Failed" } });
+        trial.status.facts.push(serde_json::from_value(closed).unwrap());
+        let reopened = plan(&experiment, &trials, ReopenedTrials::Failed).unwrap().trials;
+        assert_eq!(reopened, [1]);
+        trials.get_mut(&1).unwrap().spec.desired_state = DesiredTrialState::Kill;
+        let error = plan(&experiment, &trials, ReopenedTrials::Failed).unwrap_err().to_string();
+        let why = "trial 1 failed, but killed trials stay ended";
+        assert_eq!(error, format!("cannot continue experiment `mnist`: {why}"));
     }
 }

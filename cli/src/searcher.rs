@@ -3,6 +3,7 @@
 //! A program reads one question per line from its standard input, and writes one answer per line to
 //! its standard output. It dies with this process.
 
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ impl Target {
     pub(crate) fn new(search: &ExternalSearch) -> Result<Self, Failure> {
         const PATH: &str = "spec.searcher.external";
         if let Some(program) = search.command.first() {
-            require_program(&format!("{PATH}.command[0]"), program)?;
+            require_program(&format!("{PATH}.command[0]"), program, Path::new("."))?;
             return Ok(Self::Command(search.command.clone()));
         }
         let url = search.url.as_deref().unwrap_or_default();

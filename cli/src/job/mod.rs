@@ -40,7 +40,7 @@ use crate::list::{self, ListArgs};
 use crate::print::{Output, background};
 use crate::run::gpus;
 use crate::run::open_files;
-use crate::run::programs::find_program;
+use crate::run::programs::require_program;
 use crate::run::signals::Signals;
 use crate::run_root::RunRoot;
 
@@ -300,7 +300,8 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     loaded.notes.iter().for_each(|note| view.print_message(note));
     let spec = &loaded.valid.spec;
     let folder = folder(args)?;
-    check_program(spec.entrypoint.command.first().map_or("", String::as_str), &folder)?;
+    let program = spec.entrypoint.command.first().map_or("", String::as_str);
+    require_program("spec.entrypoint.command[0]", program, &folder)?;
     let run_root = RunRoot::resolve(args.root.as_deref(), spec.storage.url.as_deref())?;
     let input = |error: stoker_storage::StorageError| Failure::Input(error.to_string());
     let storage = Storage::open(&run_root.root, spec.storage.endpoint.as_deref()).map_err(input)?;
@@ -368,21 +369,6 @@ fn folder(args: &Args) -> Result<PathBuf, Failure> {
         Err(error) => {
             Err(Failure::Input(format!("cannot use {} as DIR: {error}", folder.display())))
         }
-    }
-}
-
-fn check_program(program: &str, folder: &Path) -> Result<(), Failure> {
-    let path = match program.contains('/') {
-        true => folder.join(program).display().to_string(),
-        false => program.to_owned(),
-    };
-    match find_program(&path) {
-        Some(_) => Ok(()),
-        None => Err(Failure::Input(format!(
-            "spec.entrypoint.command[0] is `{program}`: no such program in {}, next to `stoker` \
-             or on PATH; build it or write its path",
-            folder.display()
-        ))),
     }
 }
 

@@ -367,7 +367,7 @@ pub(crate) fn check_runnable(
         Target::new(search)?;
     }
     let program = spec.entrypoint.command.first().map_or("", String::as_str);
-    require_program("spec.entrypoint.command[0]", program)
+    require_program("spec.entrypoint.command[0]", program, Path::new("."))
 }
 
 #[cfg(test)]

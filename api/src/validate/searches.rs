@@ -262,11 +262,15 @@ impl Checker<'_> {
         if num_rungs == 0 {
             return self.push(path, &json!(0), "must be at least 1");
         }
+        if num_rungs > RUNGS_MAX {
+            let rule = format!("must be at most {RUNGS_MAX}; use fewer rungs");
+            return self.push(path, &json!(num_rungs), &rule);
+        }
         let Some((_, units)) = self.searcher.max_length.get() else { return };
         if divisor < 2 || units == 0 {
             return;
         }
-        let most = (units.ilog(u64::from(divisor)) + 1).min(RUNGS_MAX);
+        let most = units.ilog(u64::from(divisor)) + 1;
         if num_rungs > most {
             let rule = format!(
                 "must be at most {most}, because the first rung, maxLength / divisor^(numRungs - \

@@ -52,6 +52,8 @@ fn each_search_rule_names_its_field() {
     check("asyncHalving", asha("maxTrials", json!(100_001)), "asyncHalving.maxTrials", "100000");
     check("asyncHalving", asha("numRungs", json!(0)), "asyncHalving.numRungs", "at least 1");
     check("asyncHalving", asha("numRungs", json!(5)), "asyncHalving.numRungs", "at most 4");
+    // The length of the trials does not matter.
+    check("asyncHalving", asha("numRungs", json!(17)), "asyncHalving.numRungs", "at most 16; use");
     check("asyncHalving", asha("divisor", json!(1)), "asyncHalving.divisor", "at least 2");
     let adaptive = |field: &str, value: Value| {
         let mut fields = json!({ "maxTrials": 9 });

@@ -392,6 +392,9 @@ fn read(
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stoker_api::experiment::Phase;
+    use stoker_api::trial::Attempt;
+    use stoker_engine::experiment::explain::DisplayState;
 
     use super::*;
 
@@ -442,5 +445,27 @@ mod tests {
         let names: Vec<&str> = list.rows.iter().map(|row| row.name.as_str()).collect();
         let expected = ["search-00000002", "search"];
         assert_eq!(names, expected.map(|id| format!("experiment.stoker.dev/{id}")));
+    }
+
+    /// The runner was killed while a trial trained.
+    #[tokio::test]
+    async fn trials_without_a_runner_are_queued() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().to_str();
+        let (experiment, mut trials) = crate::explain::tests::record();
+        let uid = experiment.metadata.uid.clone().unwrap();
+        let run_root = RunRoot::resolve(root, None).unwrap();
+        let record = RecordDir::new(run_root.record_dir("mnist", &uid));
+        record.create().unwrap();
+        record.save_experiment(&experiment).unwrap();
+        trials[1].status.phase = Phase::Running;
+        trials[1].status.attempts.push(Attempt::default());
+        for trial in &trials {
+            record.save_trial(trial).unwrap();
+        }
+        let mut run = RecordedRun::open(root, "mnist").await.unwrap();
+        assert_eq!(run.explained().state(&run.trials[&1]), DisplayState::Queued);
+        run.runner = Runner::Running;
+        assert_eq!(run.explained().state(&run.trials[&1]), DisplayState::Running);
     }
 }

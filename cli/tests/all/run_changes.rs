@@ -1,5 +1,7 @@
 //! Tests of `stoker run` whose search ends by a limit, or whose file is edited.
 
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
 
 use crate::fixture::{RunFixture, check, files, last_line, random, stoker};
@@ -29,6 +31,12 @@ fn limit_stops_trials_with_a_checkpoint() {
     assert_eq!(facts(trial), ["closed", "reopened", "result", "closed"]);
 }
 
+/// Returns the directory of the only record.
+fn record(fixture: &RunFixture) -> PathBuf {
+    let runs = files(&fixture.root().join("local"));
+    runs.iter().find(|path| path.is_dir()).expect("no run").join("record")
+}
+
 /// Returns the kinds of a trial's facts.
 fn facts(trial: &Value) -> Vec<String> {
     let facts = trial["status"]["facts"].as_array().unwrap().iter();
@@ -47,6 +55,14 @@ fn failed_trials_continue_from_their_checkpoints() {
     check(&fixture.continue_(&["--failed"]), 0, "trials 0, 1 reopened; run `stoker run FILE`");
     // A repeated request has the same effect.
     check(&fixture.continue_(&["--failed"]), 0, "trials 0, 1 reopened");
+    // A kill that met the end of trial 0 does not end its continuation, also if the runner was
+    // killed before it recorded the end of the experiment.
+    let mut experiment = fixture.experiment();
+    experiment["status"]["phase"] = json!("Running");
+    let record = record(&fixture);
+    std::fs::write(record.join("experiment.json"), experiment.to_string()).unwrap();
+    let request = json!({"version": 1, "killedTrials": [0]});
+    std::fs::write(record.join("request.json"), request.to_string()).unwrap();
     check(&fixture.run(&[]), 0, "with reopened trials");
     let trials = fixture.trials();
     for trial in &trials {
@@ -95,8 +111,7 @@ fn edited_file_continues_an_ended_run() {
     check(&fixture.run(&[]), 0, "");
     let before = fixture.trials();
     // The requests of commands that met the end do not apply to what follows.
-    let local = files(&fixture.root().join("local"));
-    let record = local.iter().find(|path| path.is_dir()).unwrap().join("record");
+    let record = record(&fixture);
     let request = json!({"version": 1, "state": "cancelled", "killedTrials": [0]});
     std::fs::write(record.join("request.json"), request.to_string()).unwrap();
     // Neither does a deletion that was killed before it deleted anything.

@@ -278,7 +278,7 @@ async fn set_state(on: &Target, state: DesiredState, output: Output) -> Result<u
     for_each(&on.names.jobs, output, act).await
 }
 
-/// Reads the file. The rules of new jobs apply only if the command creates a record.
+/// Reads the file. The rules of new jobs do not apply if the command resumes a job.
 fn load(args: &Args) -> Result<LoadedJob, FileError> {
     let (file, set) = (&args.file, &args.set);
     file::load_job(file, set).or_else(|error| {
@@ -291,7 +291,7 @@ fn load(args: &Args) -> Result<LoadedJob, FileError> {
 fn is_started(args: &Args, loaded: &LoadedJob) -> bool {
     let url = loaded.valid.spec.storage.url.as_deref();
     let run_root = RunRoot::resolve(args.root.as_deref(), url);
-    run_root.is_ok_and(|run_root| record::has_record(&run_root, loaded))
+    run_root.is_ok_and(|run_root| record::has_run(&run_root, loaded))
 }
 
 async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failure> {
@@ -399,7 +399,7 @@ mod tests {
              data: {{list: {}}}\n",
             "x".repeat(170_000)
         );
-        std::fs::write(&file, text).unwrap();
+        std::fs::write(&file, &text).unwrap();
         let root = Some(folder.path().display().to_string());
         let (slots, set) = (None, vec![]);
         let args = Args { file, folder: None, root, slots, fresh: false, set };
@@ -409,6 +409,10 @@ mod tests {
         let run_root = RunRoot::resolve(args.root.as_deref(), None).unwrap();
         drop(record::open(&run_root, &loaded, folder.path(), false).await.unwrap());
         load(&args).unwrap();
+        // Another job with this name.
+        std::fs::write(&args.file, text.replace("url: in}", "url: rows}")).unwrap();
+        assert_eq!(load(&args).unwrap_err().problems[0].field, "spec.data");
+        std::fs::write(&args.file, text).unwrap();
         load(&Args { fresh: true, ..args }).unwrap_err();
     }
 }

@@ -46,12 +46,28 @@ pub(super) struct Record {
     job: InferenceJob,
 }
 
-/// Returns whether the job in `loaded` has a record, which may be damaged.
-pub(super) fn has_record(run_root: &RunRoot, loaded: &LoadedJob) -> bool {
+/// Returns whether the job in `loaded` has a record with the same spec, or a damaged record.
+pub(super) fn has_run(run_root: &RunRoot, loaded: &LoadedJob) -> bool {
     let key = format!("{}.{}.job", loaded.namespace, loaded.name);
-    let uid = setup::current_uid(&run_root.records_dir().join(format!("{key}.current")));
-    let folder = uid.ok().flatten().map(|uid| run_root.record_dir(&loaded.name, &uid));
-    folder.is_some_and(|path| path.join("job.json").exists())
+    let record = setup::latest_record(run_root, &key, &loaded.name);
+    let Ok(Some(folder)) = record else { return false };
+    let path = folder.path().join("job.json");
+    match files::read_json::<InferenceJob>(&path) {
+        Ok(job) => refuse_changes(&job, &loaded.valid.spec, folder.path()).is_ok(),
+        // `open` reports the damage.
+        Err(_) => path.exists(),
+    }
+}
+
+/// Fails if the given spec differs from the recorded one.
+fn refuse_changes(
+    job: &InferenceJob,
+    given: &InferenceJobSpec,
+    folder: &Path,
+) -> Result<(), Failure> {
+    // Commands change the recorded state, and the file's is that of a new run.
+    let compared = InferenceJobSpec { state: given.state, ..job.spec.clone() };
+    setup::refuse_changes("job", &compared, given, folder)
 }
 
 /// Opens the record of the job in `loaded`, or creates one. With `is_fresh`, always creates a new
@@ -74,10 +90,7 @@ pub(super) async fn open(
         if path.join("job.json").exists() {
             let job: InferenceJob =
                 files::read_json(&path.join("job.json")).map_err(setup::with_remedy)?;
-            // Commands change the recorded state, and the file's is that of a new run.
-            let given = &loaded.valid.spec;
-            let compared = InferenceJobSpec { state: given.state, ..job.spec.clone() };
-            setup::refuse_changes("job", &compared, given, &path)?;
+            refuse_changes(&job, &loaded.valid.spec, &path)?;
             let record = Record { folder: RecordDir::new(path), job };
             record.refuse_other_folder(folder)?;
             record.folder.unmark_deleted()?;

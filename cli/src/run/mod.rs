@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Result<u8, Failure> {
     runtime.block_on(run_loaded(args, output, loaded))
 }
 
-/// Reads the file. The rules of new experiments apply only if the command creates a record.
+/// Reads the file. The rules of new experiments do not apply if the command resumes a run.
 fn load(args: &Args) -> Result<Loaded, FileError> {
     let (file, set) = (&args.file, &args.set);
     file::load(file, set).or_else(|error| {
@@ -122,7 +122,7 @@ fn load(args: &Args) -> Result<Loaded, FileError> {
 fn is_started(args: &Args, loaded: &Loaded) -> bool {
     let file_url = loaded.valid.spec.checkpoint_storage.url.as_deref();
     let run_root = RunRoot::resolve(args.root.as_deref(), file_url);
-    run_root.is_ok_and(|run_root| setup::has_record(&run_root, loaded))
+    run_root.is_ok_and(|run_root| setup::has_run(&run_root, loaded))
 }
 
 async fn run_loaded(args: &Args, output: Output, loaded: Loaded) -> Result<u8, Failure> {
@@ -318,6 +318,11 @@ mod tests {
         let run_root = RunRoot::resolve(args.root.as_deref(), None).unwrap();
         drop(setup::open(&run_root, &loaded, false).unwrap());
         load(&args).unwrap();
+        // Another experiment with this name.
+        std::fs::write(&args.file, text.replace("metric: loss", "metric: error")).unwrap();
+        let error = load(&args).unwrap_err();
+        assert_eq!(error.problems[0].field, "spec.hyperparameters.x.log.base");
+        std::fs::write(&args.file, text).unwrap();
         load(&Args { fresh: true, ..args }).unwrap_err();
     }
 }

@@ -56,12 +56,17 @@ pub(crate) struct OpenedRecord {
     pub(crate) trainers: PathBuf,
 }
 
-/// Returns whether a run of the experiment in `loaded` has a record, which may be damaged.
-pub(crate) fn has_record(run_root: &RunRoot, loaded: &Loaded) -> bool {
+/// Returns whether the experiment in `loaded` has a run with the same spec, except for edits. Its
+/// record may be damaged.
+pub(crate) fn has_run(run_root: &RunRoot, loaded: &Loaded) -> bool {
     let key = format!("{}.{}", loaded.namespace, loaded.name);
-    let uid = current_uid(&run_root.records_dir().join(format!("{key}.current")));
-    let folder = uid.ok().flatten().map(|uid| run_root.record_dir(&loaded.name, &uid));
-    folder.is_some_and(|path| !matches!(RecordDir::new(path).experiment(), Ok(None)))
+    let Ok(Some(folder)) = latest_record(run_root, &key, &loaded.name) else { return false };
+    match folder.experiment() {
+        Ok(None) => false,
+        Ok(Some(run)) => edited_spec(&run.spec, &loaded.valid.spec, &folder).is_ok(),
+        // `open` reports the damage.
+        Err(_) => true,
+    }
 }
 
 /// Opens the record of the experiment in `loaded`, or creates one. With `fresh`, always creates a
@@ -110,8 +115,7 @@ pub(crate) fn open(
     }
     let prior = prior_trials(run_root, loaded)?;
     // With --fresh, the earlier record may be damaged.
-    let earlier = current_uid(&pointer).ok().flatten();
-    let earlier = earlier.map(|uid| RecordDir::new(run_root.record_dir(&loaded.name, &uid)));
+    let earlier = latest_record(run_root, &key, &loaded.name).ok().flatten();
     let earlier = earlier.and_then(|folder| folder.experiment().ok().flatten());
     let uid = record::random_hex(16)?;
     let folder = RecordDir::new(run_root.record_dir(&loaded.name, &uid));
@@ -147,9 +151,7 @@ fn prior_trials(run_root: &RunRoot, loaded: &Loaded) -> Result<Vec<PriorTrial>, 
     let Some(spec) = &loaded.valid.spec.searcher.prior_trials else { return Ok(vec![]) };
     let mut runs = vec![];
     for (i, name) in spec.experiments.iter().enumerate() {
-        let pointer = run_root.records_dir().join(format!("{}.{name}.current", loaded.namespace));
-        let folder = current_uid(&pointer)?.map(|uid| run_root.record_dir(name, &uid));
-        let folder = folder.map(RecordDir::new);
+        let folder = latest_record(run_root, &format!("{}.{name}", loaded.namespace), name)?;
         let experiment = folder.as_ref().map(RecordDir::experiment).transpose()?.flatten();
         let (Some(folder), Some(experiment)) = (folder, experiment) else {
             return Err(Failure::Input(format!(
@@ -176,13 +178,8 @@ fn edit(
     folder: &RecordDir,
 ) -> Result<bool, Failure> {
     let recorded = &experiment.spec;
-    let searcher = with_edits(&recorded.searcher, &given.searcher);
-    let is_edited = searcher != recorded.searcher;
-    let edited = ExperimentSpec { searcher, ..recorded.clone() };
-    // Commands change the recorded state, and the file's is that of a new run.
-    let (reopen, state) = (given.reopen, given.state);
-    let compared = ExperimentSpec { reopen, state, ..edited.clone() };
-    refuse_changes("experiment", &compared, given, folder.path())?;
+    let edited = edited_spec(recorded, given, folder)?;
+    let is_edited = edited.searcher != recorded.searcher;
     if is_edited && is_final(recorded.state) {
         return Err(Failure::Input(
             "cannot edit the experiment: it was cancelled; use --fresh to start over".to_owned(),
@@ -201,6 +198,33 @@ fn edit(
         folder.save_experiment(experiment)?;
     }
     Ok(is_edited)
+}
+
+/// Returns the recorded spec with the given values of the fields that may be edited. Fails if
+/// another field differs.
+fn edited_spec(
+    recorded: &ExperimentSpec,
+    given: &ExperimentSpec,
+    folder: &RecordDir,
+) -> Result<ExperimentSpec, Failure> {
+    let searcher = with_edits(&recorded.searcher, &given.searcher);
+    let edited = ExperimentSpec { searcher, ..recorded.clone() };
+    // Commands change the recorded state, and the file's is that of a new run.
+    let (reopen, state) = (given.reopen, given.state);
+    let compared = ExperimentSpec { reopen, state, ..edited.clone() };
+    refuse_changes("experiment", &compared, given, folder.path())?;
+    Ok(edited)
+}
+
+/// Returns the record of the latest run or job with this name, if any. `key` begins the names of
+/// its lock and its pointer.
+pub(crate) fn latest_record(
+    run_root: &RunRoot,
+    key: &str,
+    name: &str,
+) -> Result<Option<RecordDir>, Failure> {
+    let uid = current_uid(&run_root.records_dir().join(format!("{key}.current")))?;
+    Ok(uid.map(|uid| RecordDir::new(run_root.record_dir(name, &uid))))
 }
 
 /// Returns the UID of the latest run, if any.

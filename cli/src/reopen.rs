@@ -266,13 +266,8 @@ impl Plan {
     }
 }
 
-/// Returns `trial 3` or `trials 3, 5`. A long list is cut.
 fn list(trials: &[u32]) -> String {
-    let listed: Vec<String> = trials.iter().take(LISTED_MAX).map(u32::to_string).collect();
-    let noun = if trials.len() == 1 { "trial" } else { "trials" };
-    let rest = trials.len() - listed.len();
-    let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
-    format!("{noun} {}{more}", listed.join(", "))
+    cluster::text::trials(trials, LISTED_MAX)
 }
 
 fn text(text: Option<&String>) -> &str {

@@ -22,6 +22,15 @@ pub(crate) fn numbered(
     }
 }
 
+/// Returns `trial 3` or `trials 3, 5`, with at most `listed_max` indexes.
+pub(crate) fn trials(indexes: &[u32], listed_max: usize) -> String {
+    let listed: Vec<String> = indexes.iter().take(listed_max).map(u32::to_string).collect();
+    let noun = if indexes.len() == 1 { "trial" } else { "trials" };
+    let rest = indexes.len() - listed.len();
+    let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+    format!("{noun} {}{more}", listed.join(", "))
+}
+
 /// Returns the current time.
 pub(crate) fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

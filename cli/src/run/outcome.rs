@@ -18,6 +18,7 @@ use super::record::trial_object;
 use super::report_server::SharedState;
 use super::state::State;
 use super::table::{self, hyperparameters};
+use crate::cluster::text;
 use crate::explain::Explained;
 use crate::failure::Failure;
 use crate::json;
@@ -244,13 +245,7 @@ fn failures(trials: &[&TrialRecord]) -> Vec<String> {
         }
     }
     let line = |(message, indexes): (&str, Vec<u32>)| {
-        let shown: Vec<String> = indexes.iter().take(FAILED_MAX).map(ToString::to_string).collect();
-        let trials = match (indexes.len(), indexes.len() - shown.len()) {
-            (1, _) => format!("trial {}", shown[0]),
-            (_, 0) => format!("trials {}", shown.join(", ")),
-            (_, more) => format!("trials {} and {more} more", shown.join(", ")),
-        };
-        format!("{trials} failed: {message}")
+        format!("{} failed: {message}", text::trials(&indexes, FAILED_MAX))
     };
     messages.into_iter().map(line).collect()
 }

@@ -240,7 +240,7 @@ impl Context {
     ) -> Result<M> {
         let from = from.into();
         let load = || from.load(&self.config.storage);
-        let (_, contents) = self.ranks.progress.while_waiting(load)?;
+        let (_, contents) = from.while_reading(&self.ranks.progress, load)?;
         record::load_model(fresh, &contents)
     }
 

@@ -1,7 +1,9 @@
 //! Checkpoints as local directories.
 
 use std::fs::File;
+use std::io::{self, Write as _};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use stoker_api::contract::{HashAlgorithm, Manifest, StorageConfig};
 use stoker_api::names::MANIFEST;
@@ -13,6 +15,10 @@ use super::{
     CheckpointContents, CheckpointError, CheckpointSource, CheckpointStore, parse, verify,
 };
 use crate::Result as AnyResult;
+use crate::collective::ProgressState;
+
+/// Bytes of a file whose write counts as progress of the rank.
+const WRITE_BYTES: usize = 16 << 20;
 
 /// Reads a checkpoint from a local directory, for example a downloaded one.
 ///
@@ -49,24 +55,38 @@ fn path_in(folder: &Path, file: &str) -> Result<PathBuf, String> {
     }
 }
 
+/// Writes a file, and creates its directory if missing.
+fn write_file(path: &Path, bytes: &[u8], progress: &ProgressState) -> io::Result<()> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    let mut file = File::create(path)?;
+    for part in bytes.chunks(WRITE_BYTES) {
+        file.write_all(part)?;
+        progress.record_transfer();
+    }
+    Ok(())
+}
+
 impl CheckpointStore {
     /// Writes the `wanted` files of a checkpoint into a directory, one after the other, and
-    /// verifies each. Does not write the manifest.
+    /// verifies each. Does not write the manifest. The watchdog judges the writes, but not the
+    /// reads.
     pub(crate) async fn write_folder(
         &self,
         name: &str,
         manifest: &Manifest,
         folder: &Path,
         wanted: impl Fn(&str) -> bool,
+        progress: &Arc<ProgressState>,
     ) -> Result<(), CheckpointError> {
         let corrupt = |reason| CheckpointError::Corrupt { name: name.to_owned(), reason };
         for (file, entry) in manifest.files.iter().filter(|(file, _)| wanted(file)) {
             let path = path_in(folder, file).map_err(&corrupt)?;
             let bytes = self.fetch_verified(name, file, entry).await?;
+            let progress = progress.clone();
             let write = move || -> Result<(), String> {
-                let parent = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-                let written = parent.and_then(|()| std::fs::write(&path, &bytes));
-                written.map_err(|error| format!("cannot write {}: {error}", path.display()))
+                progress
+                    .while_accessing_files(|| write_file(&path, &bytes, &progress))
+                    .map_err(|error| format!("cannot write {}: {error}", path.display()))
             };
             let shut_down = |_| CheckpointError::ShutDown { name: name.to_owned() };
             let written = tokio::task::spawn_blocking(write).await.map_err(shut_down)?;
@@ -78,6 +98,15 @@ impl CheckpointStore {
 }
 
 impl CheckpointSource {
+    /// Calls `read`, which reads this checkpoint. The watchdog does not report this rank meanwhile,
+    /// unless the checkpoint is a directory: a network file system may never respond.
+    pub(crate) fn while_reading<T>(&self, progress: &ProgressState, read: impl FnOnce() -> T) -> T {
+        match self.location() {
+            Location::Folder(_) => read(),
+            Location::Trial(_) | Location::Stored { .. } => progress.while_waiting(read),
+        }
+    }
+
     /// Reads the manifest. `own` is the storage of the calling session.
     pub(crate) fn read_manifest(&self, own: &StorageConfig) -> AnyResult<Manifest> {
         if let Location::Folder(_) = self.location() {
@@ -95,15 +124,14 @@ impl CheckpointSource {
         own: &StorageConfig,
         folder: &Path,
         wanted: &dyn Fn(&str) -> bool,
+        progress: &Arc<ProgressState>,
     ) -> AnyResult<Manifest> {
         let failed = |error| format!("cannot write directory {}: {error}", folder.display());
-        std::fs::create_dir_all(folder).map_err(failed)?;
+        progress.while_accessing_files(|| std::fs::create_dir_all(folder)).map_err(failed)?;
         if let Location::Folder(from) = self.location() {
             let (manifest, contents) = self.load(own)?;
             for (file, bytes) in contents.iter().filter(|(file, _)| wanted(file)) {
-                let path = path_in(folder, file)?;
-                path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
-                std::fs::write(path, bytes).map_err(failed)?;
+                write_file(&path_in(folder, file)?, bytes, progress).map_err(failed)?;
             }
             std::fs::copy(from.join(MANIFEST), folder.join(MANIFEST)).map_err(failed)?;
             return Ok(manifest);
@@ -111,9 +139,10 @@ impl CheckpointSource {
         Builder::new_current_thread().enable_all().build()?.block_on(async {
             let store = self.open_store(own).await?;
             let (name, manifest, _) = self.select(&store).await?;
-            store.write_folder(&name, &manifest, folder, wanted).await?;
+            store.write_folder(&name, &manifest, folder, wanted, progress).await?;
             let text = store.fetch(&name, MANIFEST).await?;
-            std::fs::write(folder.join(MANIFEST), text).map_err(failed)?;
+            let write = || std::fs::write(folder.join(MANIFEST), text);
+            progress.while_accessing_files(write).map_err(failed)?;
             Ok(manifest)
         })
     }

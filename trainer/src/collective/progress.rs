@@ -92,7 +92,7 @@ pub(crate) enum RankActivity {
     Train = 0,
     /// Validation or prediction.
     Evaluate = 101,
-    /// Waiting for the storage or the runner, which have their own timeouts.
+    /// Waiting for the storage or the runner. The watchdog does not report such a rank.
     Wait = 102,
     /// Clean exit.
     Exited = 103,
@@ -140,13 +140,25 @@ impl ProgressState {
         self.set(activity as u8);
     }
 
-    /// Calls `wait`, which may wait long for the storage, and then restores the activity.
+    /// Calls `wait`, which may wait long for the storage or the runner, and then restores the
+    /// activity. The watchdog does not report this rank meanwhile.
     pub(crate) fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.with_activity(RankActivity::Wait, wait)
+    }
+
+    /// Calls `access`, which accesses a directory of the user, and then restores the activity. A
+    /// network file system may never respond, so the watchdog judges this rank, also within
+    /// [`while_waiting`](Self::while_waiting).
+    pub(crate) fn while_accessing_files<T>(&self, access: impl FnOnce() -> T) -> T {
+        self.with_activity(RankActivity::Train, access)
+    }
+
+    fn with_activity<T>(&self, activity: RankActivity, act: impl FnOnce() -> T) -> T {
         let current = self.activity.load(Ordering::Relaxed) & 0xff;
         let is_current = |activity: &RankActivity| *activity as u64 == current;
         let before = [RankActivity::Evaluate, RankActivity::Wait].into_iter().find(is_current);
-        self.record_activity(RankActivity::Wait);
-        let result = wait();
+        self.record_activity(activity);
+        let result = act();
         self.record_activity(before.unwrap_or(RankActivity::Train));
         result
     }
@@ -164,8 +176,8 @@ impl ProgressState {
         self.set(op as u8);
     }
 
-    /// Records data transfer within a collective call.
-    pub(super) fn record_transfer(&self) {
+    /// Records data transfer within a collective call, or a part of a file.
+    pub(crate) fn record_transfer(&self) {
         self.activity.fetch_add(1 << 8, Ordering::Relaxed);
     }
 

@@ -82,8 +82,9 @@ impl Session<'_> {
     ) -> Result<CheckpointMetadata> {
         let (Download { from, is_shared, select }, folder) = (from.into(), folder.as_ref());
         let ranks = self.context.distributed();
-        let own = &self.context.config.storage;
-        let fetch = || ranks.progress.while_waiting(|| from.write_to(own, folder, &*select));
+        let (own, progress) = (&self.context.config.storage, &ranks.progress);
+        let write = || from.write_to(own, folder, &*select, progress);
+        let fetch = || from.while_reading(progress, write);
         if !is_shared || ranks.local_size() == 1 {
             return Ok(CheckpointMetadata::from(&fetch()?));
         }
@@ -115,7 +116,8 @@ impl Session<'_> {
     pub fn metadata(&self, of: impl Into<CheckpointSource>) -> Result<CheckpointMetadata> {
         let (of, own) = (of.into(), &self.context.config.storage);
         let progress = &self.context.distributed().progress;
-        Ok(CheckpointMetadata::from(&progress.while_waiting(|| of.read_manifest(own))?))
+        let manifest = of.while_reading(progress, || of.read_manifest(own))?;
+        Ok(CheckpointMetadata::from(&manifest))
     }
 
     /// Returns a checkpoint of this program by the name that [`upload`](Self::upload) returned.
@@ -147,10 +149,11 @@ impl Session<'_> {
     ) -> Result<Option<CheckpointRef>> {
         self.context.io().find_unreported()?;
         let refs = self.context.io().resume_from().to_vec();
+        let progress = &self.context.distributed().progress;
         let load =
             |store: &CheckpointStore, wanted: &CheckpointRef| -> Result<_, CheckpointError> {
                 let folder = TemporaryFolder::new()?;
-                Ok((download_to(rt, store, wanted, &folder.0)?, folder))
+                Ok((download_to(rt, store, wanted, &folder.0, progress)?, folder))
             };
         let Choice { chosen, refused } = load_first(rt, store, &refs, load)?;
         let chosen = chosen.map(|(wanted, (manifest, folder))| {
@@ -196,7 +199,10 @@ impl Session<'_> {
         let folder = into.as_ref().map(|temporary| temporary.0.clone()).unwrap_or_default();
         let manifest = match has_folder {
             true => self.manifest(rt, store, wanted)?,
-            false => download_to(rt, store, wanted, &folder)?,
+            false => {
+                let progress = &self.context.distributed().progress;
+                download_to(rt, store, wanted, &folder, progress)?
+            }
         };
         let path =
             folder.to_str().ok_or("the path of the temporary directory is not valid UTF-8")?;

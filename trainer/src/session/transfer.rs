@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use stoker_api::contract::{CheckpointRef, FileEntry, Manifest};
@@ -12,6 +13,7 @@ use tokio::runtime::Handle;
 use super::options::Select;
 use crate::Result;
 use crate::checkpoint::{CheckpointError, CheckpointStore, NewContents, run_blocking};
+use crate::collective::ProgressState;
 
 /// Total bytes of files in memory at which an upload starts. The last file may exceed it.
 const GROUP_BYTES_MAX: u64 = 64 << 20;
@@ -97,11 +99,13 @@ pub(super) fn download_to(
     store: &CheckpointStore,
     wanted: &CheckpointRef,
     folder: &Path,
+    progress: &Arc<ProgressState>,
 ) -> Result<Manifest, CheckpointError> {
     let (store, folder, wanted) = (store.of(wanted), folder.to_owned(), wanted.clone());
+    let progress = progress.clone();
     run_blocking(rt, &wanted.name.clone(), async move {
         let manifest = store.manifest(&wanted).await?;
-        store.write_folder(&wanted.name, &manifest, &folder, |_| true).await?;
+        store.write_folder(&wanted.name, &manifest, &folder, |_| true, &progress).await?;
         Ok(manifest)
     })
 }

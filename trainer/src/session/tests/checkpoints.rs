@@ -1,6 +1,6 @@
 //! Uploads, downloads and deletions of checkpoints, also by several ranks.
 
-use rustix::fs::{CWD, Mode, mkfifoat};
+use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
 use stoker_storage::hash::sha256_hex;
 
 use super::*;
@@ -51,32 +51,68 @@ fn checkpoints_are_downloaded_and_deleted() {
     assert_eq!(session.info().latest_checkpoint.as_deref(), Some("000000000002-0"));
 }
 
+/// Returns whether the watchdog takes the rank for waiting.
+fn is_waiting(context: &Context) -> bool {
+    context.distributed().progress.position().contains("waiting")
+}
+
 #[test]
-fn reading_a_checkpoint_is_waiting() {
-    let (folder, source) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (context, manifest) = (alone(folder.path()), source.path().join("manifest.json"));
+fn reading_the_storage_is_waiting() {
+    let (folder, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (context, record) = (alone(folder.path()), root.path().join("trial/record.json"));
+    std::fs::create_dir_all(root.path().join("trial/checkpoints")).unwrap();
     // A storage that does not answer: reading the pipe blocks until it is opened for writing.
-    mkfifoat(CWD, &manifest, Mode::RUSR | Mode::WUSR).unwrap();
-    let from = || CheckpointSource::folder(source.path());
-    let is_waiting = || context.distributed().progress.position().contains("waiting");
+    mkfifoat(CWD, &record, Mode::RUSR | Mode::WUSR).unwrap();
+    let from = || CheckpointSource::stored(root.path().to_str().unwrap(), "trial");
     let check = |read: &(dyn Fn() -> Result<()> + Sync)| {
-        assert!(!is_waiting());
+        assert!(!is_waiting(&context));
         let is_seen = std::thread::scope(|scope| {
             let (reader, start) = (scope.spawn(read), Instant::now());
-            while !is_waiting() && start.elapsed() < Duration::from_secs(60) {
+            let mut is_seen = false;
+            while !is_seen && start.elapsed() < Duration::from_secs(60) {
+                std::thread::sleep(Duration::from_millis(1));
+                is_seen = is_waiting(&context);
+            }
+            while !reader.is_finished() {
+                let _ = open(&record, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let is_seen = is_waiting();
-            drop(std::fs::File::options().write(true).open(&manifest).unwrap());
             assert!(reader.join().unwrap().is_err());
             is_seen
         });
-        assert!(is_seen && !is_waiting());
+        assert!(is_seen && !is_waiting(&context));
     };
     let to = folder.path().join("to");
     check(&|| context.session().metadata(from()).map(drop));
     check(&|| context.session().download(from(), &to).map(drop));
     check(&|| context.load_checkpoint_model(true, from()).map(drop));
+}
+
+/// A directory on a network file system may never respond.
+#[test]
+fn accessing_a_directory_is_not_waiting() {
+    let (folder, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let context = alone(folder.path());
+    let progress = &context.distributed().progress;
+    let source = CheckpointSource::folder(folder.path());
+    assert!(!source.while_reading(progress, || is_waiting(&context)));
+    let text = "x".repeat(1 << 20);
+    let write = |folder: &Path| write(folder, &[("x", &text)]);
+    let name = context.session().store_path(Upload::at(1), write).unwrap();
+    // Writing to the pipe blocks until all is read.
+    let pipe = to.path().join("x");
+    mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+    let download = || {
+        let session = context.session();
+        session.download(session.checkpoint(&name), to.path())
+    };
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(&download);
+        let mut reader = std::fs::File::open(&pipe).unwrap();
+        assert!(!is_waiting(&context));
+        std::io::copy(&mut reader, &mut std::io::sink()).unwrap();
+        writer.join().unwrap().unwrap();
+    });
 }
 
 #[test]

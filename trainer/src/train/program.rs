@@ -198,7 +198,7 @@ fn create_context() -> Result<Context> {
     allocator::keep_freed_memory();
     match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner::training(Path::new(&path)),
-        None => alone(arguments::from_environment()?),
+        None => alone(arguments::from_environment()?, "call `run_in(FOLDER, program)`"),
     }
 }
 
@@ -230,7 +230,7 @@ pub fn run_with(
     let context = match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner::training(Path::new(&path)),
         None => match arguments::parse(arguments) {
-            Ok(Some(standalone)) => alone(standalone),
+            Ok(Some(standalone)) => alone(standalone, "set `--folder PATH`"),
             Ok(None) => {
                 println!("{}", arguments::HELP);
                 return process::ExitCode::SUCCESS;
@@ -257,11 +257,12 @@ pub fn run_in(
     finish(context, program)
 }
 
-/// Returns the context of a program that its arguments configure. Notes if it stores nothing.
-fn alone(standalone: Standalone) -> Result<Context> {
+/// Returns the context of a program without a runner. If it stores nothing, prints a note with
+/// `remedy`, because some entry points ignore the program's arguments.
+fn alone(standalone: Standalone, remedy: &str) -> Result<Context> {
     let (has_folder, context) = (standalone.folder.is_some(), standalone.context()?);
     if !has_folder && context.distributed().rank() == 0 {
-        eprintln!("note: no checkpoint is stored; set `--folder PATH` to store them and resume");
+        eprintln!("note: no checkpoint is stored; {remedy} to store them and resume");
     }
     Ok(context)
 }

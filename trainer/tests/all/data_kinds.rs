@@ -15,6 +15,7 @@ use stoker_trainer::burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use stoker_trainer::{Context, Data, Fit, Optimizers, Result, StepOutput, Stream, Trial, mix_seed};
 
 use crate::gang::{Gang, codes, to_the_end};
+use crate::process::Pod;
 use crate::training::{ENV_OUT, ENV_SIGNAL, callbacks};
 
 /// Number of samples in an epoch: seven batches, the last of size 4.
@@ -195,6 +196,15 @@ impl Trial for Shared {
 /// The program of one rank of a trial.
 pub(crate) fn try_trial() -> ExitCode {
     stoker_trainer::main_with::<Shared>([])
+}
+
+/// `run` ignores the program's arguments.
+#[test]
+fn note_of_unstored_training_fits_the_entry_point() {
+    let note = |role| Pod::new().without_trial().run(role).errors;
+    let (run, main) = (note("allocate"), note("trial"));
+    assert!(run.contains("call `run_in(FOLDER, program)` to store them and resume"), "{run}");
+    assert!(main.contains("set `--folder PATH` to store them and resume"), "{main}");
 }
 
 #[test]

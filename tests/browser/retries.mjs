@@ -1,6 +1,7 @@
 // A load that fails after a change is repeated: the server does not report the change again.
 
-import { base, browse, drawn, equal, noFaults, until, visit } from './page.mjs';
+import { base, browse, drawn, equal, input, namespace, noFaults, until, visit }
+  from './page.mjs';
 import { change, relabel } from './change.mjs';
 
 // What the page of an experiment loads after a change.
@@ -82,6 +83,18 @@ async function plots(page) {
   await loaded;
   await page.locator('#curves .plot-error').waitFor({ state: 'detached' });
   page.faults.splice(0);
+}
+
+/** A table that the pointer holds shows the last change when the pointer leaves it. */
+async function leaves(page) {
+  await visit(page, `/compare?e=${namespace}/${input.id}&all=1`);
+  await page.waitForSelector('[data-live-state=live]');
+  await page.locator('#differences tbody tr').first().hover();
+  const loaded = page.waitForResponse((one) => new URL(one.url()).pathname === '/compare');
+  relabel('left');
+  await loaded;
+  await page.mouse.move(2, 2);
+  await page.locator('#differences', { hasText: 'left' }).waitFor();
 }
 
 /** Loads that fail are repeated ever more rarely, and others are not. The test moves the clock. */
@@ -207,6 +220,7 @@ await browse(async (open) => {
   await error(page);
   await reports(page);
   await deleted(page);
+  await leaves(page);
   noFaults(page);
   // The clock holds for all pages, so this comes last.
   await times(await open());

@@ -28,6 +28,8 @@ let isGone = false;
 let missingSince = 0;
 let phase = null;
 const waiting = new Map();
+// IDs of parts that were in use at the last change, and that no line offers to update.
+const late = new Set();
 
 function open() {
   if (stream || isGone || document.hidden || !url) return;
@@ -189,6 +191,10 @@ function watch() {
     open();
     lastBeat = Date.now() - SILENCE - 1;
   }
+  if ([...late].some(isIdle)) {
+    late.clear();
+    partsRetry.run();
+  }
 }
 
 /** Returns whether a part is in use, so that replacing it would disturb the user. */
@@ -201,6 +207,11 @@ function isBusy(part) {
   return (!isTouch() && part.matches(':hover')) || part.contains(document.activeElement)
     || Boolean(part.querySelector('.is-selected'))
     || (table.matches('[data-trials]') && state.selection.length > 0);
+}
+
+function isIdle(id) {
+  const part = document.getElementById(id);
+  return part && !isBusy(part);
 }
 
 /** Returns the number of rows of the table of trials, which grows with "Load more rows". */
@@ -264,16 +275,22 @@ async function replaceParts() {
     location.reload();
     return null;
   }
+  const hasLine = Boolean(document.querySelector('[data-live-pending]'));
   let pending = 0;
+  late.clear();
   for (const part of parts) {
     const next = page.getElementById(part.id);
     if (!next || !part.isConnected || isSame(part, next)) continue;
     if (part.querySelector('[data-plot]')) continue;
     if (isBusy(part)) {
-      const number = changedRows(part, next);
-      if (number && (part.matches('table') || part.querySelector('table'))) {
+      const isOffered = hasLine && [part, next].some((one) => one.querySelector('tr[id]'));
+      const number = isOffered ? changedRows(part, next) : 0;
+      if (number) {
         waiting.set(part.id, next);
         pending += number;
+      } else if (!isOffered && !isKeyed(part)) {
+        // The server does not report the same change again.
+        late.add(part.id);
       }
     } else {
       waiting.delete(part.id);

@@ -113,13 +113,15 @@ fn compared(viewer: &Viewer, query: Option<&str>) -> Vec<Arc<Run>> {
 }
 
 pub(crate) async fn compare_page(Extension(viewer): App, RawQuery(query): RawQuery) -> Response {
+    // Read first: a later change then only loads the page again.
+    let version = viewer.visible.version();
     let runs = compared(&viewer, query.as_deref());
     if runs.is_empty() {
         let text = "Select experiments in the list, then press Compare.";
         return message(&viewer.site, StatusCode::OK, "Nothing to compare", text);
     }
     let show_all = !values(query.as_deref(), "all").is_empty();
-    html(&compare::experiments(&viewer.site, &runs, show_all))
+    html(&compare::experiments(&viewer.site, &runs, version, show_all))
 }
 
 pub(crate) async fn compare_json(Extension(viewer): App, RawQuery(query): RawQuery) -> Response {

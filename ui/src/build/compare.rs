@@ -14,6 +14,7 @@ use super::head::{method, ran, seconds};
 use super::{frame, plain_frame};
 use crate::curves::axis;
 use crate::data::{attempt_seconds, best_so_far, best_value, state};
+use crate::live::Version;
 use crate::search::{category, flat, results};
 use crate::site::Site;
 use crate::store::{Run, created};
@@ -66,8 +67,13 @@ fn joined(all: &[BTreeMap<String, Value>]) -> Rows {
     names.into_iter().map(row).collect()
 }
 
-/// Returns the page that compares experiments.
-pub(crate) fn experiments(site: &Site, runs: &[Arc<Run>], show_all: bool) -> ComparePage {
+/// Returns the page that compares experiments. Live updates report changes after `version`.
+pub(crate) fn experiments(
+    site: &Site,
+    runs: &[Arc<Run>],
+    version: Version,
+    show_all: bool,
+) -> ComparePage {
     let query = |without: Option<usize>| {
         let parts = runs.iter().enumerate().filter(|(position, _)| Some(*position) != without);
         let part = |(_, run): (usize, &Arc<Run>)| {
@@ -87,7 +93,7 @@ pub(crate) fn experiments(site: &Site, runs: &[Arc<Run>], show_all: bool) -> Com
     page.view = "compare";
     page.crumbs = vec![Crumb { text: "Experiments".to_owned(), href: "/experiments".to_owned() }];
     if runs.iter().any(|run| run.may_change()) {
-        page.live = Some("/live".to_owned());
+        page.live = Some(format!("/live?v={version}"));
     }
     let toggle = |show_all: bool| match show_all {
         true => Pair {
@@ -358,7 +364,7 @@ mod tests {
         };
         let check = |other: Arc<Run>, lengths: &[&str], title: Option<&str>| {
             let runs = [run("loss", "batches", true), other];
-            let page = experiments(&Site::default(), &runs, false);
+            let page = experiments(&Site::default(), &runs, Version(0, 0), false);
             let texts: Vec<&str> = page.lengths.iter().map(|one| one.text.as_str()).collect();
             assert_eq!(texts, lengths);
             let actual = page.notice.map(|notice| notice.title);
@@ -377,7 +383,10 @@ mod tests {
     #[test]
     fn phases_and_differences_are_live_parts() {
         let runs = [0, 1].map(|_| Arc::new(fixture::run(json!({}), json!({}), &[])));
-        let html = experiments(&Site::default(), &runs, false).render().unwrap();
+        let page = experiments(&Site::default(), &runs, Version(7, 2), false);
+        // Without the version, the stream would not report changes from before it was open.
+        assert_eq!(page.frame.live.as_deref(), Some("/live?v=7.2"));
+        let html = page.render().unwrap();
         for part in ["compared", "differences"] {
             assert!(html.contains(&format!("id=\"{part}\" data-live-part")), "{part}: {html}");
         }

@@ -6,6 +6,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
 use stoker_api::contract::Manifest;
+use stoker_api::trial::CheckpointRecord;
 use stoker_storage::layout;
 
 use crate::build::table::TableQuery;
@@ -38,18 +39,11 @@ pub(crate) async fn checkpoint(
     };
     let manifest = manifest(&run, index, &checkpoint).await;
     let base = format!("{}/checkpoints/{checkpoint}", run.trial_base(index));
-    let fact =
-        |label: &str, value: String| Fact { label: label.to_owned(), value, ..Fact::default() };
-    let metric = &run.experiment.spec.searcher.metric;
     let query = TableQuery::default();
     html(&CheckpointPage {
         trial: head(&viewer.site, &run, trial, TrialTab::Checkpoints, &query),
         address: run.checkpoint_address(index, &checkpoint),
-        facts: vec![
-            fact("Batches", text::count(known.batches)),
-            fact(metric, text::result_text(known.metric.as_deref())),
-            fact("Size", text::bytes(known.bytes)),
-        ],
+        facts: facts(&run, known),
         files: manifest
             .as_ref()
             .map_or_else(|_| Vec::new(), |(manifest, _)| files(&base, manifest)),
@@ -57,6 +51,16 @@ pub(crate) async fn checkpoint(
         command: download_command(&viewer.site, &run, index, &checkpoint),
         name: checkpoint,
     })
+}
+
+fn facts(run: &Run, known: &CheckpointRecord) -> Vec<Fact> {
+    let fact = |label: String, value: String| Fact { label, value, ..Fact::default() };
+    let metric = text::name(&run.experiment.spec.searcher.metric);
+    vec![
+        fact("Batches".to_owned(), text::count(known.batches)),
+        fact(metric, text::result_text(known.metric.as_deref())),
+        fact("Size".to_owned(), text::bytes(known.bytes)),
+    ]
 }
 
 /// Returns the command that downloads a checkpoint.
@@ -143,6 +147,17 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+
+    #[test]
+    fn metric_of_a_checkpoint_is_escaped() {
+        let length = json!({"batches": 4});
+        let searcher =
+            json!({"metric": "los\u{202e}s", "maxLength": length, "random": {"maxTrials": 8}});
+        let run = fixture::run(json!({ "searcher": searcher }), json!({}), &[]);
+        let known = json!({"name": "64-0", "batches": 64, "manifestSha256": "", "bytes": 1});
+        let known: CheckpointRecord = serde_json::from_value(known).unwrap();
+        assert_eq!(facts(&run, &known)[1].label, r"los\u{202e}s");
+    }
 
     #[test]
     fn download_command_names_the_trial() {

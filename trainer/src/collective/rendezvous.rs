@@ -91,7 +91,7 @@ pub(super) fn connect_within(
 ) -> Result<Connections> {
     let listener = match topology.rank {
         0 => {
-            open_files::allow_connections(topology.size)?;
+            open_files::allow_connections(topology)?;
             listen(&gang.rendezvous)?
         }
         _ => bind(0).map_err(|error| Infrastructure(format!("cannot open a port: {error}")))?,

@@ -77,8 +77,17 @@ async function gaps() {
   return { svg: ctx.toString(), average: ema(line.y, 0.5) };
 }
 
+/** Runs in the browser: labels the end of the profiler's axis for a time in 1970 and for now. */
+async function endLabels() {
+  const { endLabel } = await import('/assets/plots/profiler.js');
+  return [endLabel(86_400), endLabel(Date.now() / 1000)];
+}
+
 await browse(async (open) => {
   const page = await open(base());
+  const [past, now] = await page.evaluate(endLabels);
+  equal(past, '1970-01-02', 'end of the axis of an old profiler');
+  check(/^\d\d:\d\d:\d\d$/.test(now), `end of the axis of a profiler of today: ${now}`);
   const { svg, average } = await page.evaluate(gaps);
   check(svg.includes('d="M0 1L1 3M3 5M5 7L6 9"'), `a line has no gaps: ${svg}`);
   equal(svg.match(/d="M[\d.]+ [\d.]+a/g), ['d="M1 5a'], 'dots of a line with gaps');

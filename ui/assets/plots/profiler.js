@@ -1,12 +1,17 @@
 // Profiler of one trial: use of GPUs, memory, CPU and parts of a step over wall time.
 
-import { clock, moment, name, parameter, plural } from '../format.js';
+import { moment, name, parameter, plural } from '../format.js';
 import { alpha, series as seriesColor } from '../theme.js';
 import { limitsOf, Panels } from './panels.js';
 import { agoTicks } from './ticks.js';
 
 // Age in seconds of the last sample up to which it stands for now.
 const NOW = 60;
+// Half of the width of a date, which may be the label at the end of the axis.
+const RIGHT = 36;
+
+/** Returns the label of the end of an axis: the date, or the time of day if that is today. */
+export const endLabel = (seconds) => moment(seconds).split(' ')[0];
 
 export function create(host) {
   return new Profiler(host);
@@ -66,11 +71,11 @@ class Profiler {
     if (plot.stacked) lines = stack(lines);
     const isLive = Date.now() / 1000 - x.max < NOW;
     const ticks = (min, max, target) =>
-      agoTicks(min, max, target, isLive && max >= x.max ? 'now' : clock(max));
+      agoTicks(min, max, target, isLive && max >= x.max ? 'now' : endLabel(max));
     return { key: `${plot.title}`, title: plot.title, unit: plot.unit,
       legend: lines.length > 1 ? all.slice(0, 8).map((line) =>
         ({ text: line.name.replace(/^rank /, ''), color: line.color })) : [],
-      scene: { lines, x: { ...x, ticks }, y: limitsOf(lines, true) } };
+      scene: { right: RIGHT, lines, x: { ...x, ticks }, y: limitsOf(lines, true) } };
   }
 
   paint(ctx) {

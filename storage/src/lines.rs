@@ -14,13 +14,24 @@ const LINE_BYTES_MAX: usize = 64 << 10;
 /// A line ends with `\n`, or with `\r` before another byte, as progress bars print it. That `\r` is
 /// replaced by `\n`, or dropped at the start of a line.
 #[derive(Debug, Default)]
-pub struct LineBuffer(Vec<u8>);
+pub struct LineBuffer {
+    pending: Vec<u8>,
+    /// Whether an incomplete line was returned, and nothing but `\r` was added since.
+    is_cut: bool,
+}
 
 impl LineBuffer {
     /// Adds output. Returns the lines that are complete now, if any.
     pub fn push(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
-        let Self(pending) = self;
+        let Self { pending, is_cut } = self;
         for byte in bytes {
+            if *is_cut && *byte == b'\n' && matches!(pending.as_slice(), [] | [b'\r']) {
+                // The line has a line break already.
+                pending.clear();
+                *is_cut = false;
+                continue;
+            }
+            *is_cut &= *byte == b'\r';
             if pending.last() == Some(&b'\r') && *byte != b'\n' {
                 pending.pop();
                 let is_at_start = matches!(pending.last(), None | Some(b'\n'));
@@ -39,9 +50,18 @@ impl LineBuffer {
         Some(std::mem::replace(pending, rest))
     }
 
-    /// Returns the incomplete line with a line break, if there is one.
+    /// Returns the incomplete line with a line break, if there is one. Keeps the bytes of an
+    /// incomplete character at its end. Drops the line break of the program, if it comes next.
     pub fn take_incomplete(&mut self) -> Option<Vec<u8>> {
-        let mut line = std::mem::take(&mut self.0);
+        let rest = self.pending.split_off(self.pending.len() - partial_char_len(&self.pending));
+        let line = self.finish();
+        self.pending = rest;
+        line
+    }
+
+    /// Same as [`take_incomplete`](Self::take_incomplete) at the end of the output: with all bytes.
+    pub fn finish(&mut self) -> Option<Vec<u8>> {
+        let mut line = std::mem::take(&mut self.pending);
         if line.last() == Some(&b'\r') {
             line.pop();
         }
@@ -49,8 +69,16 @@ impl LineBuffer {
             return None;
         }
         line.push(b'\n');
+        self.is_cut = true;
         Some(line)
     }
+}
+
+/// Returns the number of bytes at the end that begin a UTF-8 character but do not complete it.
+fn partial_char_len(bytes: &[u8]) -> usize {
+    let Some(start) = bytes.iter().rposition(|byte| byte & 0xc0 != 0x80) else { return 0 };
+    let (len, complete_len) = (bytes.len() - start, bytes[start].leading_ones() as usize);
+    if (2..=4).contains(&complete_len) && len < complete_len { len } else { 0 }
 }
 
 #[cfg(test)]
@@ -91,6 +119,36 @@ mod tests {
     fn carriage_returns_before_line_breaks_stay() {
         check(&[("a\r\nb\r", "a\r\n"), ("\n", "b\r\n")], "");
         check(&[("a\r\r\n\r\n", "a\r\n\r\n")], "");
+    }
+
+    /// Pushes each part, with a silence after it, and compares the log.
+    fn check_with_silences(parts: &[&[u8]], expected: &str) {
+        let (mut lines, mut log) = (LineBuffer::default(), vec![]);
+        for part in parts {
+            log.extend(lines.push(part).unwrap_or_default());
+            log.extend(lines.take_incomplete().unwrap_or_default());
+        }
+        log.extend(lines.finish().unwrap_or_default());
+        assert_eq!(String::from_utf8_lossy(&log), expected, "{parts:?}");
+    }
+
+    #[test]
+    fn line_break_after_a_silence_adds_no_line() {
+        check_with_silences(&[b"loading ...", b"\n", b"\n"], "loading ...\n\n");
+        check_with_silences(&[b"loading ...", b"\ndone\n"], "loading ...\ndone\n");
+        check_with_silences(&[b"\rstep 1\r", b"\n"], "step 1\n");
+        check_with_silences(&[b"a", b"\r\nb"], "a\nb\n");
+        check_with_silences(&[b"a", b"\r", b"\n"], "a\n");
+        check_with_silences(&[b"a", b"b\n\n"], "a\nb\n\n");
+        check_with_silences(&[b"a\n", b"\n"], "a\n\n");
+    }
+
+    #[test]
+    fn silence_does_not_cut_characters() {
+        check_with_silences(&[b"caf\xc3", b"\xa9\n"], "caf\n\u{e9}\n");
+        check_with_silences(&[b"\xf0\x9f\x98", b"\x80"], "\u{1f600}\n");
+        check_with_silences(&[b"caf\xc3"], "caf\n\u{fffd}\n");
+        check_with_silences(&[b"\x80\x80"], "\u{fffd}\u{fffd}\n");
     }
 
     #[test]

@@ -324,7 +324,7 @@ impl Log {
                     log.append(lines);
                 }
             }
-            if let Some(line) = pending.take_incomplete() {
+            if let Some(line) = pending.finish() {
                 log.append(line);
             }
         })

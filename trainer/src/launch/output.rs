@@ -195,7 +195,7 @@ fn for_each_line_block(
             handle(lines);
         }
     }
-    if let Some(line) = pending.take_incomplete() {
+    if let Some(line) = pending.finish() {
         handle(line);
     }
 }

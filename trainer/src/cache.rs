@@ -25,7 +25,6 @@ use stoker_api::contract::ExitCode;
 use stoker_api::names::{ENV_DATA_CACHE, ENV_DATA_CACHE_BYTES};
 use stoker_storage::Storage;
 
-use crate::collective::RankActivity;
 use crate::context::Context;
 use crate::data::{BatchContext, Data, Source};
 use crate::error::{Infrastructure, Interrupted};
@@ -279,10 +278,8 @@ impl Context {
         let cache = DataCache::standard()?.with_bucket(self.shared_bucket()?);
         let cache = DataCache { stop: self.stop.clone(), ..cache };
         // Building may take long: keep the watchdog from reporting this rank as stuck.
-        self.distributed().record_activity(RankActivity::Wait);
-        let cached = cache.open(id, version, split, build);
-        self.distributed().record_activity(RankActivity::Train);
-        cached
+        let open = || cache.open(id, version, split, build);
+        self.distributed().progress.while_waiting(open)
     }
 
     /// Returns the data sets in the experiment's bucket; `None` for a local directory, which needs

@@ -279,12 +279,8 @@ impl Session<'_> {
     /// runner rejects the result or does not respond for ten minutes. Returns [`Interrupted`] if
     /// the program should stop.
     pub fn complete_length(&self, batches: u64) -> Result<Option<u64>> {
-        let context = self.context;
-        let ranks = context.distributed();
-        ranks.record_activity(RankActivity::Wait);
-        let outcome = self.request_longer_length(batches);
-        ranks.record_activity(RankActivity::Train);
-        outcome
+        let progress = &self.context.distributed().progress;
+        progress.while_waiting(|| self.request_longer_length(batches))
     }
 
     fn request_longer_length(&self, batches: u64) -> Result<Option<u64>> {

@@ -88,7 +88,6 @@ impl Session<'_> {
         if !is_shared || ranks.local_size() == 1 {
             return Ok(CheckpointMetadata::from(&fetch()?));
         }
-        ranks.record_activity(RankActivity::Wait);
         let path = folder.to_string_lossy().into_owned();
         let folders = ranks.allgather_local(path)?;
         if let Some(other) = folders.iter().find(|folder| **folder != folders[0]) {
@@ -104,7 +103,6 @@ impl Session<'_> {
             manifest = fetch().map(Some);
         }
         let manifest: Manifest = self.first_local_result(manifest)?;
-        ranks.record_activity(RankActivity::Train);
         Ok(CheckpointMetadata::from(&manifest))
     }
 

@@ -14,7 +14,7 @@ use super::shards::{Shard, merge};
 use super::transfer::{CheckpointUpload, TemporaryFolder, file_entry, list_files};
 use crate::Result;
 use crate::checkpoint::{CheckpointError, SaveRequest, delete, run_blocking};
-use crate::collective::{RankActivity, all_gather_cbor};
+use crate::collective::all_gather_cbor;
 
 impl Session<'_> {
     /// Stores the files in `folder` and its subdirectories as a checkpoint, and returns its name,
@@ -64,14 +64,13 @@ impl Session<'_> {
         if stored.is_some() {
             return Ok(name);
         }
-        ranks.record_activity(RankActivity::Wait);
         let transfer = CheckpointUpload { name: &name, rt: &rt, store: &store };
-        let done = match upload.is_sharded && ranks.size() > 1 {
+        let transfer_files = || match upload.is_sharded && ranks.size() > 1 {
             true => self.store_shards(&transfer, folder, upload),
             false => self.store_all(&transfer, folder, upload),
         };
-        ranks.record_activity(RankActivity::Train);
-        done.map(|()| name)
+        ranks.progress.while_waiting(transfer_files)?;
+        Ok(name)
     }
 
     /// Calls `write` to fill an empty directory, and makes a checkpoint of it like

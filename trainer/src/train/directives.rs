@@ -108,10 +108,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Runs `act`, which has its own deadline. Meanwhile, the watchdog does not report this rank as
     /// stuck.
     pub(super) fn wait_for<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
-        self.context.distributed().record_activity(RankActivity::Wait);
-        let done = act(self);
-        self.context.distributed().record_activity(RankActivity::Train);
-        done
+        let context = self.context;
+        context.distributed().progress.while_waiting(|| act(self))
     }
 
     pub(super) fn local_stop_state(&self) -> StopState {

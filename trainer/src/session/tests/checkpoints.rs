@@ -115,6 +115,19 @@ fn accessing_a_directory_is_not_waiting() {
     });
 }
 
+/// The watchdog judges a rank again that waited within a validation.
+#[test]
+fn waits_restore_the_activity() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = alone(folder.path());
+    let (session, progress) = (context.session(), &context.distributed().progress);
+    progress.record_activity(RankActivity::Evaluate);
+    session.store_path(Upload::at(1), |folder| write(folder, &[("x", "y")])).unwrap();
+    assert_eq!(progress.position(), "before its first step in a validation");
+    let _ = session.complete_length(1);
+    assert_eq!(progress.position(), "before its first step in a validation");
+}
+
 #[test]
 fn program_without_directory_runs_without_checkpoints() {
     let context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();

@@ -1,5 +1,6 @@
 //! Lines of a program's output, for its log.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Time without output after which a reader takes the incomplete line from its [`LineBuffer`].
@@ -7,6 +8,10 @@ pub const SILENCE: Duration = Duration::from_secs(3);
 
 /// Lines longer than this are split.
 const LINE_BYTES_MAX: usize = 64 << 10;
+/// Number of lines in a [`Tail`].
+const TAIL_LINES: usize = 8;
+/// Maximum length of each of these lines, in characters.
+const TAIL_CHARS_MAX: usize = 400;
 
 /// Collects the output of a program until its lines are complete, so that lines of two streams are
 /// never mixed.
@@ -81,6 +86,41 @@ fn partial_char_len(bytes: &[u8]) -> usize {
     if (2..=4).contains(&complete_len) && len < complete_len { len } else { 0 }
 }
 
+/// Last lines of a program's output, for the message of its failure.
+#[derive(Debug, Default)]
+pub struct Tail(VecDeque<String>);
+
+impl Tail {
+    /// Adds lines that are not blank. Long lines are truncated, and control characters escaped.
+    pub fn push(&mut self, lines: &[u8]) {
+        let Self(tail) = self;
+        for line in String::from_utf8_lossy(lines).lines().filter(|line| !line.trim().is_empty()) {
+            if tail.len() == TAIL_LINES {
+                tail.pop_front();
+            }
+            tail.push_back(escape_controls(line).chars().take(TAIL_CHARS_MAX).collect());
+        }
+    }
+
+    /// Returns the lines, with a line break between two of them.
+    pub fn text(&self) -> String {
+        self.0.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// Escapes control characters, so that a line cannot affect a terminal.
+fn escape_controls(line: &str) -> String {
+    let mut text = String::new();
+    for c in line.chars() {
+        match c {
+            '\t' => text.push(' '),
+            c if c.is_control() => text.extend(c.escape_default()),
+            c => text.push(c),
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,6 +189,20 @@ mod tests {
         check_with_silences(&[b"\xf0\x9f\x98", b"\x80"], "\u{1f600}\n");
         check_with_silences(&[b"caf\xc3"], "caf\n\u{fffd}\n");
         check_with_silences(&[b"\x80\x80"], "\u{fffd}\u{fffd}\n");
+    }
+
+    #[test]
+    fn tail_has_the_last_lines() {
+        let mut tail = Tail::default();
+        assert_eq!(tail.text(), "");
+        tail.push(b"0\n1\n \n2\n\n3\n4\n5\n");
+        tail.push(b"6\n7\n8\n");
+        assert_eq!(tail.text(), "1\n2\n3\n4\n5\n6\n7\n8");
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(escape_controls("a\tb \u{1b}[2J\u{7}\r"), "a b \\u{1b}[2J\\u{7}\\r");
     }
 
     #[test]

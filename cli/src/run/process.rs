@@ -3,7 +3,6 @@
 //! Each trainer has a supervisor, which kills all processes that the trainer started; see
 //! [`supervise`](crate::supervise).
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -20,7 +19,7 @@ use stoker_api::names::ENV_TRIAL_CONFIG;
 use stoker_api::trial::AttemptEnd;
 use stoker_storage::Storage;
 use stoker_storage::layout;
-use stoker_storage::lines::{LineBuffer, SILENCE};
+use stoker_storage::lines::{LineBuffer, SILENCE, Tail};
 use stoker_storage::segments::SegmentWriter;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
@@ -32,10 +31,6 @@ use tokio::time::timeout;
 
 use super::open_files;
 
-/// Number of last log lines kept for the failure message.
-const TAIL_LINES: usize = 8;
-/// Maximum characters kept of each of these lines.
-const TAIL_CHARS_MAX: usize = 400;
 /// Maximum wait for the last log lines after the trainer's process group has exited.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time for storing the rest of the log.
@@ -305,7 +300,7 @@ struct Log {
     /// Dropped bytes that the log does not mention yet.
     num_missing: Arc<AtomicU64>,
     /// Last lines, for the failure message.
-    tail: Arc<Mutex<VecDeque<String>>>,
+    tail: Arc<Mutex<Tail>>,
 }
 
 impl Log {
@@ -332,14 +327,7 @@ impl Log {
 
     /// Appends complete lines, so that lines of stdout and stderr never mix.
     fn append(&self, mut lines: Vec<u8>) {
-        let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        for line in String::from_utf8_lossy(&lines).lines().filter(|line| !line.trim().is_empty()) {
-            if tail.len() == TAIL_LINES {
-                tail.pop_front();
-            }
-            tail.push_back(escape_control_chars(line).chars().take(TAIL_CHARS_MAX).collect());
-        }
-        drop(tail);
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner).push(&lines);
         let num_missing = self.num_missing.swap(0, Ordering::Relaxed);
         if num_missing > 0 {
             let note = format!("[{num_missing} bytes are missing here: storage unavailable]\n");
@@ -352,22 +340,8 @@ impl Log {
     }
 
     fn last_lines(&self) -> String {
-        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner).text()
     }
-}
-
-/// Escapes control characters, so that a log line cannot control the terminal.
-fn escape_control_chars(line: &str) -> String {
-    let mut text = String::new();
-    for char in line.chars() {
-        match char {
-            '\t' => text.push(' '),
-            char if char.is_control() => text.extend(char.escape_default()),
-            char => text.push(char),
-        }
-    }
-    text
 }
 
 #[cfg(test)]
@@ -406,10 +380,5 @@ mod tests {
         let end = |error: Errno| end_of_failed_start(&error.into());
         assert_eq!(end(Errno::MFILE), AttemptEnd::NotStarted);
         assert_eq!(end(Errno::AGAIN), AttemptEnd::Infrastructure);
-    }
-
-    #[test]
-    fn control_characters_of_a_program_are_escaped() {
-        assert_eq!(escape_control_chars("a\tb \u{1b}[2J\u{7}\r"), "a b \\u{1b}[2J\\u{7}\\r");
     }
 }

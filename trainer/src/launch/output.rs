@@ -1,16 +1,15 @@
 //! Output of a rank: printed, stored, and the last lines kept for error messages.
 
-use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use stoker_api::contract::TrialConfig;
-use stoker_storage::lines::{LineBuffer, SILENCE};
+use stoker_storage::lines::{LineBuffer, SILENCE, Tail};
 use stoker_storage::segments::SegmentWriter;
 use stoker_storage::{Storage, layout};
 use tokio::runtime::Handle;
@@ -19,10 +18,6 @@ use tokio::sync::watch;
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// Number of last lines kept for the error message of a failed program.
-const TAIL_LINES: usize = 8;
-/// Maximum length of each of these lines, in characters.
-const TAIL_CHARS_MAX: usize = 400;
 /// Interval of checks whether the storage accepts the logs.
 const STORAGE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -44,7 +39,7 @@ struct Inner {
     writer: Option<SegmentWriter>,
     /// Number of bytes dropped because the writer was full, and not yet noted in the log.
     num_missing: AtomicU64,
-    tails: [Mutex<VecDeque<String>>; 2],
+    tails: [Mutex<Tail>; 2],
     /// Number of streams that are still open.
     num_open: watch::Sender<usize>,
 }
@@ -104,27 +99,19 @@ impl Output {
 
     /// Returns the last lines of standard error, or of standard output if there are none.
     pub(super) fn last_lines(&self) -> String {
-        let of = |stream: Stream| {
-            let tail = self.0.tails[stream as usize].lock().unwrap_or_else(PoisonError::into_inner);
-            tail.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
-        };
+        let of = |stream: Stream| self.tail(stream).text();
         Some(of(Stream::Error)).filter(|lines| !lines.is_empty()).unwrap_or_else(|| of(Stream::Out))
     }
 
     /// Prints, keeps and stores complete lines.
     fn handle_lines(&self, lines: Vec<u8>, stream: Stream) {
         self.print(&lines, stream);
-        let mut tail = self.0.tails[stream as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        let text = String::from_utf8_lossy(&lines);
-        for line in text.lines().filter(|line| !line.trim().is_empty()) {
-            if tail.len() == TAIL_LINES {
-                tail.pop_front();
-            }
-            tail.push_back(escape_controls(line).chars().take(TAIL_CHARS_MAX).collect());
-        }
-        drop(text);
-        drop(tail);
+        self.tail(stream).push(&lines);
         self.store(lines);
+    }
+
+    fn tail(&self, stream: Stream) -> MutexGuard<'_, Tail> {
+        self.0.tails[stream as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn print(&self, lines: &[u8], stream: Stream) {
@@ -222,19 +209,6 @@ fn prefixed(prefix: &str, lines: &[u8]) -> Vec<u8> {
     prefixed_lines
 }
 
-/// Escapes control characters, so that a line cannot affect a terminal.
-fn escape_controls(line: &str) -> String {
-    let mut text = String::new();
-    for c in line.chars() {
-        match c {
-            '\t' => text.push(' '),
-            c if c.is_control() => text.extend(c.escape_default()),
-            c => text.push(c),
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
@@ -273,10 +247,5 @@ mod tests {
     fn each_line_has_the_prefix() {
         assert_eq!(prefixed("[rank=1] ", b"a\n\nb\n"), b"[rank=1] a\n[rank=1] \n[rank=1] b\n");
         assert_eq!(prefixed("", b"a\n"), b"a\n");
-    }
-
-    #[test]
-    fn control_characters_are_escaped() {
-        assert_eq!(escape_controls("a\tb \u{1b}[2J\u{7}\r"), "a b \\u{1b}[2J\\u{7}\\r");
     }
 }

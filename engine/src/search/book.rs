@@ -12,8 +12,9 @@ use super::turn::{Event, Step};
 const FAILURES_MAX: u32 = 10;
 
 /// Number of equal rejections from which on a search without any result creates no more trials. A
-/// program with a valid check accepts some of so many samples, unless it accepts few of them.
-const EQUAL_REJECTIONS_MAX: u32 = 20;
+/// program whose check accepts a fifth of the samples rejects as many in a row in one of 7,500
+/// searches.
+const EQUAL_REJECTIONS_MAX: u32 = 40;
 
 /// State of a failed trial.
 const FAILED: TrialState = TrialState::Closed(CloseCause::Failed);
@@ -175,7 +176,7 @@ impl Book {
 
     /// Returns `true` if the program seems to reject a hyperparameter that does not vary: all
     /// trials that have ended were rejected with one and the same message, among them the first
-    /// 20. An open trial may have passed the checks that rejected later ones.
+    /// 40. An open trial may have passed the checks that rejected later ones.
     pub fn has_equal_rejections(&self) -> bool {
         if self.num_invalid < EQUAL_REJECTIONS_MAX
             || self.num_invalid + self.num_open != self.next_index()

@@ -63,8 +63,8 @@ mod tests {
 
     #[test]
     fn equal_rejections_end_a_search_early() {
-        check(0, 20, |_| "no batch size".to_owned());
-        check(0, 20, |trial| {
+        check(0, 40, |_| "no batch size".to_owned());
+        check(0, 40, |trial| {
             format!("pod mnist-{trial}-0-{trial}: exit code 78: rank {trial}: no batch size")
         });
         // Replacements end after more than 100 rejections.
@@ -77,11 +77,11 @@ mod tests {
     #[test]
     fn message_names_the_reason_of_equal_rejections() {
         let mut case = Case::new(random(4));
-        (0..21).for_each(|trial| case.reject(trial, "no batch size"));
+        (0..41).for_each(|trial| case.reject(trial, "no batch size"));
         assert!(case.ledger.book().is_finished());
         let summary = Summary::new(&case.config, case.trials.values());
         let status = summary.status(&case.ledger, false, "mnist", |trial| case.trials.get(&trial));
-        let expected = "the program rejected the hyperparameters of all 21 trials with the same \
+        let expected = "the program rejected the hyperparameters of all 41 trials with the same \
                         message, so no more were created: trial 0: no batch size; change \
                         spec.hyperparameters or the program's checks";
         assert_eq!((status.phase, status.message.as_deref()), (Phase::Failed, Some(expected)));
@@ -90,9 +90,9 @@ mod tests {
     #[test]
     fn late_result_resumes_a_search_with_equal_rejections() {
         let mut case = Case::new(random(4));
-        (0..20).for_each(|trial| case.reject(trial, "no batch size"));
-        assert_eq!(case.ledger.book().next_index(), 21);
-        case.result(20);
-        assert_eq!(case.ledger.book().next_index(), 23);
+        (0..40).for_each(|trial| case.reject(trial, "no batch size"));
+        assert_eq!(case.ledger.book().next_index(), 41);
+        case.result(40);
+        assert_eq!(case.ledger.book().next_index(), 43);
     }
 }

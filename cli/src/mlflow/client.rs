@@ -471,7 +471,7 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap());
         drop(listener);
         let client = client(Some(&url), &[]).unwrap();
-        let error = block_on(client.http.get(&url).send()).unwrap_err();
+        let error = block_on(async { client.http.get(&url).send().await }).unwrap_err();
         let text = client.unreachable(&error).to_string();
         assert!(text.contains("; start it, for example with `mlflow server`"), "{text}");
     }

@@ -355,9 +355,8 @@ pub struct Attempt {
     /// Time when the attempt started. Unset if the runner recorded none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Timestamp>,
-    /// Time when the operator first saw all pods without scheduling gates, or when the last pod
-    /// was scheduled, if that was earlier. The start deadline and `limits.slotSeconds` count from
-    /// here.
+    /// Time when the operator saw all pods without gates, or when the last was scheduled before.
+    /// The start deadline and `limits.slotSeconds` count from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ungated_at: Option<Timestamp>,
     /// Time when the attempt ended.

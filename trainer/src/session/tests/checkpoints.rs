@@ -107,7 +107,7 @@ fn accessing_a_directory_is_not_waiting() {
         session.download(session.checkpoint(&name), to.path())
     };
     std::thread::scope(|scope| {
-        let writer = scope.spawn(&download);
+        let writer = scope.spawn(download);
         let mut reader = std::fs::File::open(&pipe).unwrap();
         assert!(!is_waiting(&context));
         std::io::copy(&mut reader, &mut std::io::sink()).unwrap();

@@ -203,7 +203,7 @@ fn function_lengths_follow_the_layout() {
 }
 
 /// Files with unsafe code, each with the decision record that explains it.
-const UNSAFE: [(&str, &str); 9] = [
+const UNSAFE: [(&str, &str); 10] = [
     ("kernels/src/gpu/cublas.rs", "docs/decisions/0058-cublas.md"),
     ("kernels/src/gpu/cublas/library.rs", "docs/decisions/0058-cublas.md"),
     ("kernels/src/machine.rs", "docs/decisions/0037-own-kernels.md"),
@@ -212,6 +212,7 @@ const UNSAFE: [(&str, &str); 9] = [
     ("trainer/src/allocator.rs", "docs/decisions/0053-system-allocator.md"),
     ("trainer/src/cache/mapped_file.rs", "docs/decisions/0021-dataset-cache.md"),
     ("trainer/src/collective/nccl/library.rs", "docs/decisions/0015-gpus.md"),
+    ("trainer/src/collective/pipe/memory.rs", "docs/decisions/0063-shared-memory.md"),
     ("trainer/src/device/driver.rs", "docs/decisions/0015-gpus.md"),
 ];
 

@@ -1,3 +1,5 @@
+//! Tests of pipes: order, waits, ends, and files of others.
+
 use std::collections::VecDeque;
 use std::os::fd::AsFd as _;
 

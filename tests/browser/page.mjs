@@ -110,7 +110,9 @@ async function fromFolder(context) {
   if (!folder) return;
   await context.route('**/assets/**', (route) => {
     const path = join(folder, new URL(route.request().url()).pathname.replace('/assets/', ''));
-    return existsSync(path) ? route.fulfill({ path }) : route.continue();
+    const answered = existsSync(path) ? route.fulfill({ path }) : route.continue();
+    // A page that was left takes no answer.
+    return answered.catch(() => {});
   });
 }
 

@@ -85,6 +85,19 @@ async function plots(page) {
   page.faults.splice(0);
 }
 
+/** A plot starts, although the first request for one of its scripts failed. */
+async function starts(page) {
+  for (const file of ['plots/curves.js', 'plots/lines.js']) {
+    await page.goto('about:blank');
+    const failure = await failNext(page, `/assets/${file}`, disconnect);
+    await visit(page, base());
+    await failure();
+    await drawn(page, 'curves');
+    await page.locator('#curves .plot-error').waitFor({ state: 'detached' });
+    page.faults.splice(0);
+  }
+}
+
 /** A table that the pointer holds shows the last change when the pointer leaves it. */
 async function leaves(page) {
   await visit(page, `/compare?e=${namespace}/${input.id}&all=1`);
@@ -216,6 +229,7 @@ await browse(async (open) => {
     return page.locator('[data-live-state=live]').count();
   }, 'the page is live');
   await openLoads(page);
+  await starts(page);
   await plots(page);
   await error(page);
   await reports(page);

@@ -26,7 +26,7 @@ const MODULES = {
   strips: () => import('./plots/strips.js'),
 };
 
-// A storage that stays away must not be asked forever.
+// A storage or server that stays away must not be asked forever.
 const RETRIES_MAX = 5;
 
 export const hosts = new Map();
@@ -41,6 +41,10 @@ export class Host {
     this.source = element.dataset.source || store.url;
     this.at = [0, 0];
     this.starting = null;
+    this.starts = new Retry(() => {
+      this.starting ||= this.#start();
+      return this.starting;
+    }, RETRIES_MAX);
     this.retry = new Retry(() => this.#run(() => this.plot?.refresh?.()), RETRIES_MAX);
     hosts.set(element, this);
     element.tabIndex = 0;
@@ -48,25 +52,30 @@ export class Host {
     if (getComputedStyle(element).position === 'static') element.style.position = 'relative';
   }
 
-  /** Starts the plot once; later calls wait for the same start. */
+  /**
+   * Starts the plot once; later calls wait for the same start. A start whose scripts or data cannot
+   * be loaded is repeated.
+   */
   start() {
-    this.starting ||= this.#start();
-    return this.starting;
+    return this.starts.run();
   }
 
+  /** Returns the error if the start failed. */
   async #start() {
     try {
-      const module = await MODULES[this.kind]();
+      const module = await loadModule(this.kind);
       await this.#vendor();
       this.plot = await module.create(this);
       await this.plot.load();
       this.#clearError();
       this.#connect();
+      return null;
     } catch (error) {
       this.starting = null;
       this.plot?.destroy?.();
       this.plot = null;
       this.fail(error);
+      return error;
     }
   }
 
@@ -270,6 +279,19 @@ function swatch({ color, mark, dash }) {
   return make('span', { 'aria-hidden': 'true', style });
 }
 
+/** Error of a script that cannot be loaded, with the status of a request without an answer. */
+const lost = (file) => Object.assign(new Error(`cannot load ${file}`), { status: 0 });
+
+/** Loads the script of a kind of plot, with the scripts that it imports. */
+async function loadModule(kind) {
+  try {
+    return await MODULES[kind]();
+  } catch (cause) {
+    // An import that cannot be loaded has this type.
+    throw cause instanceof TypeError ? lost(`the script of the plot (${cause.message})`) : cause;
+  }
+}
+
 const scripts = new Map();
 
 function loadScript(src) {
@@ -277,12 +299,25 @@ function loadScript(src) {
     scripts.set(src, new Promise((resolve, reject) => {
       const script = make('script', { src });
       script.onload = resolve;
-      script.onerror = () => reject(new Error(`cannot load ${src}`));
+      script.onerror = () => {
+        scripts.delete(src);
+        reject(lost(src));
+      };
       document.head.append(script);
     }));
   }
   return scripts.get(src);
 }
+
+/** Starts the plots again whose start has failed, when the server may answer again. */
+export function restartPlots() {
+  for (const host of hosts.values()) {
+    if (host.failed && !host.plot && !document.hidden) host.start();
+  }
+}
+
+// No start is repeated while the page is hidden.
+document.addEventListener('visibilitychange', restartPlots);
 
 /** Starts each plot of the page when it comes near the viewport. */
 export function startPlots(root = document) {

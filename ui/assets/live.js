@@ -4,7 +4,7 @@
 import { make, sayNews, throttle } from './dom.js';
 import { moment, plural, result } from './format.js';
 import { store } from './data.js';
-import { hosts } from './host.js';
+import { hosts, restartPlots } from './host.js';
 import { Retry, setConnected } from './retry.js';
 import { state } from './state.js';
 import { isTouch } from './touch.js';
@@ -92,8 +92,10 @@ const changed = throttle(() => {
 }, 1000);
 
 function setLost(is) {
+  const isBack = isLost && !is;
   isLost = is;
   setConnected(!is);
+  if (isBack) restartPlots();
 }
 
 /** Shows that updates have ended, before the silence is long enough. */

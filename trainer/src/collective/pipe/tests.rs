@@ -17,10 +17,15 @@ fn pipe() -> (PipeSender, PipeReceiver) {
     (sender, PipeReceiver::open(theirs, &file).unwrap())
 }
 
-/// Returns `true` if the other side has woken this one.
+/// Returns `true` if the other side has woken this one, or has ended.
 fn is_woken(socket: &UnixStream, seconds: i64) -> bool {
+    !events(socket, seconds).is_empty()
+}
+
+fn events(socket: &UnixStream, seconds: i64) -> PollFlags {
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec { tv_sec: seconds, tv_nsec: 0 })).unwrap() == 1
+    poll(&mut fds, Some(&Timespec { tv_sec: seconds, tv_nsec: 0 })).unwrap();
+    fds[0].revents()
 }
 
 /// Returns how many bytes a call has moved, 0 if it would have to wait.
@@ -68,6 +73,11 @@ proptest! {
 #[test]
 fn sleeping_sides_are_always_woken() {
     const BYTES: usize = 64 << 20;
+    let wait = |socket: &UnixStream, at: usize| match events(socket, 20) {
+        // Without bytes to read, the other side has failed.
+        woken if woken.contains(PollFlags::HUP) => (&*socket).read_exact(&mut [0]).unwrap(),
+        woken => assert_eq!(woken, PollFlags::IN, "sleeping at byte {at}"),
+    };
     let (mut sender, mut receiver) = pipe();
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -79,7 +89,7 @@ fn sleeping_sides_are_always_woken() {
                 let num = moved(sender.write(&bytes));
                 at += num;
                 if num == 0 && !sender.announce_sleep() {
-                    assert!(is_woken(sender.socket(), 20), "no byte after {at} were written");
+                    wait(sender.socket(), at);
                 }
                 sender.end_sleep();
             }
@@ -91,7 +101,7 @@ fn sleeping_sides_are_always_woken() {
                 assert!((at..at + num).map(byte).eq(bytes[..num].iter().copied()), "at {at}");
                 at += num;
                 if num == 0 && !receiver.announce_sleep() {
-                    assert!(is_woken(receiver.socket(), 20), "no byte after {at} were read");
+                    wait(receiver.socket(), at);
                 }
                 receiver.end_sleep();
             }

@@ -12,7 +12,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
-/// Size of the ring buffer. Half of the gradients of a small model fit into it.
+/// Size of the ring buffer, which should fit into the processor's cache.
 pub(super) const CAPACITY: usize = 1 << 20;
 /// Start of the ring buffer, behind the words.
 const DATA: usize = 4096;

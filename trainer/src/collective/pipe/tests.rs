@@ -5,6 +5,7 @@ use std::os::fd::AsFd as _;
 
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::*;
 
@@ -171,6 +172,12 @@ fn other_files_are_refused() {
     file.set_len(4096 + CAPACITY as u64).unwrap();
     // Another process could still make it shorter.
     open(file);
+
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let short = std::fs::File::from(memfd_create("short", flags).unwrap());
+    short.set_len(CAPACITY as u64).unwrap();
+    fcntl_add_seals(&short, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    assert_eq!(open(short).kind(), ErrorKind::InvalidData);
 }
 
 #[test]

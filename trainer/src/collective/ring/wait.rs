@@ -11,20 +11,20 @@ use super::Ring;
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// Time for which a rank looks for bytes in shared memory before it sleeps. To wake it may take as
-/// long.
+/// Time for which a rank looks for bytes in shared memory before it sleeps. Steps are not faster
+/// with 10 or 1,000 us.
 const SPIN: Duration = Duration::from_micros(50);
 /// Timeout of one wait for a neighbor; waits are repeated.
 const POLL_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// What a rank waits for at the connection to the next rank.
+/// Event for which a rank waits at the connection to the next rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NextWait {
-    /// That it accepts bytes.
+    /// The connection accepts bytes.
     Accepts,
-    /// That it fails: bytes remain to be sent, but this rank has to receive them first.
+    /// The connection fails. Bytes remain to be sent, but this rank has to receive them first.
     Closed,
-    /// All bytes are sent.
+    /// None, because all bytes are sent.
     Nothing,
 }
 

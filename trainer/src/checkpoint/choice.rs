@@ -21,49 +21,68 @@ pub(crate) struct Choice<T> {
 }
 
 /// Loads the first of `refs` that is complete, intact and readable. A checkpoint with an unreadable
-/// object is refused only if the storage is available otherwise. `load` gets a store with few
-/// retries when it repeats.
+/// object is refused only if the storage is available otherwise: manifests show this for one
+/// checkpoint. If two are unreadable, only small requests may succeed, so another checkpoint must
+/// be loaded completely, and the unreadable ones are then tried once more. `load` gets a store with
+/// few retries when it repeats.
 ///
 /// # Errors
 ///
-/// Fails if the storage is unavailable. Two unreadable checkpoints are its fault too: only small
-/// requests may succeed. Also fails if no checkpoint can be loaded and one is unreadable: it may be
-/// intact, so training must not start from scratch.
+/// Fails if the storage is unavailable. Also fails if no checkpoint can be loaded and one is
+/// unreadable: it may be intact, so training must not start from scratch.
 pub(crate) fn load_first<T>(
     rt: &Handle,
     store: &CheckpointStore,
     refs: &[CheckpointRef],
     load: impl Fn(&CheckpointStore, &CheckpointRef) -> Result<T, CheckpointError>,
 ) -> Result<Choice<T>, CheckpointError> {
-    let (mut refused, mut unreadable) = (BTreeMap::new(), None);
+    let storage = store.storage.clone().with_few_retries();
+    let impatient = CheckpointStore { storage, ..store.clone() };
+    let (mut refused, mut unreadable, mut first_error) = (BTreeMap::new(), vec![], None);
     for (idx, wanted) in refs.iter().enumerate() {
-        let loaded = match load(store, wanted) {
-            Err(error @ CheckpointError::Storage { .. }) => {
-                if let Some(first) = unreadable.take() {
-                    return Err(first);
-                }
+        let loaded = match load(if unreadable.len() < 2 { store } else { &impatient }, wanted) {
+            Err(error @ CheckpointError::Storage { .. }) if unreadable.is_empty() => {
                 if !is_available(rt, store, &refs[idx..])? {
                     return Err(error);
                 }
                 // An outage may have ended just now.
-                let storage = store.storage.clone().with_few_retries();
-                load(&CheckpointStore { storage, ..store.clone() }, wanted)
+                load(&impatient, wanted)
             }
             loaded => loaded,
         };
         match loaded {
-            Ok(loaded) => return Ok(Choice { chosen: Some((wanted.clone(), loaded)), refused }),
+            Ok(loaded) => {
+                if unreadable.len() > 1
+                    && let Some((at, loaded)) = load_any(&impatient, refs, &unreadable, &load)
+                {
+                    let is_before = |name: &String| refs[..at].iter().any(|r| r.name == *name);
+                    refused.retain(|name, _| is_before(name));
+                    return Ok(Choice { chosen: Some((refs[at].clone(), loaded)), refused });
+                }
+                return Ok(Choice { chosen: Some((wanted.clone(), loaded)), refused });
+            }
             Err(CheckpointError::Corrupt { name, reason }) => {
                 refused.insert(name, reason);
             }
             Err(CheckpointError::Storage { name, source }) => {
                 refused.insert(name.clone(), source.to_string());
-                unreadable = Some(CheckpointError::Storage { name, source });
+                unreadable.push(idx);
+                first_error.get_or_insert(CheckpointError::Storage { name, source });
             }
             Err(error) => return Err(error),
         }
     }
-    unreadable.map_or(Ok(Choice { chosen: None, refused }), Err)
+    first_error.map_or(Ok(Choice { chosen: None, refused }), Err)
+}
+
+/// Loads the first of the checkpoints at these positions that can be loaded now.
+fn load_any<T>(
+    store: &CheckpointStore,
+    refs: &[CheckpointRef],
+    positions: &[usize],
+    load: impl Fn(&CheckpointStore, &CheckpointRef) -> Result<T, CheckpointError>,
+) -> Option<(usize, T)> {
+    positions.iter().find_map(|at| Some((*at, load(store, &refs[*at]).ok()?)))
 }
 
 /// Returns whether the manifest of one of the first checkpoints can be read, with few retries.

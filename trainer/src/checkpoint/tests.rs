@@ -5,6 +5,7 @@ mod unreported;
 
 use std::sync::mpsc::channel;
 
+use stoker_storage::StorageError;
 use stoker_storage::segments::{SegmentWriter, Segments};
 use tokio::runtime::Runtime;
 
@@ -157,16 +158,45 @@ fn manifest_with_an_unknown_hash_is_accepted() {
     assert_eq!(restored.chosen, Some(newest));
 }
 
-/// Manifests may be readable over a link that is too slow for large files.
+/// Manifests may be readable over a link that is too slow for large files, so only a loaded
+/// checkpoint shows that the storage is available.
 #[test]
-fn two_unreadable_checkpoints_are_a_storage_failure() {
+fn two_unreadable_checkpoints_fall_back_to_a_loaded_one() {
     let fixture = Fixture::new();
     let all = [300, 200, 100].map(|batches| fixture.save(batches));
     make_unreadable(&fixture, "000000000300-2/model");
     make_unreadable(&fixture, "000000000200-2/model");
+    let restored = fixture.checkpoints().restore(&all).unwrap();
+    assert_eq!(restored.chosen.as_ref(), Some(&all[2]));
+    let refused: Vec<&String> = restored.refused.keys().collect();
+    assert_eq!(refused, [&all[1].name, &all[0].name]);
+    make_unreadable(&fixture, "000000000100-2/model");
     let error = fixture.checkpoints().restore(&all).unwrap_err();
     let is_first = matches!(&error, CheckpointError::Storage { name, .. } if *name == all[0].name);
     assert!(is_first, "{error}");
+}
+
+#[test]
+fn newest_checkpoint_is_used_if_an_outage_ends() {
+    let fixture = Fixture::new();
+    let all = [300, 200, 100].map(|batches| fixture.save(batches));
+    let checkpoints = fixture.checkpoints();
+    let (num_loads, rt) = (std::cell::Cell::new(0), fixture.rt.handle());
+    // The outage lasts for three loads: the newest checkpoint, again, and the one before.
+    let load = |_: &CheckpointStore, wanted: &CheckpointRef| {
+        num_loads.set(num_loads.get() + 1);
+        let source = || StorageError::Unavailable {
+            url: String::new(),
+            path: "model".to_owned(),
+            attempts: 1,
+            reason: "timeout".to_owned(),
+        };
+        let error = || CheckpointError::Storage { name: wanted.name.clone(), source: source() };
+        if num_loads.get() > 3 { Ok(wanted.name.clone()) } else { Err(error()) }
+    };
+    let choice = load_first(rt, checkpoints.store(), &all, load).unwrap();
+    assert_eq!(choice.chosen, Some((all[0].clone(), all[0].name.clone())));
+    assert_eq!((choice.refused, num_loads.get()), (BTreeMap::new(), 5));
 }
 
 #[test]

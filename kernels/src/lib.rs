@@ -98,3 +98,4 @@ pub use crate::transformer::{
     AttentionMask, MultiHeadAttentionExt, PositionWiseFeedForwardExt, TransformerEncoderExt,
     TransformerEncoderLayerExt,
 };
+pub use crate::vector::{add_each, scale_each};

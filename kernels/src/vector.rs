@@ -1,5 +1,7 @@
 //! Sums, maxima and exponentials of slices, in an order that fits vector registers.
 
+use crate::machine::vectorize;
+
 /// Independent partial results of a reduction. Four vectors of AVX2 hide the latency of additions.
 const LANES: usize = 32;
 
@@ -51,6 +53,22 @@ pub(crate) fn dot(left: &[f32], right: &[f32]) -> f32 {
         }
     }
     lanes.iter().sum::<f32>() + rest
+}
+
+/// Adds each value to the sum at its position. The shorter slice ends the operation.
+pub fn add_each(sums: &mut [f32], values: &[f32]) {
+    vectorize(
+        #[inline(always)]
+        || sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += *value),
+    );
+}
+
+/// Multiplies each value by `factor`.
+pub fn scale_each(values: &mut [f32], factor: f32) {
+    vectorize(
+        #[inline(always)]
+        || values.iter_mut().for_each(|value| *value *= factor),
+    );
 }
 
 /// Returns the largest value, ignoring NaN. Negative infinity without any.

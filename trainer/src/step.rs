@@ -219,25 +219,28 @@ impl StepOutput {
     }
 
     /// Runs the backward pass. If this batch is `whole`, that is, all that the step learns from,
-    /// the gradients are of the mean loss and need no division afterwards.
+    /// the gradients are of the mean loss and need no division afterwards. Otherwise, they are of
+    /// the sum over samples.
     pub(crate) fn backward<M: Module>(self, model: &M, whole: bool) -> Backward {
         let metrics = UnreadMetrics::new(self.metrics);
         let mut count = self.count.read();
-        let mut scale = if self.is_mean { count } else { 1.0 };
         let is_whole = whole && count > 0.0;
-        let factor = if is_whole && !self.is_mean { 1.0 / count } else { 1.0 };
+        let factor = match (is_whole, self.is_mean) {
+            (true, false) => 1.0 / count,
+            (false, true) => count,
+            _ => 1.0,
+        };
         if is_whole {
-            (scale, count) = (1.0, 1.0);
+            count = 1.0;
         }
-        let gradients = match self.gradient_source {
-            GradientSource::Loss(loss) if factor == 1.0 => {
-                GradientsParams::from_grads(loss.backward(), model)
-            }
+        let (gradients, scale) = match self.gradient_source {
             GradientSource::Loss(loss) => {
-                GradientsParams::from_grads((loss * factor).backward(), model)
+                // A factor of the loss costs no pass over the gradients.
+                let loss = if factor == 1.0 { loss } else { loss * factor };
+                (GradientsParams::from_grads(loss.backward(), model), 1.0)
             }
             #[cfg(feature = "learner")]
-            GradientSource::Gradients(gradients) => gradients.unwrap_or_default(),
+            GradientSource::Gradients(gradients) => (gradients.unwrap_or_default(), factor),
         };
         Backward { gradients, scale, count, metrics }
     }
@@ -257,7 +260,7 @@ fn cross_entropy(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
 /// Result of the backward pass.
 pub(crate) struct Backward {
     pub(crate) gradients: GradientsParams,
-    /// Factor that turns the gradients into those of the sum over samples.
+    /// Factor of the gradients that is still to be applied.
     pub(crate) scale: f64,
     pub(crate) count: f64,
     pub(crate) metrics: UnreadMetrics,

@@ -47,7 +47,12 @@ pub(super) trait Summable: Pod + AddAssign {
     }
 }
 
-impl Summable for f32 {}
+impl Summable for f32 {
+    fn add_each(local: &mut [Self], remote: &[Self]) {
+        stoker_kernels::add_each(local, remote);
+    }
+}
+
 impl Summable for f64 {}
 impl Summable for bf16 {}
 

@@ -5,6 +5,7 @@ use burn::tensor::{DType, TensorData, bf16, f16};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use stoker_api::experiment::GradientCompression;
+use stoker_kernels::scale_each;
 
 use super::GradientSum;
 use super::flat_buffer::FlatBuffers;
@@ -185,7 +186,7 @@ impl GradientSum {
         let (single_factor, half) = (factor as f32, &mut state.half);
         match compression {
             GradientCompression::None => {
-                single.into_iter().flatten().for_each(|value: &mut f32| *value *= single_factor);
+                single.into_iter().for_each(|values| scale_each(values, single_factor));
             }
             GradientCompression::F16 => {
                 let sum = |values: &mut [f16]| ranks.sum_f16(values);
@@ -237,7 +238,7 @@ where
     let flat: &mut [T] = bytemuck::cast_slice_mut(half);
     let mut rest = &mut *flat;
     for values in &mut *values {
-        values.iter_mut().for_each(|value| *value *= factor);
+        scale_each(values, factor);
         let compressed = rest.split_off_mut(..values.len()).unwrap_or_default();
         compressed.convert_from_f32_slice(values);
     }

@@ -6,7 +6,6 @@ mod curves;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use stoker_api::experiment::Searcher;
 use stoker_engine::search::SearchConfig;
 use stoker_engine::search::simulate::{Decision, Exit, Machine, Outcome, Simulation, simulate};
 use stoker_engine::search::state::SearchState;
@@ -67,8 +66,10 @@ pub(crate) fn run_simulations(args: &Args, output: Output) -> Result<u8, Failure
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     let valid = &loaded.valid;
-    notes(&valid.spec.searcher).into_iter().for_each(print::err);
     let curves = Curves::read(&args.curves)?;
+    if valid.spec.searcher.objectives.len() > 1 {
+        print::err("note: searcher.objectives is ignored; curves have only the first objective");
+    }
     let machine = Machine {
         workers: args.workers,
         start_seconds: args.start_seconds,
@@ -79,15 +80,11 @@ pub(crate) fn run_simulations(args: &Args, output: Output) -> Result<u8, Failure
     for number in 0..args.seeds {
         let seed = first_seed.wrapping_add(number) & 0x7fff_ffff;
         let config = SearchConfig::new(valid, seed);
-        let search = SearchState::of(&config);
-        let smaller_is_better = config.smaller_is_better;
         let curve_of = |trial: u32, values: &Value| curves.find(number, trial, values);
         let mut asker = Asker::new(valid, &config)?;
         let mut ask =
             |search: &SearchState, question, tags: &[_]| asker.ask(search, question, tags);
-        let simulated =
-            simulate(search, valid.units_max, smaller_is_better, machine, &mut ask, curve_of);
-        let simulation = simulated.map_err(|error| {
+        let simulation = simulate(&config, machine, &mut ask, curve_of).map_err(|error| {
             Failure::Input(format!("{}: seed {number}: {error}", args.curves.display()))
         })?;
         match output {
@@ -96,14 +93,6 @@ pub(crate) fn run_simulations(args: &Args, output: Output) -> Result<u8, Failure
         }
     }
     Ok(0)
-}
-
-/// Returns a note for each field that a simulation ignores.
-fn notes(searcher: &Searcher) -> Vec<&'static str> {
-    let limits = "note: searcher.limits is ignored; the simulation continues beyond a limit";
-    let objectives = "note: searcher.objectives is ignored; curves have only the first objective";
-    let notes = [(searcher.limits.is_some(), limits), (searcher.objectives.len() > 1, objectives)];
-    notes.into_iter().filter(|(is_set, _)| *is_set).map(|(_, note)| note).collect()
 }
 
 fn outcome(outcome: Outcome) -> &'static str {
@@ -162,6 +151,9 @@ fn to_json(simulation: &Simulation, seed: Option<u32>) -> Value {
         "events": events,
         "best": best,
     });
+    if let Some((limit, time)) = simulation.limit_reached {
+        value["limit_reached"] = json!({ "limit": limit.name(), "time": time });
+    }
     if let Some(seed) = seed {
         value["seed"] = json!(seed);
     }
@@ -183,26 +175,10 @@ fn print_text(simulation: &Simulation, seed: Option<u32>) {
     print::out(print::table(&["TRIALS", "UNITS", "OUTCOME"], &rows));
     let (units, time) = (simulation.units_total, simulation.time_total);
     print::out(format!("total: {units} units in {time} s"));
+    if let Some((limit, time)) = simulation.limit_reached {
+        print::out(format!("limit: {} reached at {time} s", limit.name()));
+    }
     if let Some((trial, units, metric)) = simulation.best {
         print::out(format!("best: trial {trial} with {metric} at {units} units"));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fields_that_simulations_ignore_are_noted() {
-        let mut searcher = json!({ "metric": "a", "maxLength": { "epochs": 1 }, "single": {} });
-        let notes = |searcher: &Value| {
-            let searcher: Searcher = serde_json::from_value(searcher.clone()).unwrap();
-            super::notes(&searcher).concat()
-        };
-        assert_eq!(notes(&searcher), "");
-        searcher["limits"] = json!({ "units": 5 });
-        searcher["objectives"] = json!([{ "metric": "a" }, { "metric": "b" }]);
-        let noted = notes(&searcher);
-        assert!(noted.contains("limits is") && noted.contains("objectives is"), "{noted}");
     }
 }

@@ -8,7 +8,6 @@ use serde_json::json;
 use stoker_api::experiment::AsyncHalvingSearch;
 use stoker_api::validate::Method;
 use stoker_engine::search::simulate::{Curve, Machine, no_searcher, simulate};
-use stoker_engine::search::state::SearchState;
 
 use crate::space::{self, UNITS_MAX};
 use crate::{BenchError, clock};
@@ -52,9 +51,8 @@ pub(crate) fn side() -> Result<(), BenchError> {
         });
         let machine = Machine { workers: 1_024, ..Machine::default() };
         let (begin, processor_time) = (Instant::now(), clock::processor_time()?);
-        let search = SearchState::of(&config);
         let curve_of = |trial: u32, _: &_| curves.get((trial % CURVES) as usize);
-        let simulation = simulate(search, UNITS_MAX, true, machine, &mut no_searcher, curve_of)?;
+        let simulation = simulate(&config, machine, &mut no_searcher, curve_of)?;
         let processor_seconds = clock::processor_time()? - processor_time;
         let seconds = begin.elapsed().as_secs_f64();
         let mut rungs = BTreeMap::new();

@@ -48,3 +48,26 @@ fn simulations_use_the_curves_of_their_seed() {
     let expected = [(json!(0), json!(0.5)), (json!(1), json!(1.5))];
     assert_eq!(found.collect::<Vec<_>>(), expected);
 }
+
+/// One worker trains two of four trials.
+#[test]
+fn simulations_end_at_a_limit() {
+    let mut fixture = RunFixture::new(random(4), "");
+    fixture.spec["searcher"]["limits"] = json!({"units": 20});
+    fixture.command(&[]);
+    let file = fixture.folder.path().join("experiment.yaml");
+    let curves = fixture.folder.path().join("curves.jsonl");
+    let line = |trial: u32| json!({"trial": trial, "units": 10, "metric": 4 - trial}).to_string();
+    std::fs::write(&curves, (0..4).map(line).collect::<Vec<_>>().join("\n")).unwrap();
+    let simulate = |format: &str| {
+        let mut command = stoker();
+        command.args(["simulate", "--workers", "1", "--output", format, "--curves"]);
+        command.arg(&curves).arg(&file).output().unwrap()
+    };
+    let output = simulate("json");
+    check(&output, 0, "");
+    let expected = json!({"limit": "units", "time": 20.0});
+    assert_eq!(last_line(&output)["limit_reached"], expected);
+    let text = "total: 20 units in 20 s\nlimit: units reached at 20 s\nbest: trial 1 with 3";
+    check(&simulate("text"), 0, text);
+}

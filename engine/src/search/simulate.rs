@@ -2,21 +2,25 @@
 //!
 //! A *leg* is training from the length that a trial has to the length that it is granted, or to its
 //! exit. Legs end in the order of (time, trial), and the search decides after each of them. A leg
-//! whose trial is stopped meanwhile ends without a result.
+//! whose trial is stopped meanwhile ends without a result. A limit ends the search and all legs.
 
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use serde_json::Value;
+use stoker_api::decisions::SearchLimit;
 use stoker_api::trial::CloseCause;
 
 mod answers;
 mod error;
 mod legs;
+mod limits;
 
 pub use answers::{Ask, no_searcher};
 pub use error::SimulateError;
 
 use self::legs::{Leg, Training};
+use self::limits::Spent;
+use super::SearchConfig;
 use super::book::TrialState;
 use super::rung::Loss;
 use super::state::{SearchState, Turn};
@@ -122,8 +126,10 @@ pub struct SimulatedTrial {
 pub struct Simulation {
     /// Units of all legs; of a leg that a stop has ended, the complete ones.
     pub units_total: u64,
-    /// Time of the last event, in seconds.
+    /// Time of the last event, or of the limit that ended the search, in seconds.
     pub time_total: f64,
+    /// Limit that ended the search, and the time when it was reached, in seconds.
+    pub limit_reached: Option<(SearchLimit, f64)>,
     /// Trials by index.
     pub trials: Vec<SimulatedTrial>,
     /// Ends of legs, in order, without legs that a stop has ended.
@@ -134,12 +140,12 @@ pub struct Simulation {
 }
 
 struct Run<'a> {
+    config: &'a SearchConfig,
     search: SearchState,
     ask: Ask<'a>,
     /// Tags of the trials, by index.
     tags: Vec<Option<String>>,
     machine: Machine,
-    smaller_is_better: bool,
     curves: Vec<&'a Curve>,
     trials: Vec<SimulatedTrial>,
     legs: BinaryHeap<Leg>,
@@ -150,33 +156,31 @@ struct Run<'a> {
     /// Trials that wait for a worker for their first leg.
     starting: VecDeque<u32>,
     num_busy: u32,
-    units_max: u64,
-    units_total: u64,
+    spent: Spent,
+    limit_reached: Option<(SearchLimit, f64)>,
+    units_total: u128,
     events: Vec<SimulatedEvent>,
     best: Option<(Loss, u32, u64, f64)>,
 }
 
-/// Simulates a search that has not begun. `ask` asks its external searcher, and `curve_of` returns
-/// the curve of a trial, given its index and hyperparameters. `units_max` is the full length of a
-/// trial.
+/// Simulates a search. `ask` asks its external searcher, and `curve_of` returns the curve of a
+/// trial, given its index and hyperparameters.
 ///
 /// # Errors
 ///
 /// A curve, a metric or an answer is missing.
 pub fn simulate<'a>(
-    search: SearchState,
-    units_max: u64,
-    smaller_is_better: bool,
+    config: &'a SearchConfig,
     machine: Machine,
     ask: Ask<'a>,
     mut curve_of: impl FnMut(u32, &Value) -> Option<&'a Curve>,
 ) -> Result<Simulation, SimulateError> {
     let mut run = Run {
-        search,
+        config,
+        search: SearchState::of(config),
         ask,
         tags: vec![],
         machine,
-        smaller_is_better,
         curves: vec![],
         trials: vec![],
         legs: BinaryHeap::new(),
@@ -184,20 +188,31 @@ pub fn simulate<'a>(
         resuming: VecDeque::new(),
         starting: VecDeque::new(),
         num_busy: 0,
-        units_max,
+        spent: Spent::default(),
+        limit_reached: None,
         units_total: 0,
         events: vec![],
         best: None,
     };
-    run.decide(Event::Began, None, 0.0, &mut curve_of)?;
-    let mut time = 0.0;
-    while let Some(leg) = run.legs.pop() {
-        time = leg.end;
-        run.end_leg(leg, &mut curve_of)?;
+    run.decide(vec![Event::Began], None, 0.0, &mut curve_of)?;
+    while run.limit_reached.is_none() {
+        let leg_end = run.legs.peek().map(|leg| leg.end);
+        // A leg that ends at the time of the limit counts.
+        let is_next = |(_, time): &(SearchLimit, f64)| leg_end.is_none_or(|end| *time < end);
+        if let Some((limit, time)) = run.next_limit().filter(is_next) {
+            run.pass_to(time);
+            run.limit_reached = Some((limit, time));
+            run.decide(vec![Event::LimitReached], None, time, &mut curve_of)?;
+        } else if let Some(leg) = run.legs.pop() {
+            run.end_leg(leg, &mut curve_of)?;
+        } else {
+            break;
+        }
     }
     Ok(Simulation {
-        units_total: run.units_total,
-        time_total: time,
+        units_total: u64::try_from(run.units_total).unwrap_or(u64::MAX),
+        time_total: run.spent.time,
+        limit_reached: run.limit_reached,
         trials: run.trials,
         events: run.events,
         best: run.best.map(|(_, trial, units, metric)| (trial, units, metric)),
@@ -212,27 +227,32 @@ impl<'a> Run<'a> {
     ) -> Result<(), SimulateError> {
         let Leg { end: time, trial } = leg;
         self.training.remove(&trial);
+        self.pass_to(time);
         let units = self.trials[trial as usize].units;
         let exit = self.exit(trial).filter(|(at, _)| *at == units).map(|(_, exit)| exit);
         let metric = match exit {
             Some(Exit::Failed | Exit::Invalid) => None,
             Some(Exit::Early) | None => Some(self.metric(trial, units)?),
         };
-        let loss = metric.map(|metric| Loss::of_metric(metric, self.smaller_is_better));
+        let loss = metric.map(|metric| Loss::of_metric(metric, self.config.smaller_is_better));
         if let (Some(metric), Some(loss)) = (metric, loss) {
             self.rank(trial, units, metric, loss);
         }
-        let event = match exit {
-            Some(exit) => Event::Closed { trial, cause: exit.cause() },
+        let events = match exit {
+            Some(exit) => vec![Event::Closed { trial, cause: exit.cause() }],
             None => {
                 let loss = loss.unwrap_or(Loss::INFINITE);
-                Event::Result { trial, units, loss, others: vec![] }
+                let result = Event::Result { trial, units, loss, others: vec![] };
+                self.limit_reached = self.add_result(trial, units).map(|limit| (limit, time));
+                // In one turn with the limit, no trial follows from the result, and no question.
+                let limit = self.limit_reached.map(|_| Event::LimitReached);
+                std::iter::once(result).chain(limit).collect()
             }
         };
         let index = self.events.len();
         let decision = exit.map_or(Decision::Pause, Decision::Exit);
         self.events.push(SimulatedEvent { time, trial, units, metric, decision });
-        let turns = self.decide(event, Some(trial), time, curve_of)?;
+        let turns = self.decide(events, Some(trial), time, curve_of)?;
         if exit.is_none() && !turns.is_empty() {
             self.events[index].decision = self.decision(trial, units, &turns);
         }
@@ -265,7 +285,7 @@ impl<'a> Run<'a> {
             return Decision::Continue;
         }
         match self.search.book().trial(trial).state {
-            _ if units >= self.units_max => Decision::Complete,
+            _ if units >= self.config.units_max => Decision::Complete,
             TrialState::Stopped => Decision::Stop,
             _ => Decision::Pause,
         }
@@ -275,21 +295,21 @@ impl<'a> Run<'a> {
         let entry = &mut self.trials[trial as usize];
         entry.outcome = match exit {
             Some(exit) => Outcome::Exited(exit),
-            None if entry.units >= self.units_max => Outcome::Completed,
+            None if entry.units >= self.config.units_max => Outcome::Completed,
             None => Outcome::Stopped,
         };
     }
 
-    /// Lets the search react to an event, and gives free workers to waiting trials. `ended` is the
-    /// trial whose leg ended now.
+    /// Lets the search react to events in one turn, and gives free workers to waiting trials.
+    /// `ended` is the trial whose leg ended now.
     fn decide(
         &mut self,
-        event: Event,
+        events: Vec<Event>,
         ended: Option<u32>,
         now: f64,
         curve_of: &mut impl FnMut(u32, &Value) -> Option<&'a Curve>,
     ) -> Result<Vec<Turn>, SimulateError> {
-        let turns = self.turns(event)?;
+        let turns = self.turns(events)?;
         let mut is_busy = false;
         for turn in &turns {
             let sources = turn.steps.iter().filter_map(|step| match step {
@@ -303,6 +323,7 @@ impl<'a> Run<'a> {
                 // A copy has trained as long as the trial that it copies.
                 let units = source.map_or(0, |source| source.units);
                 self.trials.push(SimulatedTrial { units, outcome: Outcome::Stopped });
+                self.spent.lengths.push(units);
                 self.starting.push_back(draw.index);
             }
         }

@@ -24,7 +24,8 @@ use stoker_api::trial::CloseCause;
 pub struct Turn {
     /// Position in the log, unique and increasing.
     pub order: u64,
-    /// The events: one, or several deletions.
+    /// The events: one, or several deletions. In a simulation also a result with the limit that it
+    /// reaches.
     pub events: Vec<Event>,
     /// The decisions, in order.
     pub steps: Vec<Step>,

@@ -26,9 +26,9 @@ pub fn no_searcher(
 }
 
 impl Run<'_> {
-    /// Returns the turn of an event, and those of the answers to all questions that follow.
-    pub(super) fn turns(&mut self, event: Event) -> Result<Vec<Turn>, SimulateError> {
-        let mut turns: Vec<Turn> = self.search.advance(event).into_iter().collect();
+    /// Returns the turn of the events, and the turns of the answers to all questions that follow.
+    pub(super) fn turns(&mut self, events: Vec<Event>) -> Result<Vec<Turn>, SimulateError> {
+        let mut turns: Vec<Turn> = self.search.advance_all(events).into_iter().collect();
         while let Some(question) = self.search.question() {
             let DueQuestion { call, through } = question;
             let answer = (self.ask)(&self.search, question, &self.tags);

@@ -59,7 +59,7 @@ impl Run<'_> {
         let before = self.trials[trial as usize].units;
         let from = if self.machine.is_from_scratch && !is_first { 0 } else { before };
         let units = end.saturating_sub(from);
-        self.units_total = self.units_total.saturating_add(units);
+        self.units_total += u128::from(units);
         self.trials[trial as usize].units = end;
         let seconds = units as f64 * self.curves[trial as usize].seconds_per_unit;
         let since = now + cost;
@@ -84,7 +84,7 @@ impl Run<'_> {
             let trained = planned.min(elapsed as u64);
             entry.units = before.max(from + trained);
             entry.outcome = Outcome::Stopped;
-            self.units_total -= planned - trained;
+            self.units_total -= u128::from(planned - trained);
             self.num_busy -= 1;
             dropped.insert(trial);
         }

@@ -1,5 +1,7 @@
 //! Worked cases of `stoker simulate`.
 
+mod limits;
+
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
@@ -7,7 +9,6 @@ use stoker_api::experiment::ExperimentSpec;
 use stoker_api::external::Answer;
 
 use super::*;
-use crate::search::SearchConfig;
 use crate::search::methods::DueQuestion;
 
 const CASES: &str = include_str!("../simulate.json");
@@ -118,12 +119,10 @@ fn assert_close(actual: &Value, expected: &Value, path: &str) {
 fn run(experiment: &Value, lines: &[Value], flags: &Value) -> Simulation {
     let spec: ExperimentSpec = serde_json::from_value(experiment["spec"].clone()).unwrap();
     let valid = stoker_api::validate::validate("case", &spec).unwrap();
-    let search = SearchState::of(&SearchConfig::new(&valid, 1));
+    let config = SearchConfig::new(&valid, 1);
     let curves = curves(lines);
     let curve_of = |trial: u32, _: &Value| curves.get(&trial);
-    let smaller_is_better = spec.searcher.smaller_is_better;
-    simulate(search, valid.units_max, smaller_is_better, machine(flags), &mut no_searcher, curve_of)
-        .unwrap()
+    simulate(&config, machine(flags), &mut no_searcher, curve_of).unwrap()
 }
 
 #[test]
@@ -225,8 +224,18 @@ fn sums_of_very_large_lengths_are_limited() {
 
 /// Simulates a search over three batches.
 fn simulate_three(
+    searcher: Value,
+    lines: &[Value],
+    ask: Ask<'_>,
+) -> Result<Simulation, SimulateError> {
+    simulate_three_on(searcher, lines, Machine::default(), ask)
+}
+
+/// Same as [`simulate_three`], on a machine. Trials have two slots.
+fn simulate_three_on(
     mut searcher: Value,
     lines: &[Value],
+    machine: Machine,
     ask: Ask<'_>,
 ) -> Result<Simulation, SimulateError> {
     searcher["metric"] = json!("loss");
@@ -234,14 +243,15 @@ fn simulate_three(
     let spec = json!({
         "entrypoint": { "command": ["true"] },
         "hyperparameters": { "x": { "double": { "min": 0, "max": 1 } } },
+        "resources": { "slotsPerTrial": 2 },
         "searcher": searcher,
     });
     let spec: ExperimentSpec = serde_json::from_value(spec).unwrap();
     let valid = stoker_api::validate::validate("case", &spec).unwrap();
-    let search = SearchState::of(&SearchConfig::new(&valid, 1));
+    let config = SearchConfig::new(&valid, 1);
     let curves = curves(lines);
     let curve_of = |trial: u32, _: &Value| curves.get(&trial);
-    simulate(search, 3, true, Machine::default(), ask, curve_of)
+    simulate(&config, machine, ask, curve_of)
 }
 
 #[test]

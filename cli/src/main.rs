@@ -88,7 +88,8 @@ enum Command {
     ///
     /// Each line of the curves is a JSON object with `trial` (the index of the trial) or
     /// `hyperparameters`, and `units` with `metric` or `exit` (failed, invalid or early). Other
-    /// fields: `seconds_per_unit` (default 1) and `seed` (default 0).
+    /// fields: `metrics` (values of other objectives by metric), `seconds_per_unit` (default 1) and
+    /// `seed` (default 0).
     Simulate(simulate::Args),
     /// Create, monitor and stop experiments
     #[command(subcommand, visible_alias = "exp")]

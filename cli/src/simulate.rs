@@ -6,19 +6,25 @@ mod curves;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
+use stoker_api::validate::ValidExperiment;
 use stoker_engine::search::SearchConfig;
-use stoker_engine::search::simulate::{Decision, Exit, Machine, Outcome, Simulation, simulate};
+use stoker_engine::search::simulate::{
+    Decision, Exit, Machine, Outcome, ParetoPoint, Simulation, simulate,
+};
 use stoker_engine::search::state::SearchState;
 use stoker_engine::trial::config::experiment_seed;
 
 use self::asker::Asker;
 use self::curves::Curves;
+use crate::cluster::text;
 use crate::failure::Failure;
 use crate::file;
 use crate::print::{self, Output};
 
 /// Replaces the run's UID if the file sets no seed; a real run samples other values.
 const UID: &str = "simulate";
+/// Maximum number of trials of the Pareto front in the text output, as in the status.
+const PARETO_MAX: usize = 64;
 
 /// Arguments of `stoker simulate`.
 #[derive(Debug, clap::Args)]
@@ -67,9 +73,7 @@ pub(crate) fn run_simulations(args: &Args, output: Output) -> Result<u8, Failure
     };
     let valid = &loaded.valid;
     let curves = Curves::read(&args.curves)?;
-    if valid.spec.searcher.objectives.len() > 1 {
-        print::err("note: searcher.objectives is ignored; curves have only the first objective");
-    }
+    note_missing(valid, &curves, args);
     let machine = Machine {
         workers: args.workers,
         start_seconds: args.start_seconds,
@@ -93,6 +97,19 @@ pub(crate) fn run_simulations(args: &Args, output: Output) -> Result<u8, Failure
         }
     }
     Ok(0)
+}
+
+/// Prints a note for each objective that no curve has.
+fn note_missing(valid: &ValidExperiment, curves: &Curves, args: &Args) {
+    for objective in valid.spec.searcher.other_objectives() {
+        if !curves.has_other(&objective.metric) {
+            let (metric, file) = (&objective.metric, args.curves.display());
+            print::err(format!(
+                "note: no line of {file} has the objective {metric}, so it ranks last in all \
+                 results; add it to metrics"
+            ));
+        }
+    }
 }
 
 fn outcome(outcome: Outcome) -> &'static str {
@@ -154,6 +171,13 @@ fn to_json(simulation: &Simulation, seed: Option<u32>) -> Value {
     if let Some((limit, time)) = simulation.limit_reached {
         value["limit_reached"] = json!({ "limit": limit.name(), "time": time });
     }
+    if let Some(front) = &simulation.pareto {
+        let point = |point: &ParetoPoint| {
+            let ParetoPoint { trial, units, values } = point;
+            json!({ "trial": trial, "units": units, "values": values })
+        };
+        value["pareto"] = front.iter().map(point).collect();
+    }
     if let Some(seed) = seed {
         value["seed"] = json!(seed);
     }
@@ -180,5 +204,9 @@ fn print_text(simulation: &Simulation, seed: Option<u32>) {
     }
     if let Some((trial, units, metric)) = simulation.best {
         print::out(format!("best: trial {trial} with {metric} at {units} units"));
+    }
+    let front: Vec<u32> = simulation.pareto.iter().flatten().map(|point| point.trial).collect();
+    if !front.is_empty() {
+        print::out(format!("Pareto front: {}", text::trials(&front, PARETO_MAX)));
     }
 }

@@ -35,6 +35,7 @@ pub(crate) fn side() -> Result<(), BenchError> {
     let lengths = || (0..5).map(|rung| UNITS_MAX >> (2 * rung));
     let curve = |number: u32| Curve {
         metrics: lengths().map(|units| (units, space::metric(number, units))).collect(),
+        others: BTreeMap::new(),
         exit: None,
         seconds_per_unit: 1.0,
     };

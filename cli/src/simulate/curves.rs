@@ -20,6 +20,8 @@ struct Line {
     /// Absent or present; `null` is NaN.
     #[serde(default, deserialize_with = "present")]
     metric: Option<Option<f64>>,
+    /// Other metrics by name; `null` is NaN.
+    metrics: Option<BTreeMap<String, Option<f64>>>,
     exit: Option<ExitKind>,
     seconds_per_unit: Option<f64>,
     #[serde(default)]
@@ -44,12 +46,18 @@ fn wrong_field(line: &str) -> Option<String> {
     let is_count = |value: &Value| value.as_u64().is_some();
     let is_index = |value: &Value| value.as_u64().is_some_and(|index| index <= u64::from(u32::MAX));
     let exits = ["failed", "invalid", "early"];
+    let is_metric = |value: &Value| value.is_number() || value.is_null();
+    let are_metrics = |value: &Value| {
+        let metrics = value.as_object();
+        metrics.map_or(value.is_null(), |metrics| metrics.values().all(is_metric))
+    };
     let is_exit = |value: &Value| value.as_str().is_some_and(|exit| exits.contains(&exit));
     line.as_object()?.iter().find_map(|(name, value)| {
         let (is_valid, rule) = match name.as_str() {
             "trial" | "seed" => (is_index(value), "a whole number of at most 32 bits"),
             "units" => (is_count(value), "a whole number"),
-            "metric" => (value.is_number() || value.is_null(), "a number or null"),
+            "metric" => (is_metric(value), "a number or null"),
+            "metrics" => (are_metrics(value), "an object of numbers or null by metric"),
             "seconds_per_unit" => (value.is_number(), "a number"),
             "exit" => (is_exit(value), "failed, invalid or early"),
             _ => (true, ""),
@@ -100,12 +108,24 @@ impl Curves {
             (None, Some(values)) => Owner::Hyperparameters(normalized(&values).to_string()),
             _ => return Err("set exactly one of trial and hyperparameters".to_owned()),
         };
-        let new = || Curve { metrics: BTreeMap::new(), exit: None, seconds_per_unit: 1.0 };
+        if line.metrics.is_some() && line.metric.is_none() {
+            return Err("metrics is set without metric; add metric, the first objective".to_owned());
+        }
+        let new = || Curve {
+            metrics: BTreeMap::new(),
+            others: BTreeMap::new(),
+            exit: None,
+            seconds_per_unit: 1.0,
+        };
         let curve = self.curves.entry((line.seed, owner)).or_insert_with(new);
         match (line.units, line.metric, line.exit) {
             (Some(units), Some(metric), None) => {
                 if curve.metrics.insert(units, metric.unwrap_or(f64::NAN)).is_some() {
                     return Err(format!("there are two metrics at {units} units; remove one"));
+                }
+                for (name, value) in line.metrics.unwrap_or_default() {
+                    let values = curve.others.entry(name).or_default();
+                    values.insert(units, value.unwrap_or(f64::NAN));
                 }
             }
             (Some(units), None, Some(exit)) => {
@@ -130,6 +150,11 @@ impl Curves {
         Ok(())
     }
 
+    /// Returns whether a curve has a metric beside the first objective.
+    pub(super) fn has_other(&self, metric: &str) -> bool {
+        self.curves.values().any(|curve| curve.others.contains_key(metric))
+    }
+
     /// Returns the curve of a trial.
     pub(super) fn find(&self, seed: u32, trial: u32, hyperparameters: &Value) -> Option<&Curve> {
         let by_trial = self.curves.get(&(seed, Owner::Trial(trial)));
@@ -148,7 +173,7 @@ mod tests {
     fn lines_of_a_trial_form_one_curve() {
         let text = r#"
             {"trial": 1, "units": 2, "metric": null, "seconds_per_unit": 0.5}
-            {"trial": 1, "units": 1, "metric": 0.25}
+            {"trial": 1, "units": 1, "metric": 0.25, "metrics": {"speed": 2, "memory": null}}
             {"trial": 1, "units": 3, "exit": "early"}
             {"hyperparameters": {"b": 1, "a": 2.0}, "units": 1, "metric": 7, "seed": 4}
         "#;
@@ -157,6 +182,9 @@ mod tests {
         assert_eq!(curve.metrics[&1], 0.25);
         assert!(curve.metrics[&2].is_nan());
         assert_eq!((curve.exit, curve.seconds_per_unit), (Some((3, Exit::Early)), 0.5));
+        assert_eq!(curve.others["speed"], BTreeMap::from([(1, 2.0)]));
+        assert!(curve.others["memory"][&1].is_nan());
+        assert_eq!(["speed", "size"].map(|metric| curves.has_other(metric)), [true, false]);
         assert!(curves.find(4, 0, &json!({ "a": 2, "b": 1 })).is_some());
         assert!(curves.find(0, 0, &json!({ "a": 2, "b": 1 })).is_none());
     }
@@ -183,5 +211,13 @@ mod tests {
             "1: metric must be a number or null (found \"a\")",
         );
         check(r#"{"trial": 0, "units": 1, "exit": "x"}"#, "1: exit must be failed, invalid or");
+        check(
+            r#"{"trial": 0, "units": 1, "metric": 1, "metrics": {"speed": "a"}}"#,
+            r#"1: metrics must be an object of numbers or null by metric (found {"speed":"a"})"#,
+        );
+        check(
+            r#"{"trial": 0, "units": 1, "exit": "early", "metrics": {}}"#,
+            "1: metrics is set without metric; add metric",
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::fixture::{RunFixture, check, last_line, random, stoker};
+use crate::fixture::{RunFixture, check, last_line, output_text, random, stoker};
 
 #[test]
 fn preview_shows_lengths_and_samples() {
@@ -51,23 +51,44 @@ fn simulations_use_the_curves_of_their_seed() {
 
 /// One worker trains two of four trials.
 #[test]
-fn simulations_end_at_a_limit() {
+fn simulations_follow_limits_and_objectives() {
     let mut fixture = RunFixture::new(random(4), "");
-    fixture.spec["searcher"]["limits"] = json!({"units": 20});
+    let searcher = &mut fixture.spec["searcher"];
+    searcher["limits"] = json!({"units": 20});
+    searcher["objectives"] = json!([{"metric": "loss"}, {"metric": "latency"}]);
     fixture.command(&[]);
     let file = fixture.folder.path().join("experiment.yaml");
     let curves = fixture.folder.path().join("curves.jsonl");
-    let line = |trial: u32| json!({"trial": trial, "units": 10, "metric": 4 - trial}).to_string();
-    std::fs::write(&curves, (0..4).map(line).collect::<Vec<_>>().join("\n")).unwrap();
-    let simulate = |format: &str| {
+    let simulate = |lines: Vec<Value>, format: &str| {
+        let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
+        std::fs::write(&curves, lines.join("\n")).unwrap();
         let mut command = stoker();
         command.args(["simulate", "--workers", "1", "--output", format, "--curves"]);
         command.arg(&curves).arg(&file).output().unwrap()
     };
-    let output = simulate("json");
+    let lines = |name: &str| -> Vec<Value> {
+        let line = |trial: u32| {
+            let metrics = json!({name: trial});
+            json!({"trial": trial, "units": 10, "metric": 4 - trial, "metrics": metrics})
+        };
+        (0..4).map(line).collect()
+    };
+    let output = simulate(lines("latency"), "json");
     check(&output, 0, "");
-    let expected = json!({"limit": "units", "time": 20.0});
-    assert_eq!(last_line(&output)["limit_reached"], expected);
-    let text = "total: 20 units in 20 s\nlimit: units reached at 20 s\nbest: trial 1 with 3";
-    check(&simulate("text"), 0, text);
+    let simulation = last_line(&output);
+    assert_eq!(simulation["limit_reached"], json!({"limit": "units", "time": 20.0}));
+    let front = json!([
+        {"trial": 0, "units": 10, "values": [4.0, 0.0]},
+        {"trial": 1, "units": 10, "values": [3.0, 1.0]},
+    ]);
+    assert_eq!(simulation["pareto"], front);
+    let output = simulate(lines("latency"), "text");
+    check(
+        &output,
+        0,
+        "total: 20 units in 20 s\nlimit: units reached at 20 s\nbest: trial 1 with 3",
+    );
+    check(&output, 0, "Pareto front: trials 0, 1\n");
+    assert!(!output_text(&output).contains("note"), "{}", output_text(&output));
+    check(&simulate(lines("size"), "text"), 0, "has the objective latency, so it ranks last");
 }

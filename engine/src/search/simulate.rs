@@ -14,6 +14,7 @@ mod answers;
 mod error;
 mod legs;
 mod limits;
+mod objectives;
 
 pub use answers::{Ask, no_searcher};
 pub use error::SimulateError;
@@ -52,6 +53,8 @@ impl Exit {
 pub struct Curve {
     /// Searched metric by length. A metric holds until the next listed length.
     pub metrics: BTreeMap<u64, f64>,
+    /// Other metrics by name, then by length. A value holds until the next length of its metric.
+    pub others: BTreeMap<String, BTreeMap<u64, f64>>,
     /// Length at which the program ends by itself, and how.
     pub exit: Option<(u64, Exit)>,
     /// Duration of one unit, in seconds.
@@ -121,6 +124,17 @@ pub struct SimulatedTrial {
     pub outcome: Outcome,
 }
 
+/// A trial of the Pareto front.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParetoPoint {
+    /// Index of the trial.
+    pub trial: u32,
+    /// Length of its latest result.
+    pub units: u64,
+    /// Values of all objectives there, in the order of the searcher. NaN if a value is missing.
+    pub values: Vec<f64>,
+}
+
 /// Result of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
@@ -137,6 +151,9 @@ pub struct Simulation {
     /// Trial, length and metric of the least loss: of equals the lowest trial, then the shortest
     /// length.
     pub best: Option<(u32, u64, f64)>,
+    /// Trials by index that no other trial surpasses, by their latest results. `None` with one
+    /// objective.
+    pub pareto: Option<Vec<ParetoPoint>>,
 }
 
 struct Run<'a> {
@@ -209,6 +226,7 @@ pub fn simulate<'a>(
             break;
         }
     }
+    let pareto = run.pareto();
     Ok(Simulation {
         units_total: u64::try_from(run.units_total).unwrap_or(u64::MAX),
         time_total: run.spent.time,
@@ -216,6 +234,7 @@ pub fn simulate<'a>(
         trials: run.trials,
         events: run.events,
         best: run.best.map(|(_, trial, units, metric)| (trial, units, metric)),
+        pareto,
     })
 }
 
@@ -242,7 +261,8 @@ impl<'a> Run<'a> {
             Some(exit) => vec![Event::Closed { trial, cause: exit.cause() }],
             None => {
                 let loss = loss.unwrap_or(Loss::INFINITE);
-                let result = Event::Result { trial, units, loss, others: vec![] };
+                let others = self.others(trial, units);
+                let result = Event::Result { trial, units, loss, others };
                 self.limit_reached = self.add_result(trial, units).map(|limit| (limit, time));
                 // In one turn with the limit, no trial follows from the result, and no question.
                 let limit = self.limit_reached.map(|_| Event::LimitReached);

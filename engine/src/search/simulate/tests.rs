@@ -1,6 +1,7 @@
 //! Worked cases of `stoker simulate`.
 
 mod limits;
+mod objectives;
 
 use std::collections::HashMap;
 
@@ -18,6 +19,7 @@ fn curves(lines: &[Value]) -> HashMap<u32, Curve> {
     for line in lines {
         let curve = curves.entry(line["trial"].as_u64().unwrap() as u32).or_insert_with(|| Curve {
             metrics: BTreeMap::new(),
+            others: BTreeMap::new(),
             exit: None,
             seconds_per_unit: 1.0,
         });
@@ -31,6 +33,10 @@ fn curves(lines: &[Value]) -> HashMap<u32, Curve> {
             curve.exit = Some((units, exit));
         } else if let Some(metric) = line.get("metric") {
             curve.metrics.insert(units, metric.as_f64().unwrap_or(f64::NAN));
+        }
+        for (name, value) in line["metrics"].as_object().into_iter().flatten() {
+            let values = curve.others.entry(name.clone()).or_default();
+            values.insert(units, value.as_f64().unwrap_or(f64::NAN));
         }
         if let Some(seconds) = line["seconds_per_unit"].as_f64() {
             curve.seconds_per_unit = seconds;

@@ -8,7 +8,7 @@ use rustix::process::Pid;
 
 use crate::control_plane::ListenAddrs;
 use crate::error::{Error, WithPath, run};
-use crate::network::{self, PLANE, PLANE_ADDRESS};
+use crate::network::{self, PLANE, family, with_port};
 use crate::node::Node;
 use crate::ports::free_ports;
 use crate::servers::Servers;
@@ -71,7 +71,7 @@ impl Cluster {
         let [api, s3_local] = free_ports()?;
         let addrs = ListenAddrs {
             namespace: Some(PLANE.to_string()),
-            address: PLANE_ADDRESS.to_string(),
+            address: family().plane.to_string(),
             api_port: API_PORT,
             etcd_port: 2379,
             peer_port: 2380,
@@ -85,7 +85,7 @@ impl Cluster {
             next_exposed_port: AtomicU16::new(EXPOSED_PORTS),
         };
         this.forward_port("api", api, ("127.0.0.1", API_PORT))?;
-        this.forward_port("s3", s3_local, (PLANE_ADDRESS, s3::PORT))?;
+        this.forward_port("s3", s3_local, (family().plane, s3::PORT))?;
         this.start()?;
         Ok(this)
     }
@@ -303,10 +303,10 @@ impl Cluster {
         let inner = self.next_exposed_port.fetch_add(1, Ordering::Relaxed);
         let name = format!("expose-{inner}");
         let socket = self.folder().join(format!("{name}.sock"));
-        let inside = (Some(PLANE), (PLANE_ADDRESS, inner));
+        let inside = (Some(PLANE), (family().plane, inner));
         let commands = network::forwarder_commands(&socket, inside, (None, ("127.0.0.1", port)));
         self.start_forwarder(&name, &socket, (Some(PLANE), inner), commands)?;
-        Ok(format!("{PLANE_ADDRESS}:{inner}"))
+        Ok(with_port(family().plane, inner))
     }
 
     fn forward_port(&self, name: &str, local: u16, to: (&str, u16)) -> Result<(), Error> {
@@ -344,11 +344,12 @@ impl Cluster {
     /// names, without a cache, so a new pod's name resolves at once.
     fn start_dns(&self) -> Result<(), Error> {
         let kubeconfig = self.plane.component_kubeconfig("coredns")?;
-        let ready = format!("{PLANE_ADDRESS}:8053");
+        let plane = family().plane;
+        let ready = with_port(plane, 8053);
         let path = self.folder().join("Corefile");
         let text = format!(
-            ".:53 {{\n  bind {PLANE_ADDRESS}\n  errors\n  ready {ready}\n  kubernetes \
-             cluster.local in-addr.arpa {{\n    kubeconfig {}\n    ttl 1\n  }}\n}}\n",
+            ".:53 {{\n  bind {plane}\n  errors\n  ready {ready}\n  kubernetes \
+             cluster.local in-addr.arpa ip6.arpa {{\n    kubeconfig {}\n    ttl 1\n  }}\n}}\n",
             kubeconfig.display()
         );
         std::fs::write(&path, text).with_path(&path)?;
@@ -360,7 +361,7 @@ impl Cluster {
         wait_until("CoreDNS is ready", || {
             self.plane.servers().check("coredns").map_err(|error| error.to_string())?;
             let mut request = programs::inside(Some(PLANE), "bash");
-            request.args(["-c", ask, PLANE_ADDRESS]);
+            request.args(["-c", ask, plane]);
             run(&mut request).map_err(|error| error.to_string())
         })
         .map(drop)

@@ -8,13 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::audit;
 use crate::certificates::{Authority, KeyUsage};
 use crate::error::{Error, WithPath};
+use crate::network::{self, Family, with_port};
 use crate::ports::free_ports;
 use crate::servers::Servers;
 use crate::{Client, Request, programs, wait_until};
 
 /// CIDR of Services, and the API server's address in it.
-const SERVICES: &str = "10.96.0.0/16";
-const API_SERVICE: &str = "10.96.0.1";
 
 /// Optional parts of a control plane.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,6 +60,13 @@ impl Deref for ControlPlane {
 
     fn deref(&self) -> &Client {
         &self.client
+    }
+}
+
+impl ListenAddrs {
+    /// Family of the cluster's addresses. Without nodes, a control plane is on 127.0.0.1.
+    fn family(&self) -> Family {
+        if self.namespace.is_some() { network::family() } else { network::IPV4 }
     }
 }
 
@@ -247,7 +253,8 @@ impl ControlPlane {
     pub(crate) fn component_kubeconfig(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.folder.join(format!("{name}.kubeconfig"));
         let ListenAddrs { address, api_port, .. } = &self.addrs;
-        self.authority.kubeconfig(&path, &format!("https://{address}:{api_port}"), name)?;
+        let url = format!("https://{}", with_port(address, *api_port));
+        self.authority.kubeconfig(&path, &url, name)?;
         Ok(path)
     }
 
@@ -272,16 +279,18 @@ impl ControlPlane {
         let ListenAddrs { address, api_port, etcd_port, namespace, .. } = &self.addrs;
         let file =
             |flag: &str, name: &str| format!("--{flag}={}", self.authority.path(name).display());
+        let family = self.addrs.family();
         let mut command = self.inside(programs::control_plane("kube-apiserver")?);
         if namespace.is_some() {
-            command.args(["--bind-address=0.0.0.0", &format!("--advertise-address={address}")]);
+            command.arg(format!("--bind-address={}", family.any));
+            command.arg(format!("--advertise-address={address}"));
         } else {
             command.args(["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none"]);
         }
         command.args([
             format!("--secure-port={api_port}"),
             format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
-            format!("--service-cluster-ip-range={SERVICES}"),
+            format!("--service-cluster-ip-range={}", family.services),
             file("client-ca-file", "ca.crt"),
             file("tls-cert-file", "apiserver.crt"),
             file("tls-private-key-file", "apiserver.key"),
@@ -339,7 +348,8 @@ fn issue_certificates(authority: &Authority, addrs: &ListenAddrs) -> Result<(), 
         .map(|suffix| format!("DNS:kubernetes{suffix}"))
         .into();
     names.push("DNS:localhost".to_string());
-    names.extend(["127.0.0.1", API_SERVICE, &addrs.address].map(|address| format!("IP:{address}")));
+    let addresses = ["127.0.0.1", addrs.family().api_service, &addrs.address];
+    names.extend(addresses.map(|address| format!("IP:{address}")));
     authority.issue("apiserver", "/CN=kube-apiserver", KeyUsage::Server, &names)?;
     for (name, subject) in [
         ("admin", "/O=system:masters/CN=admin"),

@@ -12,7 +12,8 @@
 //! removes all files. Because of the pipe, they can also be kept in a `static`, which is never
 //! dropped.
 //!
-//! `STOKER_TEST_CLUSTER=off` skips tests that need a cluster. `STOKER_TEST_CLUSTER_KEEP=1` keeps
+//! `STOKER_TEST_CLUSTER=off` skips tests that need a cluster. With `STOKER_TEST_CLUSTER=ipv6`,
+//! nodes, pods and services have addresses of IPv6 only. `STOKER_TEST_CLUSTER_KEEP=1` keeps
 //! clusters running for inspection until `tests/cluster/down`. tests/cluster/README.md describes
 //! how they are built and how long they take.
 

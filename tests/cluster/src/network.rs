@@ -6,6 +6,9 @@
 //!                                      ├── stoker-node-1 (172.30.0.11; pods 10.244.1.0/24)
 //!                                      └── stoker-node-2 (172.30.0.12; pods 10.244.2.0/24)
 //! ```
+//!
+//! With `STOKER_TEST_CLUSTER=ipv6`, all these addresses are of IPv6, and the namespaces have no
+//! others, except 127.0.0.1.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,11 +19,57 @@ use crate::programs::inside;
 /// Network namespace of the control plane.
 pub(crate) const PLANE: &str = "stoker-cp";
 
-/// Address at which pods and nodes reach the control plane.
-pub(crate) const PLANE_ADDRESS: &str = "172.30.0.1";
+/// CIDRs and addresses of the cluster.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Family {
+    pub(crate) is_ipv6: bool,
+    /// Address at which pods and nodes reach the control plane.
+    pub(crate) plane: &'static str,
+    /// CIDR of all pods.
+    pub(crate) pods: &'static str,
+    /// CIDR of all services.
+    pub(crate) services: &'static str,
+    /// Address of the service of the API server.
+    pub(crate) api_service: &'static str,
+    /// Address that stands for all.
+    pub(crate) any: &'static str,
+    /// Destination of the default route.
+    pub(crate) all: &'static str,
+}
 
-/// CIDR of all pods.
-pub(crate) const PODS: &str = "10.244.0.0/16";
+pub(crate) const IPV4: Family = Family {
+    is_ipv6: false,
+    plane: "172.30.0.1",
+    pods: "10.244.0.0/16",
+    services: "10.96.0.0/16",
+    api_service: "10.96.0.1",
+    any: "0.0.0.0",
+    all: "0.0.0.0/0",
+};
+
+const IPV6: Family = Family {
+    is_ipv6: true,
+    plane: "fd30::1",
+    pods: "fd44::/48",
+    services: "fd96::/112",
+    api_service: "fd96::1",
+    any: "::",
+    all: "::/0",
+};
+
+/// Family of the addresses in clusters with nodes.
+pub(crate) fn family() -> Family {
+    let is_ipv6 = std::env::var("STOKER_TEST_CLUSTER").is_ok_and(|value| value == "ipv6");
+    if is_ipv6 { IPV6 } else { IPV4 }
+}
+
+/// Returns an address with a port, as in URLs.
+pub(crate) fn with_port(address: &str, port: u16) -> String {
+    match address.contains(':') {
+        true => format!("[{address}]:{port}"),
+        false => format!("{address}:{port}"),
+    }
+}
 
 /// Network namespace of a node.
 pub(crate) fn node_namespace(node: usize) -> String {
@@ -29,12 +78,18 @@ pub(crate) fn node_namespace(node: usize) -> String {
 
 /// Address of a node.
 pub(crate) fn node_address(node: usize) -> String {
-    format!("172.30.0.{}", 10 + node)
+    match family().is_ipv6 {
+        true => format!("fd30::{}", 10 + node),
+        false => format!("172.30.0.{}", 10 + node),
+    }
 }
 
 /// CIDR of a node's pods.
 pub(crate) fn pods_of(node: usize) -> String {
-    format!("10.244.{node}.0/24")
+    match family().is_ipv6 {
+        true => format!("fd44:0:0:{node}::/64"),
+        false => format!("10.244.{node}.0/24"),
+    }
 }
 
 /// Creates the control plane's namespace and bridge, after listing all namespaces in `folder`.
@@ -46,9 +101,24 @@ pub(crate) fn create_control_plane_network(folder: &Path, nodes: &[usize]) -> Re
     run(Command::new("ip").args(["netns", "add", PLANE]))?;
     ip(PLANE, "link set lo up")?;
     ip(PLANE, "link add bridge type bridge")?;
-    ip(PLANE, &format!("addr add {PLANE_ADDRESS}/24 dev bridge"))?;
+    add_address(PLANE, family().plane, "bridge")?;
     ip(PLANE, "link set bridge up")?;
-    sysctl(PLANE, "net/ipv4/ip_forward")
+    forward_packets(PLANE)
+}
+
+fn add_address(namespace: &str, address: &str, device: &str) -> Result<(), Error> {
+    match family().is_ipv6 {
+        // No other machine can have the address, so use it without a check for duplicates.
+        true => ip(namespace, &format!("addr add {address}/64 dev {device} nodad")),
+        false => ip(namespace, &format!("addr add {address}/24 dev {device}")),
+    }
+}
+
+/// Lets a namespace forward packets of others.
+fn forward_packets(namespace: &str) -> Result<(), Error> {
+    let name =
+        if family().is_ipv6 { "net/ipv6/conf/all/forwarding" } else { "net/ipv4/ip_forward" };
+    sysctl(namespace, name)
 }
 
 /// Creates a node's namespace on the bridge, with routes to its pods and to those of its peers.
@@ -57,12 +127,13 @@ pub(crate) fn create_node_network(node: usize, nodes: &[usize]) -> Result<(), Er
     run(Command::new("ip").args(["netns", "add", &name]))?;
     ip(PLANE, &format!("link add to-{node} type veth peer name eth0 netns {name}"))?;
     ip(PLANE, &format!("link set to-{node} master bridge up"))?;
-    ip(PLANE, &format!("route add {} via {}", pods_of(node), node_address(node)))?;
+    route(PLANE, "add", &pods_of(node), &node_address(node))?;
     ip(&name, "link set lo up")?;
-    ip(&name, &format!("addr add {}/24 dev eth0", node_address(node)))?;
-    sysctl(&name, "net/ipv4/ip_forward")?;
+    add_address(&name, &node_address(node), "eth0")?;
+    forward_packets(&name)?;
     // If the kernel supports it, let kube-proxy's rules apply to traffic on the pods' bridge.
-    let _ = sysctl(&name, "net/bridge/bridge-nf-call-iptables");
+    let tables = if family().is_ipv6 { "ip6tables" } else { "iptables" };
+    let _ = sysctl(&name, &format!("net/bridge/bridge-nf-call-{tables}"));
     link_up(node, nodes)
 }
 
@@ -70,11 +141,20 @@ pub(crate) fn create_node_network(node: usize, nodes: &[usize]) -> Result<(), Er
 pub(crate) fn link_up(node: usize, nodes: &[usize]) -> Result<(), Error> {
     let name = node_namespace(node);
     ip(&name, "link set eth0 up")?;
-    ip(&name, &format!("route replace default via {PLANE_ADDRESS}"))?;
+    // The kernel removes addresses of IPv6 with the link.
+    if family().is_ipv6 {
+        ip(&name, &format!("addr replace {}/64 dev eth0 nodad", node_address(node)))?;
+    }
+    route(&name, "replace", "default", family().plane)?;
     for peer in nodes.iter().filter(|peer| **peer != node) {
-        ip(&name, &format!("route replace {} via {}", pods_of(*peer), node_address(*peer)))?;
+        route(&name, "replace", &pods_of(*peer), &node_address(*peer))?;
     }
     Ok(())
+}
+
+fn route(namespace: &str, verb: &str, to: &str, via: &str) -> Result<(), Error> {
+    let version = if family().is_ipv6 { "-6" } else { "-4" };
+    ip(namespace, &format!("{version} route {verb} {to} via {via}"))
 }
 
 /// Disconnects a node.
@@ -96,7 +176,8 @@ pub(crate) fn accept_port(node: usize, port: u16) -> Result<(), Error> {
 fn rule(node: usize, verb: &str, port: u16) -> Result<(), Error> {
     let rule =
         format!("-w 10 {verb} FORWARD -p tcp --dport {port} -j REJECT --reject-with tcp-reset");
-    run(inside(Some(&node_namespace(node)), "iptables").args(rule.split(' '))).map(drop)
+    let program = if family().is_ipv6 { "ip6tables" } else { "iptables" };
+    run(inside(Some(&node_namespace(node)), program).args(rule.split(' '))).map(drop)
 }
 
 fn ip(namespace: &str, words: &str) -> Result<(), Error> {
@@ -111,7 +192,7 @@ fn sysctl(namespace: &str, name: &str) -> Result<(), Error> {
 
 /// Returns whether a program listens at a TCP port of a namespace, without connecting to it.
 pub(crate) fn is_listening(namespace: Option<&str>, port: u16) -> Result<bool, Error> {
-    let table = run(inside(namespace, "cat").arg("/proc/net/tcp"))?;
+    let table = run(inside(namespace, "cat").args(["/proc/net/tcp", "/proc/net/tcp6"]))?;
     let port = format!(":{port:04X}");
     Ok(table.lines().any(|line| {
         let mut fields = line.split_whitespace().skip(1);
@@ -129,11 +210,22 @@ pub(crate) fn forwarder_commands(
     (to, connect): (Option<&str>, (&str, u16)),
 ) -> (Command, Command) {
     let socket = socket.display();
+    let version = |address: &str| if address.contains(':') { 6 } else { 4 };
+    let bracketed = |address: &str| match version(address) {
+        6 => format!("[{address}]"),
+        _ => address.to_owned(),
+    };
     let mut near = inside(from, "socat");
-    near.arg(format!("TCP-LISTEN:{},bind={},reuseaddr,fork,nodelay", listen.1, listen.0));
+    let (host, port) = listen;
+    near.arg(format!(
+        "TCP{}-LISTEN:{port},bind={},reuseaddr,fork,nodelay",
+        version(host),
+        bracketed(host)
+    ));
     near.arg(format!("UNIX-CONNECT:{socket}"));
     let mut far = inside(to, "socat");
     far.arg(format!("UNIX-LISTEN:{socket},fork,mode=600,unlink-early"));
-    far.arg(format!("TCP:{}:{},nodelay", connect.0, connect.1));
+    let (host, port) = connect;
+    far.arg(format!("TCP{}:{}:{port},nodelay", version(host), bracketed(host)));
     (near, far)
 }

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::certificates::KeyUsage;
 use crate::error::{Error, WithPath, run};
-use crate::network::{PODS, node_address, node_namespace};
+use crate::network::{family, node_address, node_namespace};
 use crate::{ControlPlane, programs, wait_until};
 
 /// Directories of the node, and the paths at which the node sees them. These are fixed paths
@@ -155,7 +155,7 @@ impl Node {
         proxy.arg(format!("--kubeconfig={}", kubeconfig.display()));
         proxy.args([
             format!("--hostname-override={name}"),
-            format!("--cluster-cidr={PODS}"),
+            format!("--cluster-cidr={}", family().pods),
             "--proxy-mode=iptables".to_string(),
             "--conntrack-max-per-core=0".to_string(),
         ]);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use crate::error::{Error, WithPath, command_line};
-use crate::network::{PLANE, PLANE_ADDRESS};
+use crate::network::{PLANE, family, with_port};
 use crate::{ControlPlane, programs, wait_until};
 
 pub(crate) const PORT: u16 = 8333;
@@ -30,7 +30,7 @@ pub struct S3 {
 impl S3 {
     pub(crate) fn new(local_port: u16) -> Self {
         Self {
-            endpoint: format!("http://{PLANE_ADDRESS}:{PORT}"),
+            endpoint: format!("http://{}", with_port(family().plane, PORT)),
             local_endpoint: format!("http://127.0.0.1:{local_port}"),
             bucket: "runs".to_string(),
             access_key: "stoker-test".to_string(),
@@ -45,10 +45,11 @@ impl S3 {
         let config = folder.join("s3.json");
         std::fs::write(&config, self.identities()).with_path(&config)?;
         let mut weed = programs::inside(Some(PLANE), programs::weed()?);
-        weed.args(["server", "-s3", "-filer", "-volume.max=20", "-ip.bind=0.0.0.0"]);
+        weed.args(["server", "-s3", "-filer", "-volume.max=20"]);
+        weed.arg(format!("-ip.bind={}", family().any));
         // The server waits for peers during an election, but has none.
         weed.args(["-master.electionTimeout=1s", "-master.telemetry=false"]);
-        weed.arg(format!("-ip={PLANE_ADDRESS}")).arg(format!("-s3.port={PORT}"));
+        weed.arg(format!("-ip={}", family().plane)).arg(format!("-s3.port={PORT}"));
         weed.arg(format!("-dir={}", folder.display()));
         weed.arg(format!("-s3.config={}", config.display()));
         plane.servers().start(SERVER, weed)?;
@@ -95,8 +96,8 @@ impl S3 {
         std::fs::write(&script, commands).map_err(|error| error.to_string())?;
         let weed = programs::weed().map_err(|error| error.to_string())?;
         let mut shell = programs::inside(Some(PLANE), weed);
-        shell.args(["shell", &format!("-master={PLANE_ADDRESS}:9333")]);
-        shell.arg(format!("-filer={PLANE_ADDRESS}:8888")).current_dir(folder);
+        shell.args(["shell", &format!("-master={}", with_port(family().plane, 9333))]);
+        shell.arg(format!("-filer={}", with_port(family().plane, 8888))).current_dir(folder);
         let input = std::fs::File::open(script).map_err(|error| error.to_string())?;
         let output = shell.stdin(input).stderr(Stdio::piped()).output();
         let output = output.map_err(|error| error.to_string())?;

@@ -167,13 +167,15 @@ fn ports_are_forwarded_and_exposed(cluster: &Cluster) {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"from outside\n").unwrap();
     });
-    let address = cluster.expose(port).unwrap().replace(':', "/");
-    let log = run(cluster, &pod("out", "node-1", &format!("cat </dev/tcp/{address}")));
+    let address = cluster.expose(port).unwrap();
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let host = host.trim_matches(['[', ']']);
+    let log = run(cluster, &pod("out", "node-1", &format!("cat </dev/tcp/{host}/{port}")));
     assert_eq!(log, "from outside\n");
     server.join().unwrap();
 
     // CoreDNS reports its readiness only inside the cluster's network.
-    let local = cluster.forward("172.30.0.1", 8053).unwrap();
+    let local = cluster.forward(host, 8053).unwrap();
     assert!(http_get(local).contains("HTTP/1."), "port {local}");
 }
 

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::Node;
-use crate::network::{PLANE_ADDRESS, node_address, pods_of};
+use crate::network::{family, node_address, pods_of};
 use crate::{ControlPlane, programs};
 
 impl Node {
@@ -23,7 +23,7 @@ impl Node {
                         "type": "host-local",
                         "dataDir": self.folder.join("cni/addresses"),
                         "ranges": [[{ "subnet": pods_of(self.number) }]],
-                        "routes": [{ "dst": "0.0.0.0/0" }],
+                        "routes": [{ "dst": family().all }],
                     },
                 },
                 { "type": "portmap", "capabilities": { "portMappings": true } },
@@ -86,7 +86,7 @@ state = "{folder}/run"
             "failSwapOn": false,
             "failCgroupV1": false,
             "containerRuntimeEndpoint": format!("unix://{}", self.socket().display()),
-            "clusterDNS": [PLANE_ADDRESS],
+            "clusterDNS": [family().plane],
             "clusterDomain": "cluster.local",
             "resolvConf": self.folder.join("resolv.conf"),
             // Never evict or delete images for disk space: there is no registry to pull them from.

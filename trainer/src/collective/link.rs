@@ -53,7 +53,7 @@ impl Link {
         })
     }
 
-    /// Closes both directions, also for clones.
+    /// Closes both directions, also for clones. Bytes in shared memory can still be received.
     pub(super) fn shutdown(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
@@ -74,7 +74,7 @@ impl Link {
             .is_ok_and(|(_, num)| num == num_bytes)
     }
 
-    /// Returns `true` if the connection can show without a system call when it is ready.
+    /// Returns `true` if [`is_ready`](Self::is_ready) applies to this connection.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self, Self::Sender(_) | Self::Receiver(_))
     }

@@ -1,7 +1,7 @@
 //! Pipe between two processes of one machine, in memory that both share.
 //!
-//! The sender copies bytes into a ring buffer, and the receiver copies them out, both without the
-//! system. A Unix socket is for waiting: a side that finds nothing to do announces that it sleeps,
+//! The sender copies bytes into a ring buffer, and the receiver copies them out, both without system
+//! calls. A Unix socket is for waiting: a side that finds nothing to do announces that it sleeps,
 //! and the other sends a byte to wake it. The end of the socket is the end of the pipe.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -55,11 +55,16 @@ impl PipeSender {
         &self.0.socket
     }
 
+    /// Gives up the shared memory.
+    pub(super) fn into_socket(self) -> UnixStream {
+        self.0.socket
+    }
+
     fn num_free(&self) -> io::Result<usize> {
         let num_read = self.0.memory.word(Word::Read).load(Acquire);
         let in_transit = self.0.position.checked_sub(num_read);
         let num_free = in_transit.and_then(|num| (CAPACITY as u64).checked_sub(num));
-        num_free.map(|num| num as usize).ok_or_else(damaged)
+        num_free.map(|num| num as usize).ok_or_else(|| impossible(self.0.position, num_read))
     }
 
     /// Returns `true` if the pipe accepts bytes.
@@ -106,10 +111,12 @@ impl PipeReceiver {
     ///
     /// # Errors
     ///
-    /// Fails if the file is none of a sender, or if the system lacks memory.
-    pub(super) fn open(socket: UnixStream, file: &OwnedFd) -> io::Result<Self> {
-        let side = Side { memory: Memory::map(file)?, socket, position: 0 };
-        Ok(Self { side, has_ended: false })
+    /// Returns the socket if no sender created the file, or if the system rejects its use.
+    pub(super) fn open(socket: UnixStream, file: &OwnedFd) -> Result<Self, UnixStream> {
+        match Memory::map(file) {
+            Ok(memory) => Ok(Self { side: Side { memory, socket, position: 0 }, has_ended: false }),
+            Err(_) => Err(socket),
+        }
     }
 
     pub(super) fn socket(&self) -> &UnixStream {
@@ -120,7 +127,8 @@ impl PipeReceiver {
         let num_written = self.side.memory.word(Word::Written).load(Acquire);
         let num_available = num_written.checked_sub(self.side.position);
         let num_available = num_available.filter(|num| *num <= CAPACITY as u64);
-        num_available.map(|num| num as usize).ok_or_else(damaged)
+        let impossible = || impossible(num_written, self.side.position);
+        num_available.map(|num| num as usize).ok_or_else(impossible)
     }
 
     /// Returns `true` if a read does not fail for lack of bytes.
@@ -185,7 +193,8 @@ impl Side {
         fence(SeqCst);
         let sleeps = self.memory.word(other_sleeps);
         if sleeps.load(Relaxed) != 0 && sleeps.swap(0, Relaxed) != 0 {
-            // Ignore errors: a side that has closed its socket needs no byte.
+            // Ignore errors: a side that has closed its socket needs no byte. If the system lacks
+            // memory for the byte, the other side wakes by its timeout.
             let _ = (&self.socket).write(&[0]);
         }
         Ok((self.position - start) as usize)
@@ -211,9 +220,10 @@ impl Side {
     }
 }
 
-/// Error: the other side has written an impossible position.
-fn damaged() -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, "the memory shared with this rank is damaged")
+/// Error: the other side has published an impossible position.
+fn impossible(written: u64, read: u64) -> io::Error {
+    let text = format!("impossible positions in shared memory: {written} written, {read} read");
+    io::Error::new(ErrorKind::InvalidData, text)
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ const SCRATCH_BYTES: usize = 128 << 10;
 const SEND_BYTES: usize = 256 << 10;
 /// Number of half-precision values converted at a time.
 const CONVERT_CHUNK: usize = 512;
+
 /// Element type of an all-reduce.
 pub(super) trait Summable: Pod + AddAssign {
     /// Adds `remote` to `local`, element by element.

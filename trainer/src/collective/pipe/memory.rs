@@ -9,7 +9,8 @@ use std::sync::atomic::AtomicU64;
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
+    memfd_create,
 };
 
 /// Size of the ring buffer, which should fit into the processor's cache.
@@ -48,7 +49,8 @@ impl Memory {
         // Linux before 6.3 does not know `NOEXEC_SEAL`; later versions may require it.
         let file = memfd_create("stoker-ranks", flags | MemfdFlags::NOEXEC_SEAL)
             .or_else(|_| memfd_create("stoker-ranks", flags))?;
-        ftruncate(&file, SIZE as u64)?;
+        // Reserve the pages: a first access that finds no memory would end the process.
+        fallocate(&file, FallocateFlags::empty(), 0, SIZE as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
         Ok((Self::map(&file)?, file))
     }
@@ -57,7 +59,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Fails if the file is none of [`create`](Self::create), or if the system lacks memory.
+    /// Fails if [`create`](Self::create) did not create the file, or if the system lacks memory.
     pub(super) fn map(file: &OwnedFd) -> io::Result<Self> {
         // An access beyond the end of the file would end this process.
         let is_fixed = fcntl_get_seals(file)?.contains(SealFlags::SHRINK);
@@ -75,8 +77,7 @@ impl Memory {
 
     /// Copies `bytes` to the ring buffer, from `position` on.
     ///
-    /// The bytes from [`Word::Read`] plus [`CAPACITY`] to [`Word::Written`] must not include the
-    /// positions: the sender fills only free space.
+    /// These positions must be free: from [`Word::Written`] to [`Word::Read`] plus [`CAPACITY`].
     pub(super) fn copy_in(&self, position: u64, bytes: &[u8]) {
         let (at, first) = split(position, bytes.len());
         let (first, rest) = bytes.split_at(first);
@@ -91,8 +92,8 @@ impl Memory {
         }
     }
 
-    /// Copies bytes from the ring buffer, from `position` on. They must be written, and not yet
-    /// read.
+    /// Copies bytes from the ring buffer, from `position` on. They must be written and not yet read:
+    /// from [`Word::Read`] to [`Word::Written`].
     pub(super) fn copy_out(&self, position: u64, bytes: &mut [u8]) {
         let (at, first) = split(position, bytes.len());
         let (first, rest) = bytes.split_at_mut(first);
@@ -107,8 +108,8 @@ impl Memory {
     }
 }
 
-/// Returns the place of `position` in the ring buffer, and how many of `num` bytes fit behind it.
-/// The others follow at its begin.
+/// Returns the offset of `position` in the ring buffer, and how many of `num` bytes fit before its
+/// end. The others follow from its start.
 fn split(position: u64, num: usize) -> (usize, usize) {
     assert!(num <= CAPACITY, "the ring buffer has {CAPACITY} bytes");
     let at = (position % CAPACITY as u64) as usize;

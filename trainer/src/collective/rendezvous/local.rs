@@ -7,6 +7,7 @@
 //! | offer: whether it listens, name, token | |
 //! | | over the Unix socket: token, with the file of the shared memory if it could be created |
 //! | | answer: whether it has connected |
+//! | whether it has mapped the memory | |
 //!
 //! The name is in the abstract namespace of the network, so no file must be created or deleted.
 //! Other processes can see the name, but not the token. Without a Unix socket, both neighbors stay
@@ -77,8 +78,17 @@ impl Participant<'_> {
             }
             _ => None,
         };
+        let is_mapped = [u8::from(matches!(accepted, Some(Link::Receiver(_))))];
+        previous.write_all(&is_mapped).map_err(|error| lost(previous_rank, &error))?;
+
+        let mut is_mapped = [0];
+        self.read_of_neighbor(&mut next, next_rank, &mut is_mapped, deadline)?;
         check_interrupt(self.stop)?;
-        let next = connected.unwrap_or(Link::Tcp(next));
+        let next = match connected {
+            Some(Link::Sender(pipe)) if is_mapped == [0] => Link::Unix(pipe.into_socket()),
+            Some(link) => link,
+            None => Link::Tcp(next),
+        };
         Ok((next, accepted.unwrap_or(Link::Tcp(previous))))
     }
 
@@ -110,10 +120,11 @@ fn accept(listener: &UnixListener, token: [u8; TOKEN_BYTES]) -> io::Result<Link>
         if let Ok((received, memory)) = receive_token(&socket)
             && received == token
         {
-            return match memory {
-                Some(memory) => PipeReceiver::open(socket, &memory).map(Link::Receiver),
-                None => Ok(Link::Unix(socket)),
+            let opened = match memory {
+                Some(memory) => PipeReceiver::open(socket, &memory),
+                None => Err(socket),
             };
+            return Ok(opened.map_or_else(Link::Unix, Link::Receiver));
         }
     }
 }
@@ -153,7 +164,8 @@ fn send_token(
     }
 }
 
-/// Receives a token, with the file of shared memory if the neighbor sent one.
+/// Receives a token, with the file of shared memory if the neighbor sent one and the system passed
+/// it, which it does not if this process has too many files.
 fn receive_token(socket: &UnixStream) -> io::Result<([u8; TOKEN_BYTES], Option<OwnedFd>)> {
     let mut token = [0; TOKEN_BYTES];
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -265,6 +277,7 @@ mod tests {
             assert_eq!(answer, [0]);
             assert!(read_offer(&mut from).is_some());
             from.write_all(&[0]).unwrap();
+            to.write_all(&[0]).unwrap();
         });
         assert!(matches!(links.unwrap(), (Link::Tcp(_), Link::Tcp(_))));
     }
@@ -278,6 +291,7 @@ mod tests {
             assert_eq!(answer, [0]);
             read_offer(&mut from);
             from.write_all(&[0]).unwrap();
+            to.write_all(&[0]).unwrap();
         });
         assert!(matches!(links.unwrap(), (Link::Tcp(_), Link::Tcp(_))));
     }
@@ -300,6 +314,9 @@ mod tests {
             to.read_exact(&mut answer).unwrap();
             assert_eq!(answer, [1]);
             accept(&listener, offer.1).unwrap();
+            to.write_all(&[1]).unwrap();
+            from.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, [1]);
         });
         let (next, mut previous) = links.unwrap();
         assert!(matches!(next, Link::Sender(_)));
@@ -324,6 +341,10 @@ mod tests {
             previous.write_all(b"from the previous rank").unwrap();
             from.write_all(&[1]).unwrap();
             to.read_exact(&mut [0]).unwrap();
+            to.write_all(&[0]).unwrap();
+            let mut is_mapped = [7];
+            from.read_exact(&mut is_mapped).unwrap();
+            assert_eq!(is_mapped, [0]);
         });
         let (_, mut previous) = links.unwrap();
         assert!(matches!(previous, Link::Unix(_)));
@@ -344,8 +365,23 @@ mod tests {
             accept(&listener, offer.1).unwrap();
             assert!(read_offer(&mut from).is_some());
             from.write_all(&[0]).unwrap();
+            to.write_all(&[1]).unwrap();
         });
         assert!(matches!(links.unwrap(), (Link::Sender(_), Link::Tcp(_))));
+    }
+
+    #[test]
+    fn memory_that_the_neighbor_cannot_map_is_unused() {
+        let links = rank_0(|mut to, mut from| {
+            let (listener, offer) = listen().unwrap();
+            to.write_all(&offer_message(Some(offer))).unwrap();
+            to.read_exact(&mut [0]).unwrap();
+            accept(&listener, offer.1).unwrap();
+            read_offer(&mut from);
+            from.write_all(&[0]).unwrap();
+            to.write_all(&[0]).unwrap();
+        });
+        assert!(matches!(links.unwrap(), (Link::Unix(_), Link::Tcp(_))));
     }
 
     #[test]

@@ -16,10 +16,12 @@ use crate::error::exit_code;
 /// Runs a closure on each of several connected ranks, and returns when all have finished.
 pub(super) type OnRanks = fn(usize, &(dyn Fn(&dyn Collective) + Sync));
 
-pub(super) const ALL: [(&str, OnRanks); 3] = [
+pub(super) const ALL: [(&str, OnRanks); 4] = [
     ("threads", on_threads),
     ("pods", on_pods),
     ("ranks of a pod", |size, act| connect_all(size, size, act)),
+    // With an even number of ranks, each has one neighbor in its pod and one in another.
+    ("pods of two ranks", |size, act| connect_all(size, 2 - size % 2, act)),
 ];
 
 fn on_threads(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
@@ -58,7 +60,7 @@ pub(super) fn value(rank: usize, i: usize) -> f32 {
 fn sums_are_exact_and_reproducible() {
     for (name, run) in ALL {
         for (size, len) in
-            [(1, 5), (2, 1), (2, 70_001), (3, 2), (3, 4_097), (3, 70_001), (5, 50_000)]
+            [(1, 5), (2, 1), (2, 700_001), (3, 2), (3, 4_097), (4, 70_001), (5, 50_000)]
         {
             let sum = || {
                 on_ranks(run, size, |ranks| {

@@ -40,6 +40,11 @@ fn json_bytes(character: char) -> usize {
     }
 }
 
+/// Returns whether a text ends with the mark of truncated ones.
+pub fn is_truncated(text: &str) -> bool {
+    text.ends_with(TRUNCATION_MARK)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -189,7 +189,7 @@ impl Ledger {
         &self,
         trials: impl IntoIterator<Item = &'a TrialRecord>,
     ) -> Vec<PendingFact> {
-        let mut pending = vec![];
+        let (mut pending, has_ranks) = (vec![], self.has_ranks());
         for record in trials {
             let trial = record.spec.index;
             let Some(&num_placed) = self.num_placed.get(trial as usize) else { continue };
@@ -205,7 +205,8 @@ impl Ledger {
                 if fact >= num_placed {
                     let event = self.event(trial, fact, recorded);
                     let checkpoint = recorded::checkpoint(recorded).cloned();
-                    let rejection = rejections::message(recorded, record).map(str::to_owned);
+                    let rejection = rejections::message(recorded, record, has_ranks);
+                    let rejection = rejection.map(str::to_owned);
                     pending.push(PendingFact { at, trial, fact, event, checkpoint, rejection });
                 }
             }

@@ -83,6 +83,20 @@ pub fn file_hash<B: AsRef<[u8]> + Sync>(parts: &[B], algorithm: HashAlgorithm) -
 ///
 /// The file cannot be read, or changes its length meanwhile.
 pub fn read_file(file: &File, algorithm: HashAlgorithm) -> io::Result<(Bytes, FileHash)> {
+    read_file_with(file, algorithm, &|| ())
+}
+
+/// Same as [`read_file`]. Calls `on_piece` after each piece that was read. Pieces have
+/// [`LARGE_BYTES`], unless an older version of Stoker chose another size.
+///
+/// # Errors
+///
+/// Same as [`read_file`].
+pub fn read_file_with(
+    file: &File,
+    algorithm: HashAlgorithm,
+    on_piece: &(dyn Fn() + Sync),
+) -> io::Result<(Bytes, FileHash)> {
     let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
     let mut buffer = Buffer::zeroed(len)?;
     let piece_len = piece_len(algorithm);
@@ -96,6 +110,7 @@ pub fn read_file(file: &File, algorithm: HashAlgorithm) -> io::Result<(Bytes, Fi
             hasher.update(block);
             at += block.len() as u64;
         }
+        on_piece();
         Ok(hasher.finish(num))
     })?;
     let hash = combine(algorithm, &hashes);
@@ -366,6 +381,17 @@ mod tests {
         for len in [LARGE + 1, 2 * LARGE, 3 * LARGE + 1024, 4 * LARGE + 5, 5 * LARGE, bytes.len()] {
             check(len, HashAlgorithm::Blake3);
         }
+    }
+
+    #[test]
+    fn pieces_are_counted_while_they_are_read() {
+        let num = std::sync::atomic::AtomicUsize::new(0);
+        let count = || {
+            num.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        };
+        let file = file_of(&pattern(2 * LARGE_BYTES as usize + 1));
+        read_file_with(&file, HashAlgorithm::Blake3, &count).unwrap();
+        assert_eq!(num.into_inner(), 3);
     }
 
     #[test]

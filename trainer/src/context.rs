@@ -239,7 +239,7 @@ impl Context {
         from: impl Into<CheckpointSource>,
     ) -> Result<M> {
         let from = from.into();
-        let load = || from.load(&self.config.storage);
+        let load = || from.load(&self.config.storage, &self.ranks.progress);
         let (_, contents) = from.while_reading(&self.ranks.progress, load)?;
         record::load_model(fresh, &contents)
     }

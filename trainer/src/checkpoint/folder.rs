@@ -26,6 +26,14 @@ const WRITE_BYTES: usize = 16 << 20;
 ///
 /// Fails if the directory does not exist, or does not contain a complete and intact checkpoint.
 pub fn load_folder(path: &Path) -> Result<(Manifest, CheckpointContents), CheckpointError> {
+    load_folder_with(path, &|| ())
+}
+
+/// Same as [`load_folder`]. Calls `on_read` after each part of a file.
+pub(super) fn load_folder_with(
+    path: &Path,
+    on_read: &(dyn Fn() + Sync),
+) -> Result<(Manifest, CheckpointContents), CheckpointError> {
     if path.try_exists().is_ok_and(|exists| !exists) {
         return Err(CheckpointError::NotFound { path: path.display().to_string() });
     }
@@ -33,7 +41,7 @@ pub fn load_folder(path: &Path) -> Result<(Manifest, CheckpointContents), Checkp
     let read = |file: &str, algorithm: HashAlgorithm| {
         let file_path = path_in(path, file).map_err(&corrupt)?;
         File::open(file_path)
-            .and_then(|opened| hash::read_file(&opened, algorithm))
+            .and_then(|opened| hash::read_file_with(&opened, algorithm, on_read))
             .map_err(|error| corrupt(format!("cannot read {file}: {error}")))
     };
     let (text, _) = read(MANIFEST, HashAlgorithm::Sha256)?;
@@ -108,9 +116,13 @@ impl CheckpointSource {
     }
 
     /// Reads the manifest. `own` is the storage of the calling session.
-    pub(crate) fn read_manifest(&self, own: &StorageConfig) -> AnyResult<Manifest> {
+    pub(crate) fn read_manifest(
+        &self,
+        own: &StorageConfig,
+        progress: &ProgressState,
+    ) -> AnyResult<Manifest> {
         if let Location::Folder(_) = self.location() {
-            return Ok(self.load(own)?.0);
+            return Ok(self.load(own, progress)?.0);
         }
         Builder::new_current_thread().enable_all().build()?.block_on(async {
             let store = self.open_store(own).await?;
@@ -129,7 +141,7 @@ impl CheckpointSource {
         let failed = |error| format!("cannot write directory {}: {error}", folder.display());
         progress.while_accessing_files(|| std::fs::create_dir_all(folder)).map_err(failed)?;
         if let Location::Folder(from) = self.location() {
-            let (manifest, contents) = self.load(own)?;
+            let (manifest, contents) = self.load(own, progress)?;
             for (file, bytes) in contents.iter().filter(|(file, _)| wanted(file)) {
                 write_file(&path_in(folder, file)?, bytes, progress).map_err(failed)?;
             }

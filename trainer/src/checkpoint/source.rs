@@ -10,8 +10,10 @@ use stoker_api::names::MANIFEST;
 use stoker_api::time::Timestamp;
 use stoker_storage::{Storage, StorageError, hash, layout};
 
-use super::{CheckpointContents, CheckpointStore, load_folder, parse};
+use super::folder::load_folder_with;
+use super::{CheckpointContents, CheckpointStore, parse};
 use crate::Result;
+use crate::collective::ProgressState;
 
 /// Remedy if a trial's name does not select the wanted run.
 const OTHER_RUN: &str = "to use a trial of another run, set `checkpoint.stored: {url, trialPath}` \
@@ -126,15 +128,20 @@ impl CheckpointSource {
         &self.location
     }
 
-    /// Reads the checkpoint. `own` is the storage of the calling session.
+    /// Reads the checkpoint. `own` is the storage of the calling session. Reads from a directory
+    /// count as progress of the rank.
     ///
     /// # Errors
     ///
     /// Fails if the trial does not exist, or has no complete checkpoint that matches.
-    pub(crate) fn load(&self, own: &StorageConfig) -> Result<(Manifest, CheckpointContents)> {
+    pub(crate) fn load(
+        &self,
+        own: &StorageConfig,
+        progress: &ProgressState,
+    ) -> Result<(Manifest, CheckpointContents)> {
         if let Location::Folder(folder) = &self.location {
             self.check_folder(folder)?;
-            return Ok(load_folder(folder)?);
+            return Ok(load_folder_with(folder, &|| progress.record_transfer())?);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
@@ -396,7 +403,7 @@ mod tests {
         let url = root.path().display().to_string();
         let own = StorageConfig { url: url.clone(), endpoint: None, trial_path: String::new() };
         let check = |source: CheckpointSource, expected: &str| {
-            let (_, contents) = source.load(&own).unwrap();
+            let (_, contents) = source.load(&own, &ProgressState::default()).unwrap();
             assert_eq!(contents["x"].clone(), expected.as_bytes(), "{source:?}");
         };
         let source = || CheckpointSource::stored(&url, trial);
@@ -424,7 +431,9 @@ mod tests {
             trial_path: "ml/other-12345678/trials/0".into(),
         };
         let check = |source: CheckpointSource, expected: Result<&str, &str>| {
-            let actual = source.load(&own).map(|(_, contents)| contents["x"].clone());
+            let actual = source
+                .load(&own, &ProgressState::default())
+                .map(|(_, contents)| contents["x"].clone());
             match (actual, expected) {
                 (Ok(actual), Ok(expected)) => assert_eq!(actual, expected.as_bytes(), "{source:?}"),
                 (Err(error), Err(expected)) => {
@@ -475,7 +484,7 @@ mod tests {
         let trial_path = "ml/other-12345678/trials/0".into();
         let own = StorageConfig { url, endpoint: None, trial_path };
         let check = |expected: Result<&str, &str>| {
-            let loaded = CheckpointSource::trial("iris-0").load(&own);
+            let loaded = CheckpointSource::trial("iris-0").load(&own, &ProgressState::default());
             let actual = loaded.map(|(_, contents)| contents["x"].clone());
             match (actual, expected) {
                 (Ok(actual), Ok(expected)) => assert_eq!(actual, expected.as_bytes()),

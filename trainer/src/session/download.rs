@@ -114,7 +114,7 @@ impl Session<'_> {
     pub fn metadata(&self, of: impl Into<CheckpointSource>) -> Result<CheckpointMetadata> {
         let (of, own) = (of.into(), &self.context.config.storage);
         let progress = &self.context.distributed().progress;
-        let manifest = of.while_reading(progress, || of.read_manifest(own))?;
+        let manifest = of.while_reading(progress, || of.read_manifest(own, progress))?;
         Ok(CheckpointMetadata::from(&manifest))
     }
 

@@ -1,5 +1,7 @@
 //! Uploads, downloads and deletions of checkpoints, also by several ranks.
 
+use std::io::Read as _;
+
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
 use stoker_storage::hash::sha256_hex;
 
@@ -108,9 +110,19 @@ fn accessing_a_directory_is_not_waiting() {
     };
     std::thread::scope(|scope| {
         let writer = scope.spawn(download);
-        let mut reader = std::fs::File::open(&pipe).unwrap();
-        assert!(!is_waiting(&context));
-        std::io::copy(&mut reader, &mut std::io::sink()).unwrap();
+        // Opening the pipe would block if the download failed before.
+        let reader = open(&pipe, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap();
+        let mut reader = std::fs::File::from(reader);
+        let pause = || std::thread::sleep(Duration::from_millis(1));
+        while !writer.is_finished() && !matches!(reader.read(&mut [0]), Ok(1)) {
+            pause();
+        }
+        // The rest is more than fits into the pipe.
+        assert!(writer.is_finished() || !is_waiting(&context));
+        while !writer.is_finished() {
+            let _ = std::io::copy(&mut reader, &mut std::io::sink());
+            pause();
+        }
         writer.join().unwrap().unwrap();
     });
 }

@@ -1,6 +1,6 @@
 //! Words, colors and icons of states, and the bar of trials by state.
 
-use stoker_api::experiment::{Experiment, Phase};
+use stoker_api::experiment::{DesiredState, Experiment, Phase};
 use stoker_api::trial::AttemptEnd;
 use stoker_engine::experiment::explain::{DisplayState, Kind, State};
 use stoker_engine::trial::{TrialRecord, live_attempt};
@@ -52,8 +52,9 @@ pub(crate) fn of_trial(trial: &TrialRecord, state: Option<State>, is_running: bo
     of_display(DisplayState::of(trial, state, is_running))
 }
 
-/// Returns the phase of an experiment. Without a runner, an open experiment is stopped. A local
-/// record contains the phase of its last decision: since then, a trial may have started.
+/// Returns the phase of an experiment. Without a runner, an open experiment is paused if the user
+/// has paused it, else stopped. A local record contains the phase of its last decision: since then,
+/// a trial may have started.
 pub(crate) fn of_run(run: &Run) -> Badge {
     let phase = run.phase();
     if phase == Phase::Pending && num_training(run) > 0 {
@@ -61,6 +62,7 @@ pub(crate) fn of_run(run: &Run) -> Badge {
     }
     match phase.is_terminal() || run.is_running {
         true => of_phase(phase),
+        false if run.experiment.spec.state == DesiredState::Paused => PAUSED,
         false => STOPPED,
     }
 }

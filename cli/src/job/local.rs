@@ -1,5 +1,6 @@
 //! `stoker job list|describe|logs` for local runs: reads the records of `stoker job run`.
 
+use stoker_api::experiment::DesiredState;
 use stoker_api::inference::InferenceJob;
 use stoker_storage::Storage;
 
@@ -41,11 +42,13 @@ impl LocalJob {
         if self.is_current { self.job.name() } else { self.id() }
     }
 
-    /// Returns the phase, or `Stopped` if no runner works on the job.
+    /// Returns the phase. Without a runner, this is `Paused` if the user has paused the job, else
+    /// `Stopped`.
     fn phase(&self) -> String {
         let phase = self.job.phase();
         match phase.is_terminal() || self.is_running {
             true => format!("{phase:?}"),
+            false if self.job.spec.state == DesiredState::Paused => "Paused".to_owned(),
             false => "Stopped".to_owned(),
         }
     }
@@ -71,7 +74,10 @@ fn read(run_root: &RunRoot) -> Result<Vec<LocalJob>, Failure> {
             Err(error) => print::err(format!("stoker: skipped a job: {error}")),
         }
     }
-    jobs.sort_by_key(LocalJob::id);
+    // The latest run of a name is its last one.
+    jobs.sort_by_cached_key(|job| {
+        (job.job.name(), job.is_current, text::created(&job.job.metadata), job.id())
+    });
     Ok(jobs)
 }
 
@@ -174,5 +180,26 @@ mod tests {
             std::fs::write(record.join("job.json"), job.to_string()).unwrap();
         }
         assert_eq!(open(&run_root, "species").unwrap().id(), "species-00000001");
+        let jobs = read(&run_root).unwrap();
+        let ids: Vec<String> = jobs.iter().map(LocalJob::id).collect();
+        assert_eq!(ids, ["species-00000002", "species-00000001"]);
+    }
+
+    #[test]
+    fn paused_jobs_without_a_runner_are_paused() {
+        for (state, phase) in [("Paused", "Paused"), ("Active", "Stopped")] {
+            let job = json!({
+                "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceJob",
+                "metadata": {"name": "species", "namespace": "default", "uid": "00000001-a"},
+                "spec": {
+                    "entrypoint": {"command": ["x"]}, "input": {"url": "s3://data/*.csv"},
+                    "state": state.to_lowercase(),
+                },
+            });
+            let root = tempfile::tempdir().unwrap();
+            let run_root = RunRoot::resolve(root.path().to_str(), None).unwrap();
+            let job = local_job(&run_root, serde_json::from_value(job).unwrap());
+            assert_eq!(job.phase(), phase);
+        }
     }
 }

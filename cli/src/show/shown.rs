@@ -34,10 +34,16 @@ impl RecordedRun {
     /// Returns a trial as the object that a cluster would hold. Without a runner, it does not run.
     pub(super) fn shown(&self, trial: &TrialRecord, explained: &Explained) -> Trial {
         let mut object = self.object(trial);
-        let is_queued =
-            self.runner == Runner::Stopped && explained.state(trial) == DisplayState::Queued;
-        if let Some(status) = object.status.as_mut().filter(|_| is_queued) {
-            status.phase = if self.is_paused() { Phase::Paused } else { Phase::Pending };
+        let state = explained.state(trial);
+        // The process of a trial that waits for others, or that the search has paused, may have run
+        // when the runner was killed.
+        let runs = object.status.as_ref().is_some_and(|status| status.phase == Phase::Running);
+        let is_open = runs || state == DisplayState::Queued;
+        if let Some(status) = object.status.as_mut().filter(|_| self.runner == Runner::Stopped)
+            && is_open
+        {
+            let is_paused = self.is_paused() || state == DisplayState::Paused;
+            status.phase = if is_paused { Phase::Paused } else { Phase::Pending };
         }
         object
     }

@@ -239,7 +239,7 @@ fn no_failed(ledger: &Ledger, trials: &BTreeMap<u32, TrialRecord>) -> String {
     };
     let records = failed.iter().filter_map(|index| trials.get(index));
     let reasons: Vec<String> = records.map(why).collect::<BTreeSet<_>>().into_iter().collect();
-    format!("{} failed, but {}", list(&failed), reasons.join(", and "))
+    format!("{} failed, but {}; create a new experiment", list(&failed), reasons.join(", and "))
 }
 
 impl Plan {
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(reopened, [1]);
         trials.get_mut(&1).unwrap().spec.desired_state = DesiredTrialState::Kill;
         let error = plan(&experiment, &trials, ReopenedTrials::Failed).unwrap_err().to_string();
-        let why = "trial 1 failed, but killed trials stay ended";
+        let why = "trial 1 failed, but killed trials stay ended; create a new experiment";
         assert_eq!(error, format!("cannot continue experiment `mnist`: {why}"));
     }
 }

@@ -107,7 +107,9 @@ fn determined_kind(path: &str, members: &BTreeMap<String, Space>) -> Option<Stri
     let form = match kind {
         "int" | "double" | "log" => {
             let (min, max) = (constant("minval")?, constant("maxval")?);
-            format!("{kind}: {{min: {min}, max: {max}}}")
+            let other = |name: &str| Some(format!(", {name}: {}", constant(name)?));
+            let others: String = ["base", "count"].into_iter().filter_map(other).collect();
+            format!("{kind}: {{min: {min}, max: {max}{others}}}")
         }
         "categorical" => format!("categorical: {}", constant("vals")?),
         _ => return None,
@@ -473,6 +475,10 @@ mod tests {
     fn distributions_in_the_form_of_determined_are_noted() {
         for (space, form) in [
             (json!({ "type": "int", "minval": 4, "maxval": 9 }), "int: {min: 4, max: 9}"),
+            (
+                json!({ "type": "log", "base": 2, "minval": 4, "maxval": 9, "count": 3 }),
+                "log: {min: 4, max: 9, base: 2, count: 3}",
+            ),
             (json!({ "type": "categorical", "vals": [4, 8] }), "categorical: [4,8]"),
         ] {
             let expected = format!(

@@ -62,7 +62,9 @@ fn wrong_field(line: &str) -> Option<String> {
             "exit" => (is_exit(value), "failed, invalid or early"),
             _ => (true, ""),
         };
-        (!is_valid).then(|| format!("{name} must be {rule} (found {value})"))
+        // A field with null is absent.
+        let is_absent = value.is_null() && !["seed", "metrics"].contains(&name.as_str());
+        (!is_valid && !is_absent).then(|| format!("{name} must be {rule} (found {value})"))
     })
 }
 
@@ -205,6 +207,10 @@ mod tests {
         );
         check(r#"{"trial": 0, "seconds_per_unit": 0}"#, "1: seconds_per_unit is 0");
         check(r#"{"trial": 0, "units": 1, "loss": 1}"#, "1: unknown field `loss`");
+        check(
+            r#"{"trial": 0, "units": 1, "metric": 1, "exit": null, "loss": 1}"#,
+            "1: unknown field `loss`",
+        );
         check(r#"{"trial": 0, "units": 1.5}"#, "1: units must be a whole number (found 1.5)");
         check(
             r#"{"trial": 0, "units": 1, "metric": "a"}"#,

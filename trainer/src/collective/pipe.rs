@@ -1,7 +1,7 @@
 //! Pipe between two processes of one machine, in memory that both share.
 //!
-//! The sender copies bytes into a ring buffer, and the receiver copies them out, both without system
-//! calls. A Unix socket is for waiting: a side that finds nothing to do announces that it sleeps,
+//! The sender copies bytes into a ring buffer, and the receiver copies them out, without any system
+//! call. A Unix socket is for waiting: a side that finds nothing to do announces that it sleeps,
 //! and the other sends a byte to wake it. The end of the socket is the end of the pipe.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};

@@ -92,7 +92,7 @@ impl Memory {
         }
     }
 
-    /// Copies bytes from the ring buffer, from `position` on. They must be written and not yet read:
+    /// Copies bytes from the ring buffer, from `position` on. They must be written, but not read:
     /// from [`Word::Read`] to [`Word::Written`].
     pub(super) fn copy_out(&self, position: u64, bytes: &mut [u8]) {
         let (at, first) = split(position, bytes.len());

@@ -154,7 +154,10 @@ pub(crate) fn bar(states: impl IntoIterator<Item = Badge>, total: Option<u32>) -
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::fixture;
 
     #[test]
     fn bar_shows_every_state_once() {
@@ -171,6 +174,15 @@ mod tests {
         ];
         assert_eq!(parts, expected);
         assert_eq!(bar.label, "Trials: 1 completed, 2 running, 1 not created");
+    }
+
+    #[test]
+    fn runs_without_a_runner_are_stopped_or_paused() {
+        for (state, expected) in [("active", STOPPED), ("paused", PAUSED)] {
+            let mut run = fixture::run(json!({"state": state}), json!({}), &[]);
+            run.is_running = false;
+            assert_eq!(of_run(&run), expected);
+        }
     }
 
     #[test]

@@ -87,6 +87,10 @@ mod tests {
             let explained = Explained::unavailable(String::new()).with_runner(false);
             assert_eq!(run.phase(), phase);
             assert_eq!(run.shown(&trial, &explained).status.unwrap().phase, of_trial);
+            // Between two parts of its training.
+            trial.status.attempts.clear();
+            assert_eq!(explained.state(&trial), DisplayState::Waiting);
+            assert_eq!(run.shown(&trial, &explained).status.unwrap().phase, of_trial);
             assert_eq!(run.into_shown().status.unwrap().trials_running, 0);
         }
     }

@@ -13,8 +13,6 @@ use crate::ports::free_ports;
 use crate::servers::Servers;
 use crate::{Client, Request, programs, wait_until};
 
-/// CIDR of Services, and the API server's address in it.
-
 /// Optional parts of a control plane.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {

@@ -40,12 +40,17 @@ pub use ports::free_ports;
 pub use s3::S3;
 pub use skipped::{has_root, record_skip};
 
+/// Returns the value of `STOKER_TEST_CLUSTER`.
+pub(crate) fn switch() -> String {
+    std::env::var("STOKER_TEST_CLUSTER").unwrap_or_default()
+}
+
 /// Returns whether tests that need a cluster run. With `STOKER_TEST_CLUSTER=off`, records the
 /// calling test as skipped. Such a test is never skipped otherwise: it fails if the cluster cannot
 /// be started.
 #[track_caller]
 pub fn clusters_enabled() -> bool {
-    let is_off = std::env::var("STOKER_TEST_CLUSTER").is_ok_and(|value| value == "off");
+    let is_off = switch() == "off";
     if is_off {
         record_skip("STOKER_TEST_CLUSTER=off");
     }

@@ -59,8 +59,7 @@ const IPV6: Family = Family {
 
 /// Family of the addresses in clusters with nodes.
 pub(crate) fn family() -> Family {
-    let is_ipv6 = std::env::var("STOKER_TEST_CLUSTER").is_ok_and(|value| value == "ipv6");
-    if is_ipv6 { IPV6 } else { IPV4 }
+    if crate::switch() == "ipv6" { IPV6 } else { IPV4 }
 }
 
 /// Returns an address with a port, as in URLs.

@@ -14,6 +14,7 @@ use crate::context::Context;
 use crate::rng;
 use crate::{Result, record};
 
+mod clipped;
 #[cfg(feature = "learner")]
 mod external;
 mod gradients;
@@ -21,6 +22,7 @@ mod schedule;
 mod selection;
 mod state;
 
+use clipped::ClippedByNorm;
 #[cfg(feature = "learner")]
 pub(crate) use external::{ExternalOptimizer, ExternalSnapshot};
 pub(crate) use gradients::{AllReduceState, GradientSum, PendingGradients};
@@ -101,7 +103,8 @@ impl Optimizers {
         self.with_group(path, optimizer, None, rate.into())
     }
 
-    /// Same as [`group`](Self::group), with clipping of each parameter's gradient.
+    /// Same as [`group`](Self::group), with clipping of each parameter's gradient. Norms are summed
+    /// in a fixed order, so repeated and resumed trainings are bit-identical.
     ///
     /// # Errors
     ///
@@ -113,7 +116,14 @@ impl Optimizers {
         clipping: GradientClippingConfig,
         rate: impl Into<Schedule>,
     ) -> Result<Self> {
-        self.with_group(path, optimizer, Some(clipping.init()), rate.into())
+        match clipping {
+            GradientClippingConfig::Norm(norm_max) => {
+                self.with_group(path, ClippedByNorm { optimizer, norm_max }, None, rate.into())
+            }
+            GradientClippingConfig::Value(_) => {
+                self.with_group(path, optimizer, Some(clipping.init()), rate.into())
+            }
+        }
     }
 
     fn with_group(

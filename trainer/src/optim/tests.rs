@@ -74,12 +74,17 @@ fn global_norm_is_clipped() {
 
 #[test]
 fn clipped_group_limits_its_gradients() {
-    let (model, mut sum) = (model(), GradientSum::default());
-    sum.add(&model, output(&model, 4, false), false);
-    let (sgd_of_group, clipping) = (SgdConfig::new().build(), GradientClippingConfig::Value(3.5));
-    let clipped = sgd(1.0).group_clipped("^used$", sgd_of_group, clipping, 0.25);
-    let model = stepped(&mut clipped.unwrap(), model, sum).unwrap();
-    assert_eq!(values(&model.used), [0.25, 0.125]);
+    for (clipping, expected) in [
+        (GradientClippingConfig::Value(3.5), [0.25, 0.125]),
+        (GradientClippingConfig::Norm(2.5), [0.625, 0.5]),
+        (GradientClippingConfig::Norm(6.0), [0.25, 0.0]),
+    ] {
+        let (model, mut sum) = (model(), GradientSum::default());
+        sum.add(&model, output(&model, 4, false), false);
+        let clipped = sgd(1.0).group_clipped("^used$", SgdConfig::new().build(), clipping, 0.25);
+        let model = stepped(&mut clipped.unwrap(), model, sum).unwrap();
+        assert_eq!(values(&model.used), expected);
+    }
 }
 
 #[test]

@@ -239,7 +239,12 @@ fn no_failed(ledger: &Ledger, trials: &BTreeMap<u32, TrialRecord>) -> String {
     };
     let records = failed.iter().filter_map(|index| trials.get(index));
     let reasons: Vec<String> = records.map(why).collect::<BTreeSet<_>>().into_iter().collect();
-    format!("{} failed, but {}; create a new experiment", list(&failed), reasons.join(", and "))
+    format!(
+        "{} failed, but {}; to repeat the training, create a new experiment with the same \
+         hyperparameters",
+        list(&failed),
+        reasons.join(", and ")
+    )
 }
 
 impl Plan {
@@ -316,7 +321,8 @@ mod tests {
         assert_eq!(reopened, [1]);
         trials.get_mut(&1).unwrap().spec.desired_state = DesiredTrialState::Kill;
         let error = plan(&experiment, &trials, ReopenedTrials::Failed).unwrap_err().to_string();
-        let why = "trial 1 failed, but killed trials stay ended; create a new experiment";
+        let why = "trial 1 failed, but killed trials stay ended; to repeat the training, create \
+                   a new experiment with the same hyperparameters";
         assert_eq!(error, format!("cannot continue experiment `mnist`: {why}"));
     }
 }

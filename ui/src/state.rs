@@ -52,9 +52,8 @@ pub(crate) fn of_trial(trial: &TrialRecord, state: Option<State>, is_running: bo
     of_display(DisplayState::of(trial, state, is_running))
 }
 
-/// Returns the phase of an experiment. Without a runner, an open experiment is paused if the user
-/// has paused it, else stopped. A local record contains the phase of its last decision: since then,
-/// a trial may have started.
+/// Returns the phase of an experiment. Without a runner, an open experiment is paused or stopped. A
+/// local record contains the phase of its last decision: since then, a trial may have started.
 pub(crate) fn of_run(run: &Run) -> Badge {
     let phase = run.phase();
     if phase == Phase::Pending && num_training(run) > 0 {
@@ -62,9 +61,14 @@ pub(crate) fn of_run(run: &Run) -> Badge {
     }
     match phase.is_terminal() || run.is_running {
         true => of_phase(phase),
-        false if run.experiment.spec.state == DesiredState::Paused => PAUSED,
-        false => STOPPED,
+        false => without_runner(run.experiment.spec.state),
     }
+}
+
+/// Returns the phase of an open experiment or job without a runner. If the user has paused it, the
+/// next runner waits.
+pub(crate) fn without_runner(state: DesiredState) -> Badge {
+    if state == DesiredState::Paused { PAUSED } else { STOPPED }
 }
 
 /// Returns the number of trials with an attempt that runs.
@@ -160,6 +164,20 @@ mod tests {
     use crate::fixture;
 
     #[test]
+    fn open_run_without_a_runner_is_paused_or_stopped() {
+        let check = |state: &str, phase: &str, is_running: bool, expected: &str| {
+            let mut run = fixture::run(json!({ "state": state }), json!({ "phase": phase }), &[]);
+            run.is_running = is_running;
+            assert_eq!(of_run(&run).word, expected, "{state} {phase} {is_running}");
+        };
+        check("paused", "Running", false, "Paused");
+        check("paused", "Running", true, "Running");
+        check("paused", "Completed", false, "Completed");
+        check("active", "Running", false, "Stopped");
+        check("active", "Paused", false, "Stopped");
+    }
+
+    #[test]
     fn bar_shows_every_state_once() {
         let bar = bar([RUNNING, COMPLETED, RUNNING], Some(4));
         let parts: Vec<(&str, u32, &str, &str)> = bar
@@ -174,15 +192,6 @@ mod tests {
         ];
         assert_eq!(parts, expected);
         assert_eq!(bar.label, "Trials: 1 completed, 2 running, 1 not created");
-    }
-
-    #[test]
-    fn runs_without_a_runner_are_stopped_or_paused() {
-        for (state, expected) in [("active", STOPPED), ("paused", PAUSED)] {
-            let mut run = fixture::run(json!({"state": state}), json!({}), &[]);
-            run.is_running = false;
-            assert_eq!(of_run(&run), expected);
-        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Page of a batch inference job.
 
 use serde_json::{Value, json};
-use stoker_api::experiment::Phase;
+use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::{CheckpointChoice, Role, WorkerEnd, WorkerStatus};
 use stoker_engine::inference::percent;
 
@@ -82,7 +82,12 @@ fn notice(job: &Job) -> Option<Notice> {
         Phase::Cancelled => new("info", "The job was cancelled", message),
         Phase::Completed => None,
         _ if !job.is_running => {
-            let text = "Run the same command again to resume; committed shards are kept";
+            let text = match job.job.spec.state {
+                DesiredState::Paused => {
+                    "It is paused. Activate it, then run the same command again"
+                }
+                _ => "Run the same command again to resume; committed shards are kept",
+            };
             new("info", "No runner works on this job now", text.to_owned())
         }
         Phase::Pending => new("info", "The job waits", message),

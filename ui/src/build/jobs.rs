@@ -11,7 +11,7 @@ use stoker_engine::inference::percent;
 use super::plain_frame;
 use crate::job::Job;
 use crate::site::Site;
-use crate::state::{self, INVALID, STOPPED};
+use crate::state::{self, INVALID};
 use crate::text;
 use crate::views::{Badge, JobRow, JobsPage};
 use crate::visible::Visible;
@@ -40,12 +40,12 @@ pub(crate) fn page(site: &Site, visible: &Visible) -> JobsPage {
     JobsPage { frame, rows, error, first_command }
 }
 
-/// Returns the phase. Without a runner, a job that has not ended is stopped.
+/// Returns the phase. Without a runner, a job that has not ended is paused or stopped.
 pub(super) fn badge(job: &Job) -> Badge {
     match job.phase() {
         _ if job.invalid().is_some() => INVALID,
         phase if phase.is_terminal() || job.is_running => state::of_phase(phase),
-        _ => STOPPED,
+        _ => state::without_runner(job.job.spec.state),
     }
 }
 
@@ -61,10 +61,10 @@ pub(super) fn stage(role: Role) -> &'static str {
 fn row(job: &Job, now: Timestamp) -> JobRow {
     let status = job.status();
     let failed = num_failed(job);
-    let message = match (job.invalid(), badge(job) == STOPPED) {
+    let message = match (job.invalid(), job.is_running || job.phase().is_terminal()) {
         (Some(invalid), _) => invalid,
-        (None, true) => "no runner works on it now".to_owned(),
-        (None, false) => status.message.clone().unwrap_or_default(),
+        (None, true) => status.message.clone().unwrap_or_default(),
+        (None, false) => "no runner works on it now".to_owned(),
     };
     JobRow {
         namespace: job.namespace.clone(),
@@ -134,6 +134,8 @@ pub(crate) fn export(visible: &Visible) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
+    use stoker_api::experiment::DesiredState;
+
     use super::*;
     use crate::fixture;
     use crate::store::Store;
@@ -182,6 +184,14 @@ mod tests {
             "lastTransitionTime": "2026-11-21T19:00:00Z",
         }]});
         check(invalid, true, ["Invalid", "plan", "0 %", "–", "–", "0", "spec.input"]);
+    }
+
+    #[test]
+    fn paused_job_without_a_runner_is_paused() {
+        let mut job = fixture::job(json!({"phase": "Running"}), false);
+        job.job.spec.state = DesiredState::Paused;
+        let row = row(&job, Timestamp(0));
+        assert_eq!((row.phase.word, row.message.as_str()), ("Paused", "no runner works on it now"));
     }
 
     #[test]

@@ -103,9 +103,13 @@ async function leaves(page) {
   await visit(page, `/compare?e=${namespace}/${input.id}&all=1`);
   await page.waitForSelector('[data-live-state=live]');
   await page.locator('#differences tbody tr').first().hover();
-  const loaded = page.waitForResponse((one) => new URL(one.url()).pathname === '/compare');
+  await page.evaluate(() => {
+    document.addEventListener('stoker:replaced', () => { document.body.dataset.replaced = ''; });
+  });
   relabel('left');
-  await loaded;
+  await page.waitForSelector('[data-replaced]');
+  const table = await page.locator('#differences').textContent();
+  equal(table.includes('left'), false, 'the table under the pointer was replaced');
   await page.mouse.move(2, 2);
   await page.locator('#differences', { hasText: 'left' }).waitFor();
 }

@@ -127,6 +127,20 @@ fn accessing_a_directory_is_not_waiting() {
     });
 }
 
+#[test]
+fn reading_a_directory_is_progress() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = alone(folder.path());
+    let session = context.session();
+    let name = session.store_path(Upload::at(1), |folder| write(folder, &[("x", "y")])).unwrap();
+    let source = CheckpointSource::folder(folder.path().join("trial/checkpoints").join(name));
+    // The counter of the activity increases.
+    let state = || format!("{:?}", context.distributed().progress);
+    let before = state();
+    session.metadata(source).unwrap();
+    assert_ne!(state(), before);
+}
+
 /// The watchdog judges a rank again that waited within a validation.
 #[test]
 fn waits_restore_the_activity() {

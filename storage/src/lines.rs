@@ -10,7 +10,7 @@ pub const SILENCE: Duration = Duration::from_secs(3);
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Number of lines in a [`Tail`].
 const TAIL_LINES: usize = 8;
-/// Maximum length of each of these lines, in characters.
+/// Maximum length of each of these lines, in characters, without the ellipsis.
 const TAIL_CHARS_MAX: usize = 400;
 
 /// Collects the output of a program until its lines are complete, so that lines of two streams are
@@ -98,7 +98,7 @@ impl Tail {
             if tail.len() == TAIL_LINES {
                 tail.pop_front();
             }
-            tail.push_back(escape_controls(line).chars().take(TAIL_CHARS_MAX).collect());
+            tail.push_back(truncated(escape_controls(line)));
         }
     }
 
@@ -106,6 +106,15 @@ impl Tail {
     pub fn text(&self) -> String {
         self.0.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
     }
+}
+
+/// Shortens a long line, and marks the end with an ellipsis.
+fn truncated(mut line: String) -> String {
+    if let Some((end, _)) = line.char_indices().nth(TAIL_CHARS_MAX) {
+        line.truncate(end);
+        line.push_str("...");
+    }
+    line
 }
 
 /// Escapes control characters, so that a line cannot affect a terminal.
@@ -198,6 +207,18 @@ mod tests {
         tail.push(b"0\n1\n \n2\n\n3\n4\n5\n");
         tail.push(b"6\n7\n8\n");
         assert_eq!(tail.text(), "1\n2\n3\n4\n5\n6\n7\n8");
+    }
+
+    #[test]
+    fn long_lines_of_the_tail_end_with_an_ellipsis() {
+        for (num, expected) in [(399, "é".repeat(399)), (400, "é".repeat(400))] {
+            let mut tail = Tail::default();
+            tail.push("é".repeat(num).as_bytes());
+            assert_eq!(tail.text(), expected);
+        }
+        let mut tail = Tail::default();
+        tail.push("é".repeat(401).as_bytes());
+        assert_eq!(tail.text(), "é".repeat(400) + "...");
     }
 
     #[test]

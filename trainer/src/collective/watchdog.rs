@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use stoker_api::contract::ExitCode;
+use stoker_api::names::ENV_SILENCE_SECONDS;
 
 use super::link::Link;
 use super::progress::{HEARTBEAT_BYTES, Heartbeat, ProgressState, StallLimits};
@@ -258,7 +259,11 @@ impl Watchdog {
             format!("rank {rank} last seen {}", heartbeat.position())
         };
         let descriptions: Vec<String> = blamed.iter().map(describe).collect();
-        Some(format!("no progress for {seconds:.0} s: {}", descriptions.join(", ")))
+        let descriptions = descriptions.join(", ");
+        Some(format!(
+            "no progress for {seconds:.0} s: {descriptions}; if a step may take longer, increase \
+             {ENV_SILENCE_SECONDS}"
+        ))
     }
 
     /// Waits for the process to exit after the connections were closed, then forces the exit.

@@ -58,7 +58,7 @@ fn check_stalled_rank(stuck: usize) {
         format!("no progress for 6 s: rank {stuck} last seen at step 7 after 0 collective calls");
     // Rank 0 may itself notice first and exit; then only the lost connection is reported.
     let is_gone = stuck == 0 && code == ExitCode::PeerFailed;
-    assert!(is_gone || (text == expected && code == ExitCode::Infrastructure), "{text}");
+    assert!(is_gone || (text.starts_with(&expected) && code == ExitCode::Infrastructure), "{text}");
     let is_prompt = |(_, _, time): &(String, ExitCode, Duration)| *time < Duration::from_secs(60);
     assert!(ended.iter().flatten().all(is_prompt), "{ended:?}");
 }

@@ -64,7 +64,8 @@ fn reason(
 #[test]
 fn rank_that_is_behind_is_blamed() {
     let stalls = |age| [(1, peer(&in_call(7), OLD)), (2, peer(&at_step(7), age))];
-    let expected = "no progress for 300 s: rank 2 last seen at step 7 after 0 collective calls";
+    let expected = "no progress for 300 s: rank 2 last seen at step 7 after 0 collective calls; \
+                    if a step may take longer, increase STOKER_SILENCE_SECONDS";
     assert_eq!(reason(0, LIMITS, in_call(7), stalls(OLD)).as_deref(), Some(expected));
     assert_eq!(reason(0, LIMITS, in_call(7), stalls(RECENT)), None);
     let off = StallLimits { min: Duration::ZERO, ..LIMITS };

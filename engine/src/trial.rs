@@ -12,6 +12,7 @@ mod attempt_time;
 mod back_off;
 pub mod budget;
 pub mod config;
+mod limits;
 mod reopening;
 mod report;
 mod trained;
@@ -30,15 +31,13 @@ use stoker_api::trial::{
 pub use attempt_time::{ended_at, held_seconds, held_seconds_until};
 pub(crate) use attempt_time::{ended_seconds, running_since};
 pub use back_off::{BackOff, BackOffLimits, back_off};
+pub use limits::{INFRASTRUCTURE_ATTEMPTS_MAX, RestartLimits};
 pub(crate) use reopening::first_counted_attempt;
 pub use reopening::{is_open, is_reopening, is_reopening_due, num_reopenings, reopen};
 pub use report::{ReportEffect, SearchedMetric, record_report};
 pub(crate) use report::{compare, compare_losses};
 pub use trained::{batches_per_unit, trained_units};
 pub use unreported::unreported_since;
-
-/// Number of infrastructure failures without a new checkpoint at which a trial fails.
-pub const INFRASTRUCTURE_ATTEMPTS_MAX: u32 = 10;
 
 /// Latest attempts that keep their messages. A record must stay small however often a trial is
 /// paused or lost.
@@ -59,26 +58,6 @@ pub struct TrialRecord {
     /// Observed state: attempts, facts, metrics and checkpoints.
     #[serde(default)]
     pub status: TrialStatus,
-}
-
-/// Limits of restarts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RestartLimits {
-    /// Number of restarts after failures of the program. With 5, the sixth failure fails the trial.
-    pub max_restarts: u32,
-    /// Number of infrastructure failures without a new checkpoint at which the trial fails.
-    pub infrastructure_attempts_max: u32,
-    /// Back-off before a restart.
-    pub back_off: BackOffLimits,
-}
-
-impl RestartLimits {
-    /// Combines an experiment's `maxRestarts`, [`INFRASTRUCTURE_ATTEMPTS_MAX`] and the runner's
-    /// back-off.
-    pub fn new(max_restarts: u32, back_off: BackOffLimits) -> Self {
-        let infrastructure_attempts_max = INFRASTRUCTURE_ATTEMPTS_MAX;
-        Self { max_restarts, infrastructure_attempts_max, back_off }
-    }
 }
 
 /// Desired state of a trial.
@@ -151,6 +130,13 @@ pub fn last_result_at(record: &TrialRecord) -> Timestamp {
     latest.flatten().unwrap_or_default()
 }
 
+/// Returns whether the program of a trial has begun to train in any attempt.
+pub fn has_trained(record: &TrialRecord) -> bool {
+    let status = &record.status;
+    let has_started = |attempt: &Attempt| attempt.has_started;
+    status.batches > 0 || !status.checkpoints.is_empty() || status.attempts.iter().any(has_started)
+}
+
 /// Returns the number of the live attempt, if any.
 pub fn live_attempt(record: &TrialRecord) -> Option<u32> {
     let last = record.status.attempts.last();
@@ -221,6 +207,7 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
 /// | `InvalidHyperparameters` | closed |
 /// | `UserError` | a restart; closed as `Failed` after more than `max_restarts` |
 /// | `Infrastructure` | runs again; closed as `Failed` at the limit without a new checkpoint |
+/// | `Infrastructure` before training, after another one [trained](RestartLimits) | `NotStarted` |
 /// | `RunnerLost`, `NotStarted` | runs again; not counted |
 ///
 /// A program that exits as completed before the granted length has stopped itself, as early
@@ -236,6 +223,12 @@ pub fn end_attempt(
     let last = record.status.attempts.last_mut();
     let Some(attempt) = last.filter(|attempt| attempt.end.is_none()) else {
         return;
+    };
+    let end = match end {
+        AttemptEnd::Infrastructure if limits.has_trained && !attempt.has_started => {
+            AttemptEnd::NotStarted
+        }
+        other => other,
     };
     attempt.end = Some(end);
     if message.is_some() {

@@ -138,7 +138,7 @@ impl State {
             prior,
             config,
             ledger,
-            limits: RestartLimits::new(valid.spec.max_restarts, BackOffLimits::LOCAL),
+            limits: RestartLimits::new(valid.spec.max_restarts, BackOffLimits::LOCAL, false),
             metric: valid.spec.searcher.metric.clone(),
             release_seconds: valid.spec.searcher.release_seconds,
             tokens: BTreeMap::new(),

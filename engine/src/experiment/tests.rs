@@ -146,7 +146,7 @@ fn check_best(smaller: bool, results: &[&str], expected: Option<(u32, &str)>) {
                     let report = report(0, batches, validated(metric, None));
                     record_report(&mut record, &report, &LOSS);
                 }
-                let limits = RestartLimits::new(0, BackOffLimits::CLUSTER);
+                let limits = RestartLimits::new(0, BackOffLimits::CLUSTER, false);
                 end_attempt(&mut record, AttemptEnd::Completed, None, &limits);
             }
             None if metric.is_empty() => {}
@@ -180,7 +180,7 @@ fn early_stopped_trial_can_be_the_best() {
     }
     let saved = checkpointed("000000000002-0", Some("0.25"));
     record_report(&mut record, &report(0, 2, saved), &LOSS);
-    let limits = RestartLimits::new(0, BackOffLimits::CLUSTER);
+    let limits = RestartLimits::new(0, BackOffLimits::CLUSTER, false);
     end_attempt(&mut record, AttemptEnd::Completed, None, &limits);
     let check = |record: &TrialRecord, checkpoint: Option<&str>| {
         let status = status(&config(Method::Single), std::slice::from_ref(record), 1, false);
@@ -198,7 +198,7 @@ fn early_stopped_trial_can_be_the_best() {
 fn experiment_whose_only_trial_never_validated_has_failed() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
-    let limits = RestartLimits::new(0, BackOffLimits::CLUSTER);
+    let limits = RestartLimits::new(0, BackOffLimits::CLUSTER, false);
     end_attempt(&mut record, AttemptEnd::Completed, None, &limits);
     let status = status(&config(Method::Single), &[record], 1, false);
     let message = "no trial completed".to_owned();

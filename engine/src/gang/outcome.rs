@@ -21,9 +21,17 @@ pub struct PodOutcome {
     pub termination: Option<Termination>,
 }
 
+impl PodOutcome {
+    /// Returns whether the program was not started, perhaps because of a change in the cluster.
+    pub(super) fn cannot_start(&self) -> bool {
+        USER_ERROR_REASONS.contains(&self.reason.as_str())
+    }
+}
+
 /// Waiting reasons that are permanent, because the experiment's spec causes them.
 const PERMANENT_REASONS: [&str; 2] = ["InvalidImageName", "ErrImageNeverPull"];
-/// Waiting reasons that the user caused, but that a change in the cluster may resolve.
+/// Reasons why a container does not start that the user caused, but that a change in the cluster may
+/// resolve.
 const USER_ERROR_REASONS: [&str; 4] =
     ["CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"];
 

@@ -235,12 +235,18 @@ impl Planner<'_> {
 
     /// Checks a gang whose pods all exist.
     fn check_pods(&mut self, pods: &BTreeMap<u32, &ObservedPod>) {
+        let view = self.view;
         let outcomes = self.outcomes(pods);
         if let Some(worst) = worst(&outcomes) {
             let Some(until) = self.exit_deadline(pods, &outcomes) else {
-                let (end, reason, message) = self.missed_start(pods, worst).unwrap_or_else(|| {
-                    (worst.class.attempt_end(), worst.reason.clone(), worst.message.clone())
-                });
+                let end = match worst.class.attempt_end() {
+                    // The same program has started before.
+                    _ if worst.cannot_start() && view.limits.has_trained => AttemptEnd::NotStarted,
+                    end => end,
+                };
+                let (end, reason, message) = self
+                    .missed_start(pods, worst)
+                    .unwrap_or_else(|| (end, worst.reason.clone(), worst.message.clone()));
                 self.record_unsent_reports(pods);
                 self.end(end, &reason, message);
                 return;

@@ -46,7 +46,7 @@ fn view<'a>(record: &'a TrialRecord, pods: &'a [ObservedPod], now: i64) -> GangV
         is_admitted: true,
         searched: LOSS,
         timeouts: TIMEOUTS,
-        limits: RestartLimits::new(2, BackOffLimits::CLUSTER),
+        limits: RestartLimits::new(2, BackOffLimits::CLUSTER, false),
         now: Timestamp(now),
     }
 }
@@ -252,19 +252,24 @@ fn start_stage_follows_from_pods() {
     check("made@0", "0@0P 1@0R", 2, 60, Some(Unschedulable));
 }
 
+/// Once the experiment has trained, its image and its Secrets have existed.
 #[test]
 fn pulls_have_a_separate_deadline() {
-    let end_at = |reason: &str, now| {
-        let mut pods = ["0@0R", "1@0S"].map(pod);
-        let since = Timestamp(1000);
-        let waiting = Waiting { reason: reason.to_owned(), message: String::new(), since };
-        pods[1].waiting = Some(waiting);
-        let plan = plan(&view(&record("made@0"), &pods, now));
+    let end_at = |reason: &str, now, has_trained| {
+        let (mut pods, since) = (["0@0R", "1@0S"].map(pod), Timestamp(1000));
+        pods[1].waiting =
+            Some(Waiting { reason: reason.to_owned(), message: String::new(), since });
+        let limits = RestartLimits::new(2, BackOffLimits::CLUSTER, has_trained);
+        let plan = plan(&GangView { limits, ..view(&record("made@0"), &pods, now) });
         (plan.record.status.attempts[0].end, plan.wake_seconds)
     };
-    assert_eq!(end_at("ImagePullBackOff", 1199), (None, Some(1)));
-    assert_eq!(end_at("ImagePullBackOff", 1200).0, Some(AttemptEnd::Infrastructure));
-    assert_eq!(end_at("CreateContainerConfigError", 1200).0, Some(AttemptEnd::UserError));
+    assert_eq!(end_at("ImagePullBackOff", 1199, false), (None, Some(1)));
+    assert_eq!(end_at("ImagePullBackOff", 1200, false).0, Some(AttemptEnd::Infrastructure));
+    assert_eq!(end_at("CreateContainerConfigError", 1200, false).0, Some(AttemptEnd::UserError));
+    for reason in ["ImagePullBackOff", "CreateContainerConfigError", "RunContainerError"] {
+        assert_eq!(end_at(reason, 1200, true).0, Some(AttemptEnd::NotStarted), "{reason}");
+    }
+    assert_eq!(end_at("InvalidImageName", 1200, true).0, Some(AttemptEnd::UserError));
 }
 
 #[test]

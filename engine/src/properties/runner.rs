@@ -33,6 +33,7 @@ const LIMITS: RestartLimits = RestartLimits {
     max_restarts: 1,
     infrastructure_attempts_max: 1000,
     back_off: BackOffLimits::CLUSTER,
+    has_trained: false,
 };
 const RELEASE_SECONDS: u32 = 20;
 

@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_trial_survives_minutes_of_infrastructure_failures() {
         for back_off_limits in [BackOffLimits::LOCAL, BackOffLimits::CLUSTER] {
-            let limits = RestartLimits::new(0, back_off_limits);
+            let limits = RestartLimits::new(0, back_off_limits, false);
             let (mut record, mut now) = (plain_record(0), Duration::ZERO);
             for number in 0..INFRASTRUCTURE_ATTEMPTS_MAX {
                 assert_eq!(closed(&record), None);

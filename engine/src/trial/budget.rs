@@ -123,6 +123,7 @@ mod tests {
         max_restarts: u32::MAX,
         infrastructure_attempts_max: u32::MAX,
         back_off: BackOffLimits::CLUSTER,
+        has_trained: false,
     };
 
     fn long(text: &str) -> String {
@@ -199,6 +200,7 @@ mod tests {
             attempt.reason = Some(text);
             (attempt.started_at, attempt.ended_at) = (Some(Timestamp(0)), Some(Timestamp(1)));
             attempt.has_pods = true;
+            attempt.has_started = true;
         }
         close(&mut record, stoker_api::trial::CloseCause::InvalidHyperparameters, Some(long("é")));
         record.status.ended_at = Some(Timestamp(0));

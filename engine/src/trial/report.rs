@@ -75,6 +75,7 @@ pub fn record_report(
             record.status.activity = None;
             record_refusals(record, resumed_from.as_deref(), refused);
             if let Some(attempt) = record.status.attempts.last_mut() {
+                attempt.has_started = true;
                 attempt.resumed_from.clone_from(resumed_from);
                 budget::bound_name(&mut attempt.resumed_from);
                 let refused = refused.iter().map(|(name, why)| format!("{name}: {why}"));

@@ -2,6 +2,8 @@
 
 mod reports;
 
+use std::collections::BTreeMap;
+
 use stoker_api::contract::ReportEvent;
 use stoker_api::trial::Grant;
 
@@ -12,6 +14,7 @@ const LIMITS: RestartLimits = RestartLimits {
     max_restarts: 2,
     infrastructure_attempts_max: 3,
     back_off: BackOffLimits::CLUSTER,
+    has_trained: false,
 };
 
 /// Event in an attempt: a result at the granted length, a validation before that length, a
@@ -123,6 +126,33 @@ fn lost_runners_are_not_counted() {
 }
 
 #[test]
+fn outages_before_training_are_not_counted() {
+    let limits = RestartLimits { has_trained: true, ..LIMITS };
+    let mut record = plain_record(0);
+    for number in 0..50 {
+        begin_attempt(&mut record, number);
+        end_attempt(&mut record, Infrastructure, Some("no bucket".to_owned()), &limits);
+        let last = record.status.attempts.last().unwrap();
+        assert_eq!(last.end, Some(AttemptEnd::NotStarted));
+        assert_eq!(last.message.as_deref(), Some("no bucket"));
+    }
+    assert_eq!(closed(&record), None);
+    assert!(!has_trained(&record));
+    for number in 50..53 {
+        assert_eq!(closed(&record), None);
+        begin_attempt(&mut record, number);
+        let (resumed_from, refused) = (None, BTreeMap::new());
+        let started = ReportEvent::Started { resumed_from, batches_total: 9, refused };
+        record_report(&mut record, &report(number, 0, started), &LOSS);
+        assert!(has_trained(&record));
+        end_attempt(&mut record, Infrastructure, None, &limits);
+    }
+    assert_eq!(closed(&record), Some(CloseCause::Failed));
+    let message = record.status.message.unwrap();
+    assert!(message.starts_with("lost 3 attempts without a new checkpoint"), "{message}");
+}
+
+#[test]
 fn limits_allow_ten_lost_attempts() {
     let mut record = plain_record(0);
     for number in 0..10 {
@@ -133,7 +163,7 @@ fn limits_allow_ten_lost_attempts() {
             &mut record,
             Infrastructure,
             message,
-            &RestartLimits::new(5, BackOffLimits::CLUSTER),
+            &RestartLimits::new(5, BackOffLimits::CLUSTER, false),
         );
     }
     assert_eq!(closed(&record), Some(CloseCause::Failed));

@@ -131,7 +131,7 @@ mod tests {
                 return;
             }
             End(end) => {
-                let limits = RestartLimits::new(0, BackOffLimits::CLUSTER);
+                let limits = RestartLimits::new(0, BackOffLimits::CLUSTER, false);
                 end_attempt(record, end, None, &limits);
                 return;
             }

@@ -8,10 +8,11 @@ use stoker_api::time::Timestamp;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::gang::admission::{Admission, Candidate, StartStage, TrialKey};
 use stoker_engine::gang::{GangView, NodeState, ObservedPod, Timeouts, plan};
-use stoker_engine::trial::{BackOffLimits, RestartLimits, SearchedMetric, TrialRecord};
+use stoker_engine::trial::{self, BackOffLimits, RestartLimits, SearchedMetric, TrialRecord};
 
 use crate::cache::{Cached as _, Key};
 use crate::context::Context;
+use crate::experiment::apply::trials_of;
 use crate::objects::{CachedPod, CachedTrial};
 
 /// A trial with its experiment and its pods.
@@ -25,6 +26,8 @@ pub(super) struct ObservedTrial {
     pub(super) storage: Option<StorageRecord>,
     pub(super) pods: Vec<ObservedPod>,
     pub(super) timeouts: Timeouts,
+    /// Whether a trial of the experiment has trained.
+    pub(super) has_trained: bool,
 }
 
 /// Observes a trial; `None` if the trial is missing, unparsable or being deleted, or if its
@@ -48,8 +51,17 @@ pub(super) fn observe(context: &Context, key: &Key) -> Option<ObservedTrial> {
     let pods = pods.iter().filter(|pod| pod.owner == trial.uid());
     let pods = pods.map(|pod| with_node_state(context, pod)).collect();
     let timeouts = context.options.timeouts(valid.spec.preemption_timeout_seconds);
+    let has_trained = has_trained(context, &trial, &experiment_uid);
     let key = key.clone();
-    Some(ObservedTrial { key, trial, valid, experiment_uid, storage, pods, timeouts })
+    Some(ObservedTrial { key, trial, valid, experiment_uid, storage, pods, timeouts, has_trained })
+}
+
+/// Returns whether a trial of the experiment has trained. Only matters once an attempt has begun.
+fn has_trained(context: &Context, trial: &CachedTrial, experiment_uid: &str) -> bool {
+    let has_trained = |trial: &CachedTrial| trial::has_trained(&trial.record);
+    let others = || trials_of(context, &trial.experiment_key(), experiment_uid);
+    let has_attempt = !trial.record.status.attempts.is_empty();
+    has_trained(trial) || (has_attempt && others().iter().any(|other| has_trained(other)))
 }
 
 /// A pod with the state of its node.
@@ -88,7 +100,7 @@ impl ObservedTrial {
     }
 
     pub(super) fn limits(&self) -> RestartLimits {
-        RestartLimits::new(self.valid.spec.max_restarts, BackOffLimits::CLUSTER)
+        RestartLimits::new(self.valid.spec.max_restarts, BackOffLimits::CLUSTER, self.has_trained)
     }
 
     /// Input of admission; `None` without a start stage.

@@ -7,7 +7,7 @@ use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, CloseCause};
 use stoker_engine::search::book::TrialState;
-use stoker_engine::trial::{self, BackOff, NextStep, TargetState, TrialRecord};
+use stoker_engine::trial::{self, BackOff, NextStep, RestartLimits, TargetState, TrialRecord};
 
 use super::{Happening, State, UnrecordedEnd};
 use crate::cluster::text::now;
@@ -107,7 +107,9 @@ impl State {
             _ => reported.or(message),
         };
         let num_facts = record.status.facts.len();
-        trial::end_attempt(&mut record, end, message.clone(), &self.limits);
+        let has_trained = self.trials.values().any(trial::has_trained);
+        let limits = RestartLimits { has_trained, ..self.limits };
+        trial::end_attempt(&mut record, end, message.clone(), &limits);
         trial::stamp_facts(&mut record, num_facts, now());
         if let Some(attempt) = record.status.attempts.last_mut() {
             attempt.ended_at = Some(attempt.started_at.map_or(ended_at, |at| at.max(ended_at)));

@@ -93,6 +93,8 @@ pub struct Restored {
     pub chosen: Option<CheckpointRef>,
     /// Checkpoints tried before it, with the reason why each was refused.
     pub refused: BTreeMap<String, String>,
+    /// Error of the first of them that another version of Stoker wrote.
+    pub unsupported: Option<CheckpointError>,
 }
 
 type SaveOutcome = Result<SavedCheckpoint, CheckpointError>;
@@ -233,13 +235,14 @@ impl Checkpointer {
             let name = wanted.name.clone();
             run_blocking(&self.rt, &name, async move { store.load(&wanted).await })
         };
-        let Choice { chosen, refused } = load_first(&self.rt, &self.store, refs, load)?;
+        let Choice { chosen, refused, unsupported } =
+            load_first(&self.rt, &self.store, refs, load)?;
         let Some((chosen, (manifest, contents))) = chosen else {
             check_source(refs, &refused)?;
-            return Ok(Restored { refused, ..Restored::default() });
+            return Ok(Restored { refused, unsupported, ..Restored::default() });
         };
         let checkpoint = Some((chosen.name.clone(), manifest, contents));
-        Ok(Restored { checkpoint, chosen: Some(chosen), refused })
+        Ok(Restored { checkpoint, chosen: Some(chosen), refused, unsupported })
     }
 
     fn wait(&mut self) -> Result<(), CheckpointError> {

@@ -207,7 +207,7 @@ impl TrialIo {
         self.find_unreported()?;
         let restored = self.restore_from(&self.resume_from)?;
         if restored.checkpoint.is_none() {
-            self.check_refused(&restored.refused)?;
+            self.check_refused(&restored.refused, restored.unsupported.clone())?;
         }
         Ok(restored)
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use futures::StreamExt as _;
+use kube::runtime::events::EventType;
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_api::trial::{DesiredTrialState, TrialStatus};
 use stoker_api::validate::ValidExperiment;
@@ -232,12 +233,29 @@ async fn write(
     match write_status(&server.context, trial, record.status).await {
         Ok(written) => {
             delayed.iter().for_each(|delayed| server.delayed.drop_written(trial.uid(), delayed));
+            report_lost_checkpoints(&server.context, &written, report);
             let directive = directive_for(&written.record, report.attempt);
             let accepted = Accepted::new(Answer::Directive, directive);
             Ok(Some(Accepted { prunable: pruned, ..accepted }))
         }
         Err(Error::Conflict { .. } | Error::Gone { .. }) => Ok(None),
         Err(error) => Err(Refusal::unavailable(error.to_string())),
+    }
+}
+
+/// Emits an event if training starts from scratch although the trial has checkpoints.
+fn report_lost_checkpoints(context: &Context, trial: &CachedTrial, report: &Report) {
+    let ReportEvent::Started { resumed_from: None, refused, .. } = &report.event else { return };
+    if let Some((name, why)) = refused.last_key_value() {
+        let number = report.attempt;
+        let note = format!(
+            "attempt {number} trains from scratch: of {} checkpoints, none can be used; the \
+             newest is {name}: {why}",
+            refused.len()
+        );
+        let action = format!("StartAttempt{number}");
+        let reason = "StartedFromScratch";
+        context.event_with_action(&trial.trial, EventType::Warning, reason, &action, note);
     }
 }
 

@@ -284,7 +284,7 @@ fn worst_case() -> TrialRecord {
         .chain([("loss".to_owned(), number.clone())])
         .collect();
     let text = "\u{1}".repeat(REPORT_BYTES / 6);
-    let limits = RestartLimits::new(u32::MAX, BackOffLimits::CLUSTER);
+    let limits = RestartLimits::new(u32::MAX, BackOffLimits::CLUSTER, false);
     let apply = |record: &mut TrialRecord, attempt, batches, event| {
         let report = Report { version: CONTRACT_VERSION, attempt, batches, event };
         record_report(record, &report, &searched);

@@ -18,6 +18,8 @@ pub(crate) struct Choice<T> {
     pub(crate) chosen: Option<(CheckpointRef, T)>,
     /// Checkpoints tried before it, with the reason why each was refused.
     pub(crate) refused: BTreeMap<String, String>,
+    /// Error of the first of them that another version of Stoker wrote.
+    pub(crate) unsupported: Option<CheckpointError>,
 }
 
 /// Loads the first of `refs` that is complete, intact and readable. A checkpoint with an unreadable
@@ -38,7 +40,8 @@ pub(crate) fn load_first<T>(
 ) -> Result<Choice<T>, CheckpointError> {
     let storage = store.storage.clone().with_few_retries();
     let impatient = CheckpointStore { storage, ..store.clone() };
-    let (mut refused, mut unreadable, mut first_error) = (BTreeMap::new(), vec![], None);
+    let (mut refused, mut unreadable) = (BTreeMap::new(), vec![]);
+    let (mut first_error, mut unsupported) = (None, None);
     for (idx, wanted) in refs.iter().enumerate() {
         let loaded = match load(if unreadable.len() < 2 { store } else { &impatient }, wanted) {
             Err(error @ CheckpointError::Storage { .. }) if unreadable.is_empty() => {
@@ -57,12 +60,18 @@ pub(crate) fn load_first<T>(
                 {
                     let is_before = |name: &String| refs[..at].iter().any(|r| r.name == *name);
                     refused.retain(|name, _| is_before(name));
-                    return Ok(Choice { chosen: Some((refs[at].clone(), loaded)), refused });
+                    let chosen = Some((refs[at].clone(), loaded));
+                    return Ok(Choice { chosen, refused, unsupported });
                 }
-                return Ok(Choice { chosen: Some((wanted.clone(), loaded)), refused });
+                let chosen = Some((wanted.clone(), loaded));
+                return Ok(Choice { chosen, refused, unsupported });
             }
             Err(CheckpointError::Corrupt { name, reason }) => {
                 refused.insert(name, reason);
+            }
+            Err(CheckpointError::Format { name, reason }) => {
+                refused.insert(name.clone(), reason.clone());
+                unsupported.get_or_insert(CheckpointError::Format { name, reason });
             }
             Err(CheckpointError::Storage { name, source }) => {
                 refused.insert(name.clone(), source.to_string());
@@ -72,7 +81,7 @@ pub(crate) fn load_first<T>(
             Err(error) => return Err(error),
         }
     }
-    first_error.map_or(Ok(Choice { chosen: None, refused }), Err)
+    first_error.map_or(Ok(Choice { chosen: None, refused, unsupported }), Err)
 }
 
 /// Loads the first of the checkpoints at these positions that can be loaded now.

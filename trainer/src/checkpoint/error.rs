@@ -25,6 +25,14 @@ pub enum CheckpointError {
         /// Affected file, and what was expected of it.
         reason: String,
     },
+    /// Another version of Stoker wrote the checkpoint, which may be intact.
+    #[error("checkpoint {name}: {reason}")]
+    Format {
+        /// Name of the checkpoint.
+        name: String,
+        /// Format of the checkpoint, the formats that this version reads, and a remedy.
+        reason: String,
+    },
     /// The local directory of the checkpoint does not exist.
     #[error("checkpoint directory {path} not found; set the directory that contains manifest.json")]
     NotFound {

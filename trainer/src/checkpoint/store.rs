@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use stoker_api::contract::{CheckpointRef, FileEntry, MANIFEST_FORMAT, Manifest};
+use stoker_api::contract::{CheckpointRef, FileEntry, MANIFEST_FORMAT, Manifest, ManifestError};
 use stoker_api::names::MANIFEST;
 use stoker_storage::{Storage, StorageError, hash, layout};
 use tokio::task::JoinSet;
 
 use super::{
     CheckpointContents, CheckpointError, NewContents, SaveOutcome, SaveRequest, SavedCheckpoint,
-    parse, verify,
+    verify,
 };
 
 /// Storage, path and identity of a trial's checkpoints.
@@ -166,7 +166,13 @@ impl CheckpointStore {
                 wanted.manifest_sha256
             )));
         }
-        let manifest = parse(&text).map_err(corrupt)?;
+        let manifest = Manifest::parse(&text).map_err(|error| {
+            let reason = format!("cannot read {MANIFEST}: {error}");
+            match error {
+                ManifestError::Format(_) => CheckpointError::Format { name: name.clone(), reason },
+                ManifestError::Json(_) => corrupt(reason),
+            }
+        })?;
         // The hash in the record identifies the checkpoint of a source.
         let trial = if wanted.trial_path.is_some() { manifest.trial } else { self.trial };
         if (&manifest.experiment_id, manifest.trial) != (&self.experiment_id, trial) {

@@ -153,7 +153,7 @@ impl Session<'_> {
                 let folder = TemporaryFolder::new()?;
                 Ok((download_to(rt, store, wanted, &folder.0, progress)?, folder))
             };
-        let Choice { chosen, refused } = load_first(rt, store, &refs, load)?;
+        let Choice { chosen, refused, unsupported } = load_first(rt, store, &refs, load)?;
         let chosen = chosen.map(|(wanted, (manifest, folder))| {
             *into = Some(folder);
             (wanted, manifest)
@@ -164,7 +164,7 @@ impl Session<'_> {
         }
         if chosen.is_none() {
             check_source(&refs, &refused)?;
-            io.check_refused(&refused)?;
+            io.check_refused(&refused, unsupported)?;
         }
         let resumed_from = chosen.as_ref().map(|(wanted, _)| wanted.name.clone());
         let batches = chosen.as_ref().map_or(0, |(_, manifest)| manifest.batches);

@@ -36,6 +36,7 @@ mod hook_order;
 mod hooks;
 mod keras;
 mod late_metrics;
+mod lost_checkpoints;
 mod metric_names;
 mod more_data_kinds;
 mod rank_failures;

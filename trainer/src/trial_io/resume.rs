@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 
 use super::TrialIo;
 use crate::Result;
+use crate::checkpoint::CheckpointError;
 
 /// Sets the checkpoints and the attempt number of a program without a runner. Checkpoints are in
 /// order from newest to oldest. Attempts are counted by everything they wrote, because a killed
@@ -75,14 +76,22 @@ pub(super) async fn read_manifests(
 }
 
 impl TrialIo {
-    /// Checks that a program without a runner may start from scratch, after it has refused these
-    /// checkpoints and found no other. Under a runner, it may: the runner retains the refused ones.
+    /// Checks that training may start from scratch, after these checkpoints were refused and no
+    /// other was found. `unsupported` is the error of one that another version wrote.
     ///
     /// # Errors
     ///
-    /// Fails if the directory contains checkpoints: they may be intact and only of another format,
-    /// and a new training must not replace them.
-    pub(crate) fn check_refused(&self, refused: &BTreeMap<String, String>) -> Result<()> {
+    /// Fails under a runner if there is an unsupported checkpoint, because it may be intact: the
+    /// version that wrote it can resume from it. Fails without a runner if the directory contains
+    /// checkpoints, because a new training would replace them.
+    pub(crate) fn check_refused(
+        &self,
+        refused: &BTreeMap<String, String>,
+        unsupported: Option<CheckpointError>,
+    ) -> Result<()> {
+        if let (true, Some(error)) = (self.has_runner, unsupported) {
+            return Err(error.into());
+        }
         let newest = self.resume_from.iter().find_map(|newest| refused.get_key_value(&newest.name));
         let (Some((name, why)), Some(files), false) = (newest, &self.files, self.has_runner) else {
             return Ok(());

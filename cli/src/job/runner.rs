@@ -33,7 +33,7 @@ use crate::file::LoadedJob;
 use crate::run::RESUME_REMEDY;
 use crate::run::gpus;
 use crate::run::process::{self, TrainerOutcome, TrainerProcess};
-use crate::run::signals::Signals;
+use crate::run::signals::{Signals, StopRequests};
 use crate::run_root::RunRoot;
 
 /// Interval of time limit checks.
@@ -72,7 +72,7 @@ pub(super) struct Runner<'a> {
     backoff: BTreeMap<u32, Instant>,
     outcomes: UnboundedReceiver<TrainerOutcome>,
     outcome_sender: UnboundedSender<TrainerOutcome>,
-    interrupts: u32,
+    interrupts: StopRequests,
     requests: Requests,
     /// Failed write of the record.
     unsaved: Option<Unsaved>,
@@ -104,7 +104,7 @@ impl<'a> Runner<'a> {
             backoff: BTreeMap::new(),
             outcomes,
             outcome_sender,
-            interrupts: 0,
+            interrupts: StopRequests::default(),
             requests: Requests::default(),
             unsaved: None,
             stop_requested_at: None,
@@ -129,8 +129,8 @@ impl<'a> Runner<'a> {
         loop {
             self.obey(view);
             self.retry_save(view);
-            let is_over = self.interrupts > 0 || self.phase().is_terminal();
-            let is_saved = self.unsaved.is_none() || self.interrupts > 0;
+            let is_over = self.interrupts.any() || self.phase().is_terminal();
+            let is_saved = self.unsaved.is_none() || self.interrupts.any();
             if is_over && is_saved && self.running.is_empty() {
                 break;
             }
@@ -275,7 +275,7 @@ impl<'a> Runner<'a> {
         let status = self.job.record.status();
         let Some(worker) = status.workers.get(slot as usize) else { return };
         let wait = inference::back_off(end, worker, &BackOffLimits::LOCAL);
-        let is_over = status.phase.is_terminal() || self.interrupts > 0;
+        let is_over = status.phase.is_terminal() || self.interrupts.any();
         if is_over || wait.is_zero() || self.state() != DesiredState::Active {
             return;
         }

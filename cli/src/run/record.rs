@@ -100,6 +100,24 @@ impl RecordDir {
         Ok(trials)
     }
 
+    /// Checks that no trial's record is missing. Trials are created in order, and never deleted
+    /// alone. The search would wait forever for a result of a missing one.
+    ///
+    /// # Errors
+    ///
+    /// Returns the path of the first missing record.
+    pub(crate) fn check_complete(
+        &self,
+        trials: &BTreeMap<u32, TrialRecord>,
+    ) -> Result<(), Failure> {
+        let missing = (0..).zip(trials.keys()).find(|(expected, index)| expected != *index);
+        missing.map_or(Ok(()), |(index, _)| {
+            let path = self.trial_path(index);
+            let why = "the file is missing, although later trials have one";
+            Err(Failure::System(format!("cannot read {}: {why}", path.display())))
+        })
+    }
+
     /// Notes that a runner is alive, by the modification time of a file.
     pub(crate) fn note_alive(&self) -> std::io::Result<()> {
         private_file(&self.path.join(ALIVE))?.set_modified(SystemTime::now())

@@ -31,7 +31,7 @@ use super::record::{self, RecordDir};
 use super::record_copies::RecordCopier;
 use super::report_server::SharedState;
 use super::setup::LAUNCHER;
-use super::signals::Signals;
+use super::signals::{Signals, StopRequests};
 use crate::failure::Failure;
 
 /// Interval of display updates and time limit checks.
@@ -59,7 +59,7 @@ pub(crate) struct Runner<'a> {
     stop_requested_at: BTreeMap<u32, Instant>,
     outcomes: UnboundedReceiver<TrainerOutcome>,
     outcome_sender: UnboundedSender<TrainerOutcome>,
-    interrupts: u32,
+    interrupts: StopRequests,
     obeyed: Obeyed,
     /// Background task that deletes old checkpoints; at most one runs.
     pruning: Option<JoinHandle<Result<(), Failure>>>,
@@ -131,7 +131,7 @@ impl<'a> Runner<'a> {
             stop_requested_at: BTreeMap::new(),
             outcomes,
             outcome_sender,
-            interrupts: 0,
+            interrupts: StopRequests::default(),
             obeyed: Obeyed::default(),
             pruning: None,
             prune_after: Instant::now(),

@@ -88,6 +88,7 @@ pub(crate) fn open(
         if let Some(mut experiment) = folder.experiment().map_err(with_remedy)? {
             let is_edited = edit(&mut experiment, &loaded.valid.spec, &folder)?;
             let trials = folder.trials().map_err(with_remedy)?;
+            folder.check_complete(&trials).map_err(with_remedy)?;
             let status = experiment.status.as_ref();
             if status.is_some_and(|status| status.phase.is_terminal()) {
                 request::withdraw_late(folder.path())?;

@@ -1,9 +1,16 @@
 //! Signals that stop a run.
 
+use std::time::Duration;
+
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
+use tokio::time::Instant;
 
 use crate::failure::Failure;
+
+/// Time after the first signal in which others belong to the same request. `timeout` and other
+/// wrappers send a signal to the program, and then to its process group.
+const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 /// SIGINT, SIGTERM and SIGHUP, which all request a stop.
 ///
@@ -46,6 +53,42 @@ impl Signals {
     }
 }
 
+/// Signals received so far.
+#[derive(Debug, Default)]
+pub(crate) struct StopRequests {
+    first_at: Option<Instant>,
+}
+
+/// What a signal requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StopRequest {
+    /// A stop with checkpoints.
+    Stop,
+    /// The same stop as an earlier signal.
+    SameStop,
+    /// The immediate end of all processes.
+    Kill,
+}
+
+impl StopRequests {
+    /// Returns whether a signal was received.
+    pub(crate) fn any(&self) -> bool {
+        self.first_at.is_some()
+    }
+
+    /// Records a signal and returns its meaning.
+    pub(crate) fn record(&mut self, now: Instant) -> StopRequest {
+        match self.first_at {
+            None => {
+                self.first_at = Some(now);
+                StopRequest::Stop
+            }
+            Some(first_at) if now.duration_since(first_at) < SAME_REQUEST => StopRequest::SameStop,
+            Some(_) => StopRequest::Kill,
+        }
+    }
+}
+
 async fn received(signal: &mut Option<unix::Signal>) {
     match signal {
         Some(signal) => _ = signal.recv().await,
@@ -63,6 +106,19 @@ fn is_ignored(status: &str, signal: Signal) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_of_a_wrapper_are_one_request() {
+        let (mut requests, begin) = (StopRequests::default(), Instant::now());
+        assert!(!requests.any());
+        let meanings = [0, 1, 999, 1000, 1001].map(|ms| {
+            let meaning = requests.record(begin + Duration::from_millis(ms));
+            assert!(requests.any());
+            meaning
+        });
+        use StopRequest::{Kill, SameStop, Stop};
+        assert_eq!(meanings, [Stop, SameStop, SameStop, Kill, Kill]);
+    }
 
     #[test]
     fn ignored_signals_are_read_from_the_status() {

@@ -280,8 +280,11 @@ fn interrupted_delete_is_finished_by_the_next() {
 
 #[test]
 fn run_with_a_damaged_record_can_be_deleted() {
-    let fixture = RunFixture::new(random(1), "");
+    let fixture = RunFixture::new(random(2), "");
     check(&fixture.run(&[]), 0, "");
+    std::fs::remove_file(record(&fixture, "trials/0.json")).unwrap();
+    let missing = "0.json: the file is missing, although later trials have one; restore the file";
+    check(&fixture.run(&[]), 1, missing);
     std::fs::write(record(&fixture, "trials/0.json"), "").unwrap();
     check(&fixture.run(&[]), 1, "0.json: EOF while parsing a value at line 1 column 0; restore");
     fixture.check("experiment list", 0, "; restore the file, or delete the run scripted-");

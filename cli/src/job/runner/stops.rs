@@ -11,6 +11,7 @@ use super::{Runner, View};
 use crate::failure::Failure;
 use crate::run::RESUME_REMEDY;
 use crate::run::request::Request;
+use crate::run::signals::StopRequest;
 
 /// Interval between two reads of the requests.
 const READ_INTERVAL: Duration = Duration::from_millis(500);
@@ -97,19 +98,20 @@ impl Runner<'_> {
         format!("stoker job activate {} --root {root}", self.job.record.id())
     }
 
-    /// Handles a signal: the first one asks all processes to exit, and the second one kills them.
+    /// Handles a signal: the first one asks all processes to exit, and a later one kills them.
     pub(super) fn interrupt(&mut self, view: &mut View) {
-        self.interrupts += 1;
         let num = self.running.len();
-        if self.interrupts > 1 {
-            view.print_message(&format!("killing {num} processes"));
-            self.running.values_mut().for_each(|worker| worker.process.kill());
-        } else {
-            view.print_message(&format!(
+        match self.interrupts.record(Instant::now()) {
+            StopRequest::SameStop => {}
+            StopRequest::Stop => view.print_message(&format!(
                 "stopping: {num} processes exit after their current batch (at most {} s); send the \
                  signal again to kill them immediately",
                 self.spec().preemption_timeout_seconds
-            ));
+            )),
+            StopRequest::Kill => {
+                view.print_message(&format!("killing {num} processes"));
+                self.running.values_mut().for_each(|worker| worker.process.kill());
+            }
         }
     }
 

@@ -60,7 +60,7 @@ impl Runner<'_> {
     pub(super) fn wait_before_restart(&mut self, index: u32) {
         self.back_off.remove(&index);
         let back_off = self.shared.state().back_off(index);
-        let is_stopping = self.interrupts > 0 || self.obeyed.state != DesiredState::Active;
+        let is_stopping = self.interrupts.any() || self.obeyed.state != DesiredState::Active;
         if let Some(BackOff { wait, .. }) = back_off.filter(|_| !is_stopping) {
             self.send_note(format!("trial {index}: the next attempt starts in {wait:?}"));
             self.back_off.insert(index, Instant::now() + wait);

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::{Runner, View};
 use crate::run::process::TrainerProcess;
 use crate::run::request::Request;
+use crate::run::signals::StopRequest;
 
 /// Interval between two reads of the requests.
 const READ_INTERVAL: Duration = Duration::from_millis(500);
@@ -105,14 +106,17 @@ impl Runner<'_> {
         }
     }
 
-    /// Handles a signal: the first one asks all trials to exit, and the second one kills them.
+    /// Handles a signal: the first one asks all trials to exit, and a later one kills them.
     pub(super) fn interrupt(&mut self, view: &View) {
-        self.interrupts += 1;
+        let request = self.interrupts.record(Instant::now());
+        if request == StopRequest::SameStop {
+            return;
+        }
         self.shared.state().is_pausing = true;
         let what = self.running_trials();
         if self.running.is_empty() {
             view.print_message("stopping: no trial is running");
-        } else if self.interrupts == 1 {
+        } else if request == StopRequest::Stop {
             view.print_message(&format!(
                 "stopping: waiting for {what} to checkpoint and exit (at most {} s); send the \
                  signal again to kill immediately",

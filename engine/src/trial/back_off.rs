@@ -60,6 +60,9 @@ pub struct BackOff {
 /// The wait grows with the number of consecutive attempts without a newer checkpoint, whether they
 /// failed, were not started or exited as preempted. An attempt that ended as `RunnerLost` resets
 /// the count, and so does the reopening of the trial.
+///
+/// There is no wait while the end of the last attempt is in the future, as after a failover from a
+/// leader whose clock was ahead.
 pub fn back_off(record: &TrialRecord, now: Timestamp, limits: &BackOffLimits) -> Option<BackOff> {
     let attempts = &record.status.attempts;
     let newest = record.status.checkpoints.last();
@@ -83,7 +86,15 @@ pub fn back_off(record: &TrialRecord, now: Timestamp, limits: &BackOffLimits) ->
         Some(AttemptEnd::NotStarted) => limits.after_refusals(num_fruitless),
         _ => limits.after_failures(num_fruitless),
     };
-    let elapsed = Duration::from_secs(now.seconds_since(last.ended_at.unwrap_or_default()));
+    let ended_at = last.ended_at.unwrap_or_default();
+    // The clock that wrote a time in the future was ahead by an unknown amount, so part of the wait
+    // may be over. Counting it from now at each wake-up would prolong it until that time, possibly
+    // for hours. The next attempt ends by the clock that reads this record, so at most one wait is
+    // lost, and restarts cannot follow each other without waits.
+    if ended_at > now {
+        return None;
+    }
+    let elapsed = Duration::from_secs(now.seconds_since(ended_at));
     let wait = delay.checked_sub(elapsed).filter(|wait| !wait.is_zero())?;
     let why = last.message.clone().or_else(|| last.reason.clone()).unwrap_or_default();
     Some(BackOff { wait, why })
@@ -204,8 +215,30 @@ mod tests {
         assert_eq!(wait(101), Some(rest));
         assert_eq!(wait(102).map(|back_off| back_off.wait), Some(Duration::from_millis(500)));
         assert_eq!(wait(103), None);
-        // A clock that was set back does not make the wait longer.
-        let full = Some(Duration::from_millis(2500));
-        assert_eq!(wait(5).map(|back_off| back_off.wait), full);
+    }
+
+    /// A leader whose clock was two hours ahead ended the last attempt of each trial at time 100.
+    #[test]
+    fn a_clock_that_was_ahead_prolongs_no_wait() {
+        for limits in [BackOffLimits::LOCAL, BackOffLimits::CLUSTER] {
+            let mut record = record("Infra Infra Infra");
+            let instants = [-7100, -7099, -6800, 0, 99];
+            let is_waiting = |now: &i64| back_off(&record, Timestamp(*now), &limits).is_some();
+            assert_eq!(instants.iter().find(|now| is_waiting(now)), None);
+            // The new leader's clock ends the next attempt, which waits again.
+            begin_attempt(&mut record, 3);
+            end_attempt(
+                &mut record,
+                AttemptEnd::Infrastructure,
+                None,
+                &RestartLimits::new(5, limits, false),
+            );
+            record.status.attempts[3].ended_at = Some(Timestamp(-7090));
+            let waits = [-7090, -7089, -7050].map(|now| back_off(&record, Timestamp(now), &limits));
+            let waits =
+                waits.map(|back_off| back_off.map_or(0, |rest| rest.wait.as_millis() as u64));
+            let delay = limits.first.as_millis() as u64 * 4;
+            assert_eq!(waits, [delay, delay - 1000, 0]);
+        }
     }
 }

@@ -215,6 +215,9 @@ impl Cached for CachedPod {
         if let (Some(waiting), Some(old)) = (&mut self.observed.waiting, &old.observed.waiting) {
             waiting.since = old.since;
         }
+        if let (Some(exit), Some(old)) = (&mut self.observed.exit, &old.observed.exit) {
+            exit.finished_at = exit.finished_at.min(old.finished_at).or(exit.finished_at);
+        }
         if self.failed_at.is_some() {
             self.failed_at = old.failed_at.or(self.failed_at);
         }
@@ -379,7 +382,8 @@ fn exit(pod: &Pod, status: &PodStatus) -> Option<Exit> {
             code: end.exit_code,
             reason: end.reason.clone().unwrap_or_default(),
             message: end.message.clone().unwrap_or_default(),
-            finished_at: end.finished_at.as_ref().map(timestamp),
+            // A node whose clock is ahead must not delay what follows from the exit.
+            finished_at: end.finished_at.as_ref().map(|at| timestamp(at).min(now())),
             is_setup: container.name == SETUP_CONTAINER,
         })
     };
@@ -573,6 +577,33 @@ mod tests {
         check(("ErrImagePull", "u"), "ContainerCreating", None);
         check(("ContainerCreating", "u"), "ErrImagePull", Some(false));
         check(("ErrImagePull", "another"), "ErrImagePull", Some(false));
+    }
+
+    #[test]
+    fn exit_in_the_future_counts_as_observed_first() {
+        let exited = |finished_at: &str, uid: &str| {
+            let ended = json!({"terminated": {"exitCode": 79, "finishedAt": finished_at}});
+            let status = json!({"phase": "Running", "containerStatuses": [
+                {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                    "state": ended}
+            ]});
+            pod(status, json!({ "uid": uid }))
+        };
+        let ended_at = |pod: &CachedPod| pod.observed.exit.as_ref().unwrap().finished_at.unwrap();
+        let future = "2999-01-01T00:00:00Z";
+        let before = now();
+        let mut first = exited(future, "u");
+        assert!((before..=now()).contains(&ended_at(&first)), "{:?}", first.observed.exit);
+        // Later watch events contain the time in the future again.
+        first.observed.exit.iter_mut().for_each(|exit| exit.finished_at = Some(Timestamp(50)));
+        let inherited = |finished_at: &str, uid: &str| {
+            let mut pod = exited(finished_at, uid);
+            pod.inherit(&first);
+            ended_at(&pod)
+        };
+        assert_eq!(inherited(future, "u"), Timestamp(50));
+        assert_eq!(inherited("1970-01-01T00:00:09Z", "u"), Timestamp(9));
+        assert!(inherited(future, "another") >= before);
     }
 
     /// A pod that was evicted or rejected by its node has no exit with a time.

@@ -270,7 +270,7 @@ fn searched_metric(valid: &ValidExperiment) -> SearchedMetric<'_> {
 }
 
 /// Returns the current directive for the trainer of the trial with this UID; `Wait` if the trial
-/// cannot be read.
+/// cannot be read or parsed.
 pub(super) async fn current_directive(
     context: &Context,
     key: &Key,
@@ -278,9 +278,19 @@ pub(super) async fn current_directive(
     attempt: u32,
 ) -> Directive {
     match owned_trial(context, key, uid).await {
-        Ok(Some(trial)) => directive_for(&trial.record, attempt),
+        Ok(Some(trial)) => cached_directive(&trial, attempt),
         Ok(None) => Directive::Fenced,
         Err(_) => Directive::Wait,
+    }
+}
+
+/// Returns the directive of a cached trial. The placeholder of a trial that cannot be parsed has no
+/// attempt, so a live trainer would be fenced. During an upgrade, an older replica cannot parse
+/// what the new leader has written.
+fn cached_directive(trial: &CachedTrial, attempt: u32) -> Directive {
+    match trial.unreadable {
+        Some(_) => Directive::Wait,
+        None => directive_for(&trial.record, attempt),
     }
 }
 
@@ -325,7 +335,31 @@ fn is_minor_progress(before: &TrialStatus, after: &TrialStatus, report: &Report)
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn trainer_of_an_unreadable_trial_waits() {
+        let read = |units: serde_json::Value| {
+            let spec = json!({
+                "experiment": "mnist", "index": 0, "requestId": "r", "seed": 0,
+                "hyperparameters": {}, "unit": "batches", "units": units,
+            });
+            let trial = json!({
+                "apiVersion": "stoker.dev/v1alpha1", "kind": "Trial",
+                "metadata": { "name": "mnist-0", "namespace": "n", "uid": "u" },
+                "spec": spec, "status": { "attempts": [{ "number": 0 }] },
+            });
+            CachedTrial::read(serde_json::from_value(trial).unwrap())
+        };
+        let readable = read(json!(100));
+        assert_eq!(cached_directive(&readable, 0), Directive::Continue { units: 100 });
+        assert_eq!(cached_directive(&readable, 1), Directive::Fenced);
+        let newer = read(json!("all"));
+        assert!(newer.unreadable.is_some());
+        assert_eq!(cached_directive(&newer, 0), Directive::Wait);
+    }
 
     #[test]
     fn only_validations_without_effect_are_held() {

@@ -28,7 +28,7 @@ pub use ledger::{
 pub use prior::{PriorExperiment, prior_trials};
 pub use refusal::{
     ADMISSION_REFUSED, POD_INVALID, Refusal, TRIAL_INVALID, failed, malformed_pod, malformed_trial,
-    refusal, set_refusal,
+    refusal, set_refusal, set_unreadable,
 };
 pub use steer::{
     DesiredStates, Request, conditions, desired_states, kills, requested, set_phase,

@@ -74,6 +74,7 @@ fn reconcile_delay(old: &CachedTrial, new: &CachedTrial) -> Option<Duration> {
     let plans = before.facts != after.facts
         || before.phase != after.phase
         || is_alive(old) != is_alive(new)
+        || old.unreadable != new.unreadable
         || old.record.spec != new.record.spec;
     let shows = before.best_metric != after.best_metric
         || before.reason != after.reason

@@ -102,6 +102,31 @@ fn refused(record: &TrialRecord) -> Option<&Attempt> {
     (last.end.is_some() && REFUSALS.contains(&reason)).then_some(last)
 }
 
+/// Reports by the condition `Valid` that nothing is decided, because the search or a trial cannot
+/// be read. Returns whether the message is new. [`conditions`](super::conditions) of the next
+/// decision sets the condition back.
+pub fn set_unreadable(
+    status: &mut ExperimentStatus,
+    message: &str,
+    generation: i64,
+    now: Timestamp,
+) -> bool {
+    let mut valid = Condition {
+        type_: "Valid".to_owned(),
+        status: ConditionStatus::False,
+        observed_generation: generation,
+        last_transition_time: now,
+        reason: "Unreadable".to_owned(),
+        message: message.to_owned(),
+    };
+    condition::bound(&mut valid);
+    let before = condition::find(&status.conditions, "Valid");
+    let is_new = before
+        .is_none_or(|before| (&before.reason, &before.message) != (&valid.reason, &valid.message));
+    condition::set(&mut status.conditions, valid);
+    is_new
+}
+
 /// Sets the condition `Refused` and the message of an experiment.
 pub fn set_refusal(
     status: &mut ExperimentStatus,
@@ -148,6 +173,7 @@ mod tests {
     use stoker_api::trial::CloseCause;
 
     use super::*;
+    use crate::experiment::conditions;
     use crate::fixture::plain_record;
     use crate::trial::close;
 
@@ -212,6 +238,31 @@ mod tests {
         assert_eq!(malformed_pod([&long].into_iter()), fails);
         long.status.batches = 1;
         assert_eq!(malformed_pod([&long].into_iter()), waits);
+    }
+
+    #[test]
+    fn unreadable_objects_are_reported_until_repaired() {
+        let mut status = ExperimentStatus { phase: Phase::Running, ..ExperimentStatus::default() };
+        let set = |status: &mut ExperimentStatus, message: &str, generation, now| {
+            set_unreadable(status, message, generation, Timestamp(now))
+        };
+        let valid = |status: &ExperimentStatus| {
+            let valid = condition::find(&status.conditions, "Valid").unwrap();
+            let holds = valid.status == ConditionStatus::True;
+            (holds, valid.reason.clone(), valid.observed_generation, valid.last_transition_time.0)
+        };
+        status = conditions(&status.clone(), status, 1, Timestamp(1));
+        assert!(set(&mut status, "trial a-0 cannot be parsed", 1, 2));
+        assert_eq!(valid(&status), (false, "Unreadable".to_owned(), 1, 2));
+        // An event is emitted once, but the condition follows edits.
+        assert!(!set(&mut status, "trial a-0 cannot be parsed", 2, 3));
+        assert_eq!(valid(&status), (false, "Unreadable".to_owned(), 2, 2));
+        let long = "x".repeat(9999);
+        assert!(set(&mut status, &long, 2, 4));
+        assert!(!set(&mut status, &long, 2, 5));
+        assert_eq!(condition::find(&status.conditions, "Valid").unwrap().message.len(), 1000);
+        let repaired = conditions(&status.clone(), status, 2, Timestamp(6));
+        assert_eq!(valid(&repaired), (true, "Accepted".to_owned(), 2, 6));
     }
 
     #[test]

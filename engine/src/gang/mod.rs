@@ -25,8 +25,8 @@ use stoker_api::time::Timestamp;
 pub use clean_up::{CleanUpStep, clean_up_step};
 pub use outcome::{PodOutcome, pod_outcome};
 pub use plan::{GangPlan, GangView, POD_GRACE_SECONDS_MAX, PodDeletion, plan, refuse};
-pub use removal::DELETE_GRACE_SECONDS;
 pub(crate) use removal::Removal;
+pub use removal::{DELETE_GRACE_SECONDS, pods_to_stop};
 
 /// Timeouts of the runner of a gang, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

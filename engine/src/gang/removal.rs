@@ -1,8 +1,9 @@
 //! When a pod is deleted, and with which grace period.
 
+use stoker_api::experiment::DesiredState;
 use stoker_api::time::Timestamp;
 
-use super::{ObservedPod, Timeouts};
+use super::{ObservedPod, POD_GRACE_SECONDS_MAX, PodDeletion, Timeouts};
 
 /// Seconds that a pod has to exit by itself after it is deleted.
 pub const DELETE_GRACE_SECONDS: u32 = 30;
@@ -19,6 +20,33 @@ pub(crate) enum Removal {
     Wait(Timestamp),
     /// Delete the pod with this grace period in seconds. With 0, its node does not confirm the end.
     Delete(u32),
+}
+
+/// Returns the pods to delete of a trial that cannot be parsed, after the user has cancelled or
+/// killed its experiment. Such a trial has no plan, so its pods would keep their GPUs.
+///
+/// After a cancel, programs get the preemption timeout to store a checkpoint. Its report cannot be
+/// recorded, but the next attempt of a repaired trial finds the checkpoint in the storage.
+pub fn pods_to_stop<'a>(
+    pods: impl Iterator<Item = &'a ObservedPod>,
+    state: DesiredState,
+    preemption_timeout_seconds: u32,
+    now: Timestamp,
+) -> Vec<PodDeletion> {
+    let grace_seconds = match state {
+        DesiredState::Active | DesiredState::Paused => return vec![],
+        DesiredState::Cancelled => {
+            preemption_timeout_seconds.clamp(DELETE_GRACE_SECONDS, POD_GRACE_SECONDS_MAX)
+        }
+        DesiredState::Killed => KILL_GRACE_SECONDS,
+    };
+    let deletion = |pod: &ObservedPod| match pod.removal_within(grace_seconds, now) {
+        Removal::Wait(_) => None,
+        Removal::Delete(grace_seconds) => {
+            Some(PodDeletion { name: pod.name.clone(), uid: pod.uid.clone(), grace_seconds })
+        }
+    };
+    pods.filter(|pod| !pod.is_terminal()).filter_map(deletion).collect()
 }
 
 impl ObservedPod {
@@ -65,7 +93,35 @@ impl ObservedPod {
 
 #[cfg(test)]
 mod tests {
+    use super::super::PodPhase;
     use super::*;
+
+    #[test]
+    fn pods_of_an_unreadable_trial_end_with_the_experiment() {
+        let pod = |name: &str, phase: PodPhase, deletion: Option<i64>| ObservedPod {
+            name: name.to_owned(),
+            phase,
+            deletion: deletion.map(Timestamp),
+            ..ObservedPod::default()
+        };
+        let pods = [
+            pod("running", PodPhase::Running, None),
+            pod("pending", PodPhase::Pending, None),
+            pod("ended", PodPhase::Failed, None),
+            pod("drained", PodPhase::Running, Some(500)),
+            pod("killed", PodPhase::Running, Some(101)),
+        ];
+        let check = |state: DesiredState, timeout: u32, expected: &[(&str, u32)]| {
+            let deletions = pods_to_stop(pods.iter(), state, timeout, Timestamp(100));
+            let found = deletions.iter().map(|pod| (&*pod.name, pod.grace_seconds));
+            assert_eq!(found.collect::<Vec<_>>(), expected, "{state:?} {timeout}");
+        };
+        check(DesiredState::Active, 60, &[]);
+        check(DesiredState::Paused, 60, &[]);
+        check(DesiredState::Cancelled, 60, &[("running", 60), ("pending", 60), ("drained", 60)]);
+        check(DesiredState::Cancelled, 9000, &[("running", 600), ("pending", 600)]);
+        check(DesiredState::Killed, 60, &[("running", 1), ("pending", 1), ("drained", 1)]);
+    }
 
     #[test]
     fn earlier_deletion_stays_if_it_ends_as_soon() {

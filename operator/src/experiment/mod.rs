@@ -15,6 +15,7 @@ mod events;
 pub(crate) mod homes;
 pub(crate) mod kept;
 mod prior;
+mod unreadable;
 
 use std::time::Duration;
 
@@ -24,8 +25,8 @@ use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{
-    Ledger, Refusal, Request, Summary, Unreadable, conditions, failed, kills, malformed_trial,
-    refusal, set_phase, set_refusal,
+    Ledger, Refusal, Request, Summary, conditions, failed, kills, malformed_trial, refusal,
+    set_phase, set_refusal,
 };
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
@@ -39,7 +40,6 @@ use crate::context::{Context, now};
 use crate::error::Error;
 use crate::objects::CachedTrial;
 use crate::storage;
-use crate::user_resources::CachedExperiment;
 
 /// Delay before a refused write is retried: no watch event announces that it would succeed.
 const REFUSAL_RETRY: Duration = Duration::from_secs(10);
@@ -57,7 +57,7 @@ pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>,
         return Ok(None);
     };
     let Some(experiment) = cached.experiment() else {
-        return report_unparsable(context, key, &cached).await;
+        return unreadable::report_experiment(context, key, &cached).await;
     };
     if experiment.metadata.deletion_timestamp.is_some() {
         return Ok(None);
@@ -97,12 +97,9 @@ async fn run(
     let storage = in_use.or_else(|| status.storage.clone());
     let release_seconds = valid.spec.searcher.release_seconds;
     let request = Request { state, release_seconds, now: now() };
-    if let Some(trial) = unreadable.first() {
-        if storage != status.storage {
-            let after = ExperimentStatus { storage, ..status.clone() };
-            apply::write_status(context, experiment, after).await?;
-        }
-        return wait_for_trial(key, writer, request, trial.record.spec.index).await;
+    if !unreadable.is_empty() {
+        let after = ExperimentStatus { storage, ..status.clone() };
+        return unreadable::wait_for_trials(key, writer, request, &unreadable, after).await;
     }
     let config = SearchConfig::new(valid, experiment_seed(valid, uid));
     let trial_refusal = refusal(&writer.records());
@@ -111,7 +108,7 @@ async fn run(
         Ok(decided) => decided,
         Err(unreadable) => {
             let wait = want_without_search(&mut writer, request).await;
-            let reported = report_unreadable(context, key, experiment, &unreadable).await;
+            let reported = unreadable::report_search(context, key, experiment, &unreadable).await;
             return most_severe(writer.errors).map_or(reported.map(|()| Some(wait)), Err);
         }
     };
@@ -146,18 +143,6 @@ async fn run(
     most_severe(errors).map_or(Ok(Some(wait)), Err)
 }
 
-/// Waits for a trial that cannot be parsed: a decision without it could differ from one with it.
-async fn wait_for_trial(
-    key: &Key,
-    mut writer: Writer<'_>,
-    request: Request,
-    trial: u32,
-) -> Result<Option<Duration>, Error> {
-    tracing::warn!(experiment = %key, trial, "waiting: a trial cannot be parsed");
-    let wait = want_without_search(&mut writer, request).await;
-    most_severe(writer.errors).map_or(Ok(Some(wait)), Err)
-}
-
 /// Returns the status of an experiment, without conditions.
 fn status_of(
     key: &Key,
@@ -172,32 +157,6 @@ fn status_of(
     let mut status = summary.status(ledger, is_over, &name, record_of);
     set_phase(&mut status, records, state);
     status
-}
-
-/// Reports a record from which the search cannot be rebuilt. Its trials train to what they were
-/// granted and then release their GPUs, and the user can pause, cancel or kill them.
-async fn report_unreadable(
-    context: &Context,
-    key: &Key,
-    experiment: &Experiment,
-    unreadable: &Unreadable,
-) -> Result<(), Error> {
-    let generation = experiment.metadata.generation.unwrap_or_default();
-    let message = format!(
-        "{unreadable}; nothing is decided until this is repaired: upgrade the operator if a newer \
-         version wrote it, restore the object from a backup, or cancel or delete the experiment"
-    );
-    let mut after = experiment.status.clone().unwrap_or_default();
-    let valid = new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &message);
-    let is_new = condition::find(&after.conditions, "Valid")
-        .is_none_or(|before| before.message != valid.message);
-    if is_new {
-        tracing::error!(experiment = %key, message, "cannot rebuild the search of an experiment");
-        condition::set(&mut after.conditions, valid);
-        let written = apply::write_status(context, experiment, after).await?;
-        context.event(&written, EventType::Warning, "Unreadable", message);
-    }
-    Ok(())
 }
 
 /// Separates refusals from other errors. The error of a creation comes with the reason for a
@@ -312,26 +271,6 @@ pub(crate) fn set_invalid(conditions: &mut Vec<Condition>, generation: i64, mess
     ] {
         condition::set(conditions, new_condition(type_, status, generation, "Invalid", message));
     }
-}
-
-/// Writes the parse error of an object to its status. Other objects are not affected.
-async fn report_unparsable(
-    context: &Context,
-    key: &Key,
-    cached: &CachedExperiment,
-) -> Result<Option<Duration>, Error> {
-    let Err(error) = &cached.object else { return Ok(None) };
-    let generation = error.metadata.generation.unwrap_or_default();
-    if context.reported.contains(key, cached.uid(), generation) {
-        return Ok(Some(context.resync_interval(key)));
-    }
-    tracing::warn!(experiment = %key, error = error.error, "cannot parse an experiment");
-    let version = error.metadata.resource_version.clone();
-    let valid =
-        new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
-    apply::mark_unreadable::<Experiment>(context, key, version, &valid).await?;
-    context.reported.add(key, cached.uid(), generation);
-    Ok(Some(context.resync_interval(key)))
 }
 
 /// Emits events for the change from `before` to `after`.

@@ -218,3 +218,62 @@ fn unparsable_object_is_reported_and_stops_no_other() {
         assert!(valid["message"].as_str().unwrap().contains("five"), "{valid}");
     });
 }
+
+/// An older operator after a rollback can encounter such a trial.
+#[test]
+fn unparsable_trial_is_reported_until_repaired() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let plane = own_plane(Default::default(), |definition| {
+            let path = format!("{SCHEMA}/status/properties/restarts");
+            let is_trial = definition["spec"]["names"]["kind"] == "Trial";
+            if let Some(schema) = definition.pointer_mut(&path).filter(|_| is_trial) {
+                *schema = json!({ "x-kubernetes-int-or-string": true, "default": 0 });
+            }
+        });
+        let ns = TestNamespace::on(plane, "newer-trial").await;
+        let mut operator = ns.operator("a", operator_port());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
+        ns.apply("grid", grid(2, 1000, 1));
+        ns.wait_for_trials("grid", 2, |status| status.phase == Phase::Running).await;
+        let set_restarts = |restarts: Value| {
+            let change = json!({ "status": { "restarts": restarts } }).to_string();
+            let trial = ["patch", "trial", "grid-1", "-n", "newer-trial", "--subresource=status"];
+            ns.plane.kubectl(&[&trial[..], &["--type=merge", "-p", &change]].concat()).unwrap();
+        };
+        let wait_for_reason = |reason: &str| {
+            let valid = stoker_test_cluster::wait_until(reason, || {
+                let object = ns.plane.get(&["experiment", "grid", "-n", "newer-trial"]);
+                let object = object.map_err(|error| error.to_string())?;
+                let conditions = object["status"]["conditions"].as_array().cloned();
+                let valid = conditions.into_iter().flatten().find(|condition| {
+                    condition["type"] == "Valid" && condition["reason"] == reason
+                });
+                valid.ok_or_else(|| object.to_string())
+            });
+            valid.unwrap()
+        };
+        set_restarts(json!("few"));
+        let valid = wait_for_reason("Unreadable");
+        assert_eq!(valid["status"], "False");
+        for part in ["trial grid-1 cannot be parsed: ", "few"] {
+            assert!(valid["message"].as_str().unwrap().contains(part), "{valid}");
+        }
+        set_restarts(json!(0));
+        assert_eq!(wait_for_reason("Accepted")["status"], "True");
+        set_restarts(json!("few"));
+        wait_for_reason("Unreadable");
+        ns.patch("grid", &json!({ "spec": { "state": "killed" } })).unwrap();
+        let killed = stoker_test_cluster::wait_until("the pods of both trials are deleted", || {
+            let pods = ns.plane.get(&["pods", "-n", "newer-trial"]);
+            let pods = pods.map_err(|error| error.to_string())?;
+            let mut all = pods["items"].as_array().into_iter().flatten();
+            let are_deleted = all.all(|pod| !pod["metadata"]["deletionTimestamp"].is_null());
+            are_deleted.then_some(()).ok_or_else(|| pods.to_string())
+        });
+        killed.unwrap();
+    });
+}

@@ -1,0 +1,124 @@
+//! Objects that this version cannot parse, and records from which it cannot rebuild the search.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::runtime::events::EventType;
+use stoker_api::condition::ConditionStatus;
+use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus};
+use stoker_api::text;
+use stoker_engine::experiment::{Request, Unreadable, set_unreadable};
+use stoker_engine::gang::pods_to_stop;
+
+use super::apply::{self, Writer};
+use super::decide::want_without_search;
+use super::{most_severe, new_condition};
+use crate::cache::{Cached as _, Key};
+use crate::context::{Context, now};
+use crate::error::Error;
+use crate::objects::CachedTrial;
+use crate::trial::apply::delete_pod;
+use crate::user_resources::CachedExperiment;
+
+/// Maximum size in bytes of a parse error in a message, so that the message also has the remedy.
+const ERROR_BYTES_MAX: usize = 500;
+/// How to repair an object.
+const REMEDY: &str = "nothing is decided until this is repaired: upgrade the operator if a newer \
+                      version wrote it, restore the object from a backup, or cancel or delete the \
+                      experiment";
+
+/// Writes the parse error of an experiment to its status. Other objects are not affected.
+pub(super) async fn report_experiment(
+    context: &Context,
+    key: &Key,
+    cached: &CachedExperiment,
+) -> Result<Option<Duration>, Error> {
+    let Err(error) = &cached.object else { return Ok(None) };
+    let generation = error.metadata.generation.unwrap_or_default();
+    if context.reported.contains(key, cached.uid(), generation) {
+        return Ok(Some(context.resync_interval(key)));
+    }
+    tracing::warn!(experiment = %key, error = error.error, "cannot parse an experiment");
+    let version = error.metadata.resource_version.clone();
+    let valid =
+        new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
+    apply::mark_unreadable::<Experiment>(context, key, version, &valid).await?;
+    context.reported.add(key, cached.uid(), generation);
+    Ok(Some(context.resync_interval(key)))
+}
+
+/// Reports a record from which the search cannot be rebuilt. Its trials train to what they were
+/// granted and then release their GPUs, and the user can pause, cancel or kill them.
+pub(super) async fn report_search(
+    context: &Context,
+    key: &Key,
+    experiment: &Experiment,
+    unreadable: &Unreadable,
+) -> Result<(), Error> {
+    let after = experiment.status.clone().unwrap_or_default();
+    report(context, key, experiment, after, &format!("{unreadable}; {REMEDY}")).await
+}
+
+/// Waits for trials that cannot be parsed: a decision without them could differ from one with them.
+/// Reports the first one, and writes `after` as the other fields of the status. The other trials
+/// continue as in [`report_search`]. A cancel or a kill also deletes the pods of these trials.
+pub(super) async fn wait_for_trials(
+    key: &Key,
+    mut writer: Writer<'_>,
+    request: Request,
+    unreadable: &[Arc<CachedTrial>],
+    after: ExperimentStatus,
+) -> Result<Option<Duration>, Error> {
+    let wait = want_without_search(&mut writer, request).await;
+    stop_pods(&mut writer, unreadable, request.state).await;
+    let first = unreadable.first().and_then(|trial| Some((trial, trial.unreadable.as_ref()?)));
+    if let Some((trial, error)) = first {
+        let mut error = error.clone();
+        text::bound(&mut error, ERROR_BYTES_MAX);
+        let message = format!("trial {} cannot be parsed: {error}; {REMEDY}", trial.key().name);
+        let reported = report(writer.context, key, &writer.experiment, after, &message).await;
+        writer.errors.extend(reported.err());
+    }
+    most_severe(writer.errors).map_or(Ok(Some(wait)), Err)
+}
+
+/// Deletes the pods of trials that cannot be parsed, if the user has ended the experiment. The
+/// controller of trials has no plan for them.
+pub(super) async fn stop_pods(
+    writer: &mut Writer<'_>,
+    unreadable: &[Arc<CachedTrial>],
+    state: DesiredState,
+) {
+    let context = writer.context;
+    let timeout_seconds = writer.experiment.spec.preemption_timeout_seconds;
+    for trial in unreadable {
+        let key = trial.key();
+        let pods = context.pods.group(&key);
+        let owned = pods.iter().filter(|pod| pod.owner == trial.uid()).map(|pod| &pod.observed);
+        for pod in pods_to_stop(owned, state, timeout_seconds, now()) {
+            let deleted = delete_pod(context, &key.namespace, &pod).await;
+            writer.errors.extend(deleted.err());
+        }
+    }
+}
+
+/// Reports by a condition that nothing is decided, and by an event if the message is new.
+async fn report(
+    context: &Context,
+    key: &Key,
+    experiment: &Experiment,
+    mut after: ExperimentStatus,
+    message: &str,
+) -> Result<(), Error> {
+    let generation = experiment.metadata.generation.unwrap_or_default();
+    let is_new = set_unreadable(&mut after, message, generation, now());
+    if experiment.status.as_ref() == Some(&after) {
+        return Ok(());
+    }
+    let written = apply::write_status(context, experiment, after).await?;
+    if is_new {
+        tracing::error!(experiment = %key, message, "the search of an experiment waits");
+        context.event(&written, EventType::Warning, "Unreadable", message.to_owned());
+    }
+    Ok(())
+}

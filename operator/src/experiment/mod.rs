@@ -10,6 +10,7 @@ mod answers;
 pub(crate) mod apply;
 mod clean_up;
 mod decide;
+mod deletion;
 mod edits;
 mod events;
 pub(crate) mod homes;
@@ -60,7 +61,7 @@ pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>,
         return unreadable::report_experiment(context, key, &cached).await;
     };
     if experiment.metadata.deletion_timestamp.is_some() {
-        return Ok(None);
+        return deletion::stop_trials(context, key, experiment).await;
     }
     let status = experiment.status.clone().unwrap_or_default();
     match &cached.validation {

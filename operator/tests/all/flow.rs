@@ -277,3 +277,26 @@ fn unparsable_trial_is_reported_until_repaired() {
         killed.unwrap();
     });
 }
+
+/// Kubernetes deletes the trials of an experiment only after the experiment itself.
+#[test]
+fn trials_stop_while_a_finalizer_holds_the_experiment() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let ns = TestNamespace::new("finalizer").await;
+        let mut operator = ns.operator("a", operator_port());
+        operator.wait_ready(&ns);
+        let _kubelet =
+            Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 100 });
+        ns.apply("long", grid(2, 1000, 1));
+        ns.wait_for_trials("long", 2, |status| !status.checkpoints.is_empty()).await;
+        ns.patch("long", &json!({ "metadata": { "finalizers": ["example.com/backup"] } })).unwrap();
+        let delete = ["delete", "experiment", "long", "-n", "finalizer", "--wait=false"];
+        ns.plane.kubectl(&delete).unwrap();
+        ns.wait_for_trials("long", 2, |status| status.phase == Phase::Cancelled).await;
+        // The control plane outlives the test, so do not leave the experiment.
+        ns.patch("long", &json!({ "metadata": { "finalizers": null } })).unwrap();
+    });
+}

@@ -1,0 +1,72 @@
+//! Stops the trials of an experiment while a finalizer holds back its deletion.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use stoker_api::experiment::{DesiredState, Experiment};
+use stoker_engine::experiment::stops;
+
+use super::apply::{self, Writer};
+use super::{most_severe, unreadable};
+use crate::cache::Key;
+use crate::context::Context;
+use crate::error::Error;
+
+/// Finalizers of Kubernetes itself, while it deletes the trials or releases them from the
+/// experiment, as the user has asked.
+const FINALIZERS_OF_KUBERNETES: [&str; 2] = ["foregroundDeletion", "orphan"];
+
+/// Asks the open trials of an experiment that is being deleted to stop, as after a cancel, or kills
+/// them if the user has killed the experiment.
+///
+/// Stoker sets no finalizer, so Kubernetes normally deletes the experiment at once, and then its
+/// trials. A finalizer of another program postpones both, possibly for hours. The trials would keep
+/// their GPUs and begin new attempts, although their search decides nothing any more.
+pub(super) async fn stop_trials(
+    context: &Context,
+    key: &Key,
+    experiment: &Experiment,
+) -> Result<Option<Duration>, Error> {
+    context.searchers.forget(key);
+    if does_kubernetes_decide(&experiment.metadata) {
+        return Ok(None);
+    }
+    let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
+    let trials = apply::trials_of(context, key, uid);
+    let (unreadable, readable): (Vec<_>, Vec<_>) =
+        trials.into_iter().partition(|trial| trial.unreadable.is_some());
+    let mut writer = Writer::new(context, experiment, &readable);
+    let state = match experiment.spec.state {
+        DesiredState::Killed => DesiredState::Killed,
+        DesiredState::Active | DesiredState::Paused | DesiredState::Cancelled => {
+            DesiredState::Cancelled
+        }
+    };
+    writer.want(&stops(&writer.records(), state)).await;
+    unreadable::stop_pods(&mut writer, &unreadable, state).await;
+    most_severe(writer.errors).map_or(Ok(Some(context.resync_interval(key))), Err)
+}
+
+/// Returns whether Kubernetes deletes or releases the trials although the experiment still exists.
+fn does_kubernetes_decide(metadata: &ObjectMeta) -> bool {
+    let mut finalizers = metadata.finalizers.iter().flatten();
+    finalizers.any(|finalizer| FINALIZERS_OF_KUBERNETES.contains(&&**finalizer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trials_stop_under_finalizers_of_other_programs() {
+        let check = |finalizers: &[&str], expected: bool| {
+            let finalizers = finalizers.iter().map(|name| (*name).to_owned()).collect();
+            let metadata = ObjectMeta { finalizers: Some(finalizers), ..ObjectMeta::default() };
+            assert_eq!(does_kubernetes_decide(&metadata), expected, "{:?}", metadata.finalizers);
+        };
+        check(&["example.com/backup"], false);
+        check(&["foregroundDeletion"], true);
+        check(&["example.com/backup", "orphan"], true);
+        assert!(!does_kubernetes_decide(&ObjectMeta::default()));
+    }
+}

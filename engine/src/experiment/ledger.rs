@@ -129,6 +129,8 @@ pub struct Ledger {
     /// Time of the first entry of the log.
     began_at: Option<Timestamp>,
     limit_reached: Option<LimitReachedEvent>,
+    /// Full length since the last beginning or edit that no limit kept from continuing trials.
+    continued_length: u64,
     /// Whether the log has the settings of the search.
     has_settings: bool,
     /// Number of the last request to reopen trials.
@@ -265,7 +267,10 @@ impl Ledger {
             LogEvent::Edited(event) => {
                 self.has_settings = true;
                 self.config = self.config.with(&event.settings);
-                self.limit_reached.take_if(|_| !event.is_limited);
+                if !event.is_limited {
+                    self.limit_reached = None;
+                    self.continued_length = event.settings.max_length;
+                }
             }
             LogEvent::Began(event) => self.has_settings = event.settings.is_some(),
             LogEvent::Reopened(request) => self.last_request = request.number,

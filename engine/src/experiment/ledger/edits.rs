@@ -112,7 +112,9 @@ impl Ledger {
         }
         let is_limited = self.stays_limited(config, summary, now);
         let is_freed = self.limit_reached.is_some() && !is_limited;
-        let shorter = Some(before.max_length).filter(|length| *length < settings.max_length);
+        // A limit may have kept an earlier edit from continuing completed trials.
+        let length = self.continued_length;
+        let shorter = Some(length).filter(|length| *length < settings.max_length);
         let continued = match is_limited {
             true => Continued::default(),
             false => self.continued_by_edit(is_freed, shorter, record_of),

@@ -69,6 +69,7 @@ impl Ledger {
         let config = initial.map_or_else(|| config.clone(), |initial| config.with(initial));
         let mut ledger = Self {
             search: search_of(&config, record.log.iter().find_map(prior).unwrap_or_default()),
+            continued_length: config.settings().max_length,
             config,
             num_placed: vec![],
             granted_in: vec![],

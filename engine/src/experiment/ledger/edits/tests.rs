@@ -9,6 +9,7 @@ use stoker_api::validate::Method;
 
 use super::super::tests::case::{Case, random, reopened};
 use super::*;
+use crate::search::book::TrialState;
 
 #[test]
 fn raised_total_continues_an_ended_search() {
@@ -153,6 +154,52 @@ fn only_edits_that_grant_more_undo_a_limit() {
     check(false, &|settings| settings.limits.units = None);
     check(false, &|settings| settings.max_trials = Some(3));
     check(false, &|settings| settings.max_length = 12);
+}
+
+/// A limit keeps the edit of the length from continuing trials. The edit of the limit continues
+/// the same trials as one edit of both.
+#[test]
+fn completed_trials_continue_once_no_limit_holds() {
+    let asha = Method::AsyncHalving(AsyncHalvingSearch {
+        max_trials: 9,
+        num_rungs: 1,
+        divisor: 3,
+        max_concurrent_trials: 1,
+        stop_once: false,
+    });
+    let limits = |seconds| SearchLimits { seconds, ..SearchLimits::default() };
+    let lengths = |method: &Method, num_results, length, edits_first| {
+        let mut case = Case::new(method.clone());
+        case.edit(|settings| settings.limits = limits(Some(50)));
+        (0..num_results).for_each(|trial| case.result(trial));
+        case.reach_limit();
+        if edits_first {
+            let steps = case.edit(|settings| settings.max_length = length).unwrap();
+            assert!(reopened(&steps).is_empty(), "{steps:?}");
+        }
+        let edit = |settings: &mut SearchSettings| {
+            (settings.max_length, settings.limits) = (length, limits(None));
+        };
+        let steps = case.edit(edit).unwrap();
+        assert_eq!(reopened(&steps), (0..=num_results).collect::<Vec<_>>(), "{method:?}");
+        assert_eq!(case.edit(edit).unwrap_or_default(), [], "it takes effect once");
+        let active = |case: &Case| {
+            let mut trials = (0..).zip(case.ledger.book().trials());
+            trials.find(|(_, entry)| entry.state == TrialState::Active).map(|(trial, _)| trial)
+        };
+        while let Some(trial) = active(&case) {
+            case.result(trial);
+        }
+        assert!(case.ledger.book().is_finished());
+        case.lengths()
+    };
+    for (method, num_results, length, expected) in
+        [(random(2), 1, 12, &[12, 12][..]), (asha, 8, 27, &[27, 27, 27, 9, 9, 9, 9, 9, 9])]
+    {
+        for edits_first in [false, true] {
+            assert_eq!(lengths(&method, num_results, length, edits_first), expected);
+        }
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::searches::RUNGS_MAX;
 use super::{FieldError, Method, TRIALS_MAX, ValidExperiment, item, member, rules, sizes};
 use crate::experiment::ExperimentSpec;
-use crate::hyperparameters::{ONE_OF, Parameter, ROOT, Space};
+use crate::hyperparameters::{LogRange, ONE_OF, Parameter, ROOT, Space};
 
 /// Remedy for a budget of too many trials.
 const LOWER: &str = "lower it, or raise maxLength";
@@ -16,7 +16,7 @@ pub(super) fn check_values(spec: &ExperimentSpec) -> Vec<FieldError> {
     let mut errors = vec![];
     // `rules` reports invalid hyperparameters.
     let Ok(space) = Space::parse(&spec.hyperparameters) else { return errors };
-    check_bases(&space, ROOT, &mut errors);
+    check_logs(&space, ROOT, &mut errors);
     let (data, hyperparameters) = (&spec.data, Some(&spec.hyperparameters));
     let too_large = rules::check_trial_bytes(spec, &space)
         .or_else(|| rules::check_program_bytes(data, hyperparameters, &spec.for_programs()));
@@ -31,24 +31,37 @@ pub(super) fn check_search(valid: &ValidExperiment) -> Vec<FieldError> {
     num_brackets.into_iter().chain(num_trials).collect()
 }
 
-/// With base 1, all values are equal. With less, the bounds of values are in reverse order.
-fn check_bases(space: &Space, path: &str, errors: &mut Vec<FieldError>) {
+fn check_logs(space: &Space, path: &str, errors: &mut Vec<FieldError>) {
     match space {
-        Space::Parameter(Parameter::Log(range)) if range.base <= 1.0 => {
-            let rule = "must be more than 1; for smaller values, use negative exponents";
-            let path = member(&member(path, "log"), "base");
-            errors.push(FieldError::new(&path, &json!(range.base), rule));
-        }
+        Space::Parameter(Parameter::Log(range)) => check_log(range, &member(path, "log"), errors),
         Space::Parameter(_) => {}
         Space::Group(members) => {
             for (name, space) in members {
-                check_bases(space, &member(path, name), errors);
+                check_logs(space, &member(path, name), errors);
             }
         }
         Space::OneOf(groups) => {
             for (i, group) in groups.iter().enumerate() {
-                check_bases(group, &item(&member(path, ONE_OF), i), errors);
+                check_logs(group, &item(&member(path, ONE_OF), i), errors);
             }
+        }
+    }
+}
+
+/// With base 1, all values are equal. With less, the bounds of values are in reverse order. Values
+/// near a bound whose power rounds to 0 are 0, which is outside of the space.
+fn check_log(range: &LogRange, path: &str, errors: &mut Vec<FieldError>) {
+    let base = range.base;
+    if base <= 1.0 {
+        let rule = "must be more than 1; for smaller values, use negative exponents";
+        errors.push(FieldError::new(&member(path, "base"), &json!(base), rule));
+        return;
+    }
+    for (name, exponent) in [("min", range.min), ("max", range.max)] {
+        if base.powf(exponent) == 0.0 {
+            let rule =
+                format!("min and max are exponents, and {base} to this power is 0; raise it");
+            errors.push(FieldError::new(&member(path, name), &json!(exponent), &rule));
         }
     }
 }

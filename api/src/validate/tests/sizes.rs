@@ -152,6 +152,24 @@ fn base_of_a_logarithm_is_more_than_1() {
 }
 
 #[test]
+fn powers_of_a_logarithm_do_not_round_to_0() {
+    let log =
+        |base: f64, min: i32, max: i32| json!({ "log": { "min": min, "max": max, "base": base } });
+    let path = |bound: &str| format!("spec.hyperparameters.rate.log.{bound}");
+    let rule = "10 to this power is 0; raise it";
+    check("hyperparameters/rate", log(10.0, -400, -1), &path("min"), rule);
+    check("hyperparameters/rate", log(2.0, -1080, -1), &path("min"), "2 to this power is 0");
+    let mut spec = good();
+    spec["hyperparameters"]["rate"] = log(10.0, -400, -330);
+    let errors = run("x", spec.clone()).unwrap_err();
+    let paths: Vec<_> = errors.iter().map(|error| error.path.clone()).collect();
+    assert_eq!(paths, [path("min"), path("max")], "{errors:?}");
+    validate_started("x", &serde_json::from_value(spec.clone()).unwrap()).unwrap();
+    spec["hyperparameters"]["rate"] = log(10.0, -323, -1);
+    run("x", spec).unwrap();
+}
+
+#[test]
 fn searches_have_at_most_16_brackets() {
     let rungs = [1].repeat(17);
     for (method, mut fields) in [

@@ -52,10 +52,34 @@ impl PbtSearch {
 
     /// Returns the number of trials that copies replace after each round.
     pub fn num_truncated(&self) -> u32 {
-        (self.truncate_fraction * f64::from(self.population_size)).floor() as u32
+        // A product such as 0.29 * 100 may be less than the integer that it stands for.
+        (self.truncate_fraction * f64::from(self.population_size) + 1e-9).floor() as u32
     }
 }
 
 fn default_fraction() -> f64 {
     0.2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hundredths_of_a_population_are_exact() {
+        for population_size in 2..=1000 {
+            for hundredths in 0..=50 {
+                let search = PbtSearch {
+                    population_size,
+                    length_per_round: Length::new(Unit::Epochs, 1),
+                    num_rounds: 2,
+                    truncate_fraction: f64::from(hundredths) / 100.0,
+                    resample_probability: 0.2,
+                    perturb_factor: 0.2,
+                };
+                let expected = hundredths * population_size / 100;
+                assert_eq!(search.num_truncated(), expected, "{hundredths} % of {population_size}");
+            }
+        }
+    }
 }

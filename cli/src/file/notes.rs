@@ -253,8 +253,7 @@ fn note(method: &Method, format: Format) -> Option<String> {
             })
         }
         Method::Pbt { search, .. } => {
-            let num_copies = search.truncate_fraction * f64::from(search.population_size);
-            let is_without = search.num_rounds > 1 && num_copies < 1.0;
+            let is_without = search.num_rounds > 1 && search.num_truncated() == 0;
             is_without.then(|| {
                 format!(
                     "note: {} of {} is less than one of {} trials, so no trial is replaced by a \

@@ -104,7 +104,7 @@ fn method(config: &SearchConfig, num_points: u32) -> AnyMethod {
             population_size: search.population_size,
             units_per_round: *units_per_round,
             num_rounds: search.num_rounds,
-            truncate_fraction: search.truncate_fraction,
+            num_truncated: search.num_truncated(),
         })),
         Method::Tpe(TpeSearch { max_trials, max_concurrent_trials, .. })
         | Method::Sobol(SobolSearch { max_trials, max_concurrent_trials }) => {

@@ -133,12 +133,8 @@ fn adaptive() -> Method {
 }
 
 fn population(config: &SearchConfig) -> SearchState {
-    let size = PbtConfig {
-        population_size: 4,
-        units_per_round: 3,
-        num_rounds: 3,
-        truncate_fraction: 0.25,
-    };
+    let size =
+        PbtConfig { population_size: 4, units_per_round: 3, num_rounds: 3, num_truncated: 1 };
     let space = config.space.clone();
     let explore = Explore { space, resample_probability: 0.25, perturb_factor: 1.2 };
     SearchState::new(AnyMethod::Pbt(Pbt::new(size)), Sampler::explore(explore), 7)

@@ -13,7 +13,7 @@ use crate::search::turn::{Edit, Event, Source, Step};
 use crate::search::view::{BracketView, NextPromotion, PEERS_MAX, Rule, RungView, Standing};
 
 /// Size of a population and its rounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PbtConfig {
     /// Number of trials that train at a time.
     pub population_size: u32,
@@ -21,8 +21,8 @@ pub struct PbtConfig {
     pub units_per_round: u64,
     /// Number of rounds, at least 1.
     pub num_rounds: u32,
-    /// Fraction of the population that is replaced after each round, from 0 to 0.5.
-    pub truncate_fraction: f64,
+    /// Number of trials that are replaced after each round, at most half of the population.
+    pub num_truncated: u32,
 }
 
 /// Population based training. The group of a trial is its first round, from 0.
@@ -59,11 +59,6 @@ impl Pbt {
         }
     }
 
-    fn num_truncated(&self) -> usize {
-        let population = f64::from(self.config.population_size);
-        (self.config.truncate_fraction * population).floor() as usize
-    }
-
     fn leave_way(&mut self, units: u64) {
         if let Some(num) = self.on_way.get_mut(&units) {
             *num -= 1;
@@ -95,7 +90,8 @@ impl Pbt {
     /// are the first to be replaced.
     fn num_kept(&self, num_results: usize) -> usize {
         let num_ended = (self.config.population_size as usize).saturating_sub(num_results);
-        num_results - self.num_truncated().saturating_sub(num_ended).min(num_results)
+        let num_truncated = self.config.num_truncated as usize;
+        num_results - num_truncated.saturating_sub(num_ended).min(num_results)
     }
 
     fn view(&self, round: u32, book: &Book) -> RungView {
@@ -149,7 +145,10 @@ impl Pbt {
         }
         let next = units + self.config.units_per_round;
         let num_copies = self.num_copies.get(&units).map_or(0, |num| *num as usize);
-        if num_copies < self.num_truncated().min(ranking.len()) {
+        // Trials continue after the last copy. An earlier version may have created one copy less.
+        let has_ended = ranking.iter().any(|trial| book.trial(*trial).units > units);
+        let num_truncated = self.config.num_truncated as usize;
+        if !has_ended && num_copies < num_truncated.min(ranking.len()) {
             let source = Source { trial: ranking[num_copies], units };
             return Some(self.create(next, Some(source)));
         }
@@ -278,10 +277,9 @@ impl SearchMethod for Pbt {
     }
 
     fn forecast(&self) -> BTreeMap<u64, u64> {
-        let PbtConfig { population_size, units_per_round, num_rounds, .. } = self.config;
-        let num_truncated = self.num_truncated() as u64;
-        let rounds =
-            (1..u64::from(num_rounds)).map(|round| (round * units_per_round, num_truncated));
+        let PbtConfig { population_size, units_per_round, num_rounds, num_truncated } = self.config;
+        let num_stopped = u64::from(num_truncated);
+        let rounds = (1..u64::from(num_rounds)).map(|round| (round * units_per_round, num_stopped));
         let last = (u64::from(num_rounds) * units_per_round, u64::from(population_size));
         rounds.chain([last]).filter(|(_, num)| *num > 0).collect()
     }

@@ -52,8 +52,7 @@ fn methods() -> Vec<(&'static str, AnyMethod)> {
         concurrency: 5,
         stop_once: false,
     };
-    let pbt =
-        PbtConfig { population_size: 5, units_per_round: 3, num_rounds: 4, truncate_fraction: 0.4 };
+    let pbt = PbtConfig { population_size: 5, units_per_round: 3, num_rounds: 4, num_truncated: 2 };
     let sync =
         |brackets, concurrency| AnyMethod::SyncHalving(SyncHalving::new(brackets, concurrency));
     let median = |inner| {

@@ -50,12 +50,8 @@ fn grids_train_all_points_after_failures() {
 /// A replacement that is delayed while all trials fail is created after the first result.
 #[test]
 fn populations_are_complete_after_a_late_result() {
-    let config = PbtConfig {
-        population_size: 20,
-        units_per_round: 3,
-        num_rounds: 2,
-        truncate_fraction: 0.2,
-    };
+    let config =
+        PbtConfig { population_size: 20, units_per_round: 3, num_rounds: 2, num_truncated: 4 };
     let sampler = Sampler::Random(Space::Group(BTreeMap::new()));
     let mut search = SearchState::new(AnyMethod::Pbt(Pbt::new(config)), sampler, 7);
     search.advance(Event::Began);

@@ -8,7 +8,7 @@ use crate::search::view::NextPromotion::{AfterResults, Closed, Top};
 #[test]
 fn rounds_of_a_population_follow_each_other() {
     let config =
-        PbtConfig { population_size: 5, units_per_round: 3, num_rounds: 4, truncate_fraction: 0.4 };
+        PbtConfig { population_size: 5, units_per_round: 3, num_rounds: 4, num_truncated: 2 };
     let mut search =
         SearchState::new(AnyMethod::Pbt(Pbt::new(config)), Sampler::Random(space()), 7);
     let next = |search: &SearchState| {
@@ -42,10 +42,46 @@ fn rounds_of_a_population_follow_each_other() {
 #[test]
 fn copies_do_not_stop_before_their_first_round() {
     let config =
-        PbtConfig { population_size: 5, units_per_round: 3, num_rounds: 4, truncate_fraction: 0.4 };
+        PbtConfig { population_size: 5, units_per_round: 3, num_rounds: 4, num_truncated: 2 };
     let pbt = Pbt::new(config);
     for (group, units, expected) in [(0, 1, 3), (0, 3, 3), (0, 4, 6), (1, 2, 6), (2, 12, 12)] {
         assert_eq!(pbt.length_at(group, units), expected, "{group} {units}");
     }
     assert_eq!(pbt.length_at(0, u64::MAX), 12);
+}
+
+/// The version that ended the first round has replaced one trial, and this one replaces two.
+#[test]
+fn rounds_that_have_ended_get_no_copies() {
+    let begin = |num_truncated: u32| {
+        let config =
+            PbtConfig { population_size: 5, units_per_round: 3, num_rounds: 4, num_truncated };
+        SearchState::new(AnyMethod::Pbt(Pbt::new(config)), Sampler::Random(space()), 7)
+    };
+    let result = |trial: u32, units: u64| {
+        let loss = Loss::new(f64::from(trial));
+        Event::Result { trial, units, loss, others: vec![] }
+    };
+    let mut before = begin(1);
+    let began = before.advance(Event::Began).unwrap();
+    let results: Vec<Turn> =
+        (0..5).map(|trial| before.advance(result(trial, 3)).unwrap()).collect();
+    let mut search = begin(2);
+    for turn in std::iter::once(&began).chain(&results) {
+        let drawn = turn.created.iter().zip(&turn.random_words);
+        let drawn = drawn.map(|(draw, random_words)| RecordedDraw::Present {
+            hyperparameters: draw.hyperparameters.clone(),
+            random_words: *random_words,
+        });
+        search.replay(turn.order, &turn.events, &turn.steps, drawn).unwrap();
+    }
+    assert_eq!(search.book().next_index(), 6);
+    // Trial 4 was replaced by trial 5.
+    let closed = Event::Closed { trial: 0, cause: CloseCause::Failed };
+    for event in [closed, result(1, 6), result(2, 6), result(3, 6)] {
+        assert_eq!(search.advance(event.clone()).unwrap().steps, [], "{event:?}");
+    }
+    let steps = search.advance(result(5, 6)).unwrap().steps;
+    assert_eq!(steps[0], Step::Stop { trial: 5 }, "{steps:?}");
+    assert_eq!(search.book().next_index(), 8);
 }

@@ -248,7 +248,7 @@ impl<'a> Run<'a> {
         self.training.remove(&trial);
         self.pass_to(time);
         let units = self.trials[trial as usize].units;
-        let exit = self.exit(trial).filter(|(at, _)| *at == units).map(|(_, exit)| exit);
+        let exit = self.exit(trial).filter(|(at, _)| *at <= units).map(|(_, exit)| exit);
         let metric = match exit {
             Some(Exit::Failed | Exit::Invalid) => None,
             Some(Exit::Early) | None => Some(self.metric(trial, units)?),

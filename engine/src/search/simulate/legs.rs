@@ -55,8 +55,9 @@ impl Run<'_> {
     /// a copy continues from its source in any case.
     pub(super) fn begin_leg(&mut self, trial: u32, now: f64, cost: f64, is_first: bool) {
         let granted = self.search.book().trial(trial).units;
-        let end = self.exit(trial).map_or(granted, |(units, _)| units);
         let before = self.trials[trial as usize].units;
+        // A copy that exits below the length of its source exits at the beginning of its first leg.
+        let end = self.exit(trial).map_or(granted, |(units, _)| units.max(before));
         let from = if self.machine.is_from_scratch && !is_first { 0 } else { before };
         let units = end.saturating_sub(from);
         self.units_total += u128::from(units);

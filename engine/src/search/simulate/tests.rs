@@ -213,6 +213,36 @@ fn copies_train_from_their_source_first() {
     assert_eq!(run(&experiment, &lines, &json!(["--from-scratch"])).units_total, 5);
 }
 
+/// Trial 2 is a copy of trial 0, which has trained 5 units. Its curve exits before.
+#[test]
+fn copies_exit_at_the_length_of_their_source() {
+    let check = |at: u64, expected: u64, time: f64| {
+        let half = json!({
+            "populationSize": 2, "numRounds": 2, "lengthPerRound": { "batches": 5 },
+            "truncateFraction": 0.5,
+        });
+        let experiment = json!({ "spec": {
+            "entrypoint": { "command": ["true"] },
+            "hyperparameters": { "x": { "double": { "min": 0, "max": 1 } } },
+            "searcher": { "metric": "loss", "pbt": half },
+        } });
+        let lines = [0, 1].map(|trial| json!({ "trial": trial, "units": 1, "metric": trial }));
+        let exit = json!({ "trial": 2, "units": at, "exit": "failed" });
+        let simulation = run(&experiment, &[&lines[..], &[exit]].concat(), &json!([]));
+        let failed = SimulatedTrial { units: expected, outcome: Outcome::Exited(Exit::Failed) };
+        assert_eq!(simulation.trials[2], failed, "{at}");
+        let event = simulation.events.iter().find(|event| event.trial == 2).unwrap();
+        let decision = Decision::Exit(Exit::Failed);
+        let ended = SimulatedEvent { time, trial: 2, units: expected, metric: None, decision };
+        assert_eq!(*event, ended, "{at}");
+        // Trials 0 and 1 train 10 and 5 units.
+        assert_eq!(simulation.units_total, 15 + expected - 5, "{at}");
+    };
+    check(1, 5, 5.0);
+    check(5, 5, 5.0);
+    check(7, 7, 7.0);
+}
+
 #[test]
 fn sums_of_very_large_lengths_are_limited() {
     let searcher = json!({

@@ -53,6 +53,8 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::super::tests::case::{Case, random};
+    use stoker_api::trial::CloseCause;
+
     use super::*;
     use crate::experiment::Record;
 
@@ -69,6 +71,28 @@ mod tests {
         case.trials.insert(1, record);
         case.delete(1);
         assert!(deleted(&case).is_empty());
+    }
+
+    /// The operator rebuilds the search without the record of the deleted trial, which has the
+    /// rejection.
+    #[test]
+    fn deleted_rejection_counts_as_a_trial() {
+        let mut case = Case::new(random(3));
+        case.end(0, CloseCause::InvalidHyperparameters);
+        let trials = case.trials.iter().filter(|(index, _)| **index > 0);
+        let trials = trials.map(|(index, record)| (*index, record)).collect();
+        let record = Record { log: &case.log, trials: &trials, trials_created: 3 };
+        let mut rebuilt = Ledger::rebuild(&case.config, record).unwrap().0;
+        assert_eq!(rebuilt.deleted(&trials), [0]);
+        assert_eq!(rebuilt.state(0), Some(TrialState::Active), "its end is unknown");
+        rebuilt.delete(vec![0], Timestamp(40));
+        case.delete(0);
+        assert_eq!(rebuilt, case.ledger);
+        case.end(1, CloseCause::InvalidHyperparameters);
+        case.result(2);
+        case.result(3);
+        assert!(case.ledger.book().is_finished());
+        assert_eq!(case.ledger.book().next_index(), 4);
     }
 
     #[test]

@@ -63,7 +63,8 @@ impl SearchMethod for FixedLength {
             Event::Closed { cause: CloseCause::InvalidHyperparameters, .. } => {
                 self.num_invalid += 1;
             }
-            // A deleted trial is not replaced, even if its hyperparameters were invalid.
+            // A deleted trial counts as one of `max_trials`, even if its hyperparameters were
+            // invalid: its record is gone, so a rebuilt search does not know its end.
             Event::Deleted { .. } => {
                 self.num_invalid -= u32::from(before.is_some_and(Before::was_invalid))
             }

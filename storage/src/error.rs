@@ -101,6 +101,9 @@ const TRANSIENT_CODES: [&str; 7] = [
     "ExpiredTokenException",
 ];
 
+/// Codes of S3 for temporary keys that are no longer valid.
+const EXPIRED_CODES: [&str; 3] = ["ExpiredToken", "InvalidToken", "TokenRefreshRequired"];
+
 /// Root and path of an operation, for its error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Subject<'a> {
@@ -133,6 +136,11 @@ pub(crate) fn classify(
         }
         (Source::PermissionDenied { .. } | Source::Unauthenticated { .. }, _) => {
             let remedy = "check the credentials in the environment and their permissions";
+            (StorageError::Refused { url, path, reason, remedy }, false)
+        }
+        // S3 answers expired temporary keys with the status 400.
+        _ if EXPIRED_CODES.iter().any(|code| has_code(&reason, code)) => {
+            let remedy = "the keys in the environment have expired; replace them";
             (StorageError::Refused { url, path, reason, remedy }, false)
         }
         (
@@ -238,6 +246,9 @@ mod tests {
             check(generic(code("400 Bad Request", transient).into()), "3 times", true);
         }
         check(generic(code("400 Bad Request", "InvalidPart").into()), "3 times", false);
+        for expired in EXPIRED_CODES {
+            check(generic(code("400 Bad Request", expired).into()), "have expired", false);
+        }
         check(generic("status code: 301 Moved".into()), "301 Moved", false);
         check(generic("PUT http://169.254.169.254/latest".into()), "no credentials", true);
         let path = "a/b".to_owned();

@@ -180,7 +180,9 @@ impl Storage {
             _ => {
                 let payload: PutPayload = parts.iter().cloned().collect();
                 let put = || self.store.put(&location, payload.clone());
-                self.transfer(path, len as u64, put).await.map(|_| ())
+                self.transfer(path, len as u64, put).await?;
+                self.transfers.has_stored.store(true, Ordering::Relaxed);
+                Ok(())
             }
         }
     }
@@ -202,6 +204,7 @@ impl Storage {
             self.store.put(&location, PutPayload::from(bytes.clone()))
         };
         self.retry(path, put).await?;
+        self.transfers.has_stored.store(true, Ordering::Relaxed);
         // A bucket's client retries within a request, but not earlier. A local disk may be slow.
         let is_unique = self.folder.is_some() || start.elapsed() < open::RETRY_WAIT_FIRST;
         Ok(num_requests.into_inner() == 1 && is_unique)

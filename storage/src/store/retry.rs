@@ -1,5 +1,6 @@
 //! Retries of operations after transient failures.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
@@ -61,8 +62,10 @@ impl RetryPolicy {
 impl Storage {
     /// Returns the same root for operations whose failure loses work, such as saves, or uses up a
     /// trial's attempts. During an outage, requests that fail at once are retried as long as those
-    /// that time out: for 15 minutes. Errors that a retry cannot fix are returned at once. Local
-    /// directories are unchanged, because their failures do not pass.
+    /// that time out: for 15 minutes. So is a refused access, if this process has stored an object
+    /// before: keys or permissions have changed, and the change may be corrected. Other errors that
+    /// a retry cannot fix are returned at once. Local directories are unchanged, because their
+    /// failures do not pass.
     pub fn with_long_retries(self) -> Self {
         let outage_min = match self.folder {
             Some(_) => Duration::ZERO,
@@ -105,6 +108,10 @@ impl Storage {
             let (error, is_transient) =
                 classify(Subject { url: &self.url, path }, attempt, &source);
             let policy = self.retry_policy;
+            let is_patient = policy.outage_min > Duration::ZERO;
+            let is_revoked = matches!(error, StorageError::Refused { .. })
+                && self.transfers.has_stored.load(Ordering::Relaxed);
+            let is_transient = is_transient || (is_patient && is_revoked);
             let is_last = progress().elapsed() >= policy.stalled_max
                 || (attempt >= policy.attempts_max && start.elapsed() >= policy.outage_min);
             if !is_transient || is_last {

@@ -200,6 +200,19 @@ async fn saves_outlast_ten_minutes_of_refused_connections() {
     assert_eq!(put(1_500, 3, true).await, (false, true, 25));
 }
 
+/// The keys were rotated, or a policy was changed.
+#[tokio::test(start_paused = true)]
+async fn saves_wait_for_access_that_they_had() {
+    let store = Flaky::new(2, std::io::ErrorKind::PermissionDenied);
+    let storage = Storage::from_store(store.clone(), "flaky://root");
+    let saves = storage.clone().with_long_retries();
+    storage.put("a", "x".into()).await.unwrap();
+    saves.put("b", "x".into()).await.unwrap();
+    assert_eq!(store.count.load(Ordering::Relaxed), 3, "one write was refused");
+    // Others report the refusal at once.
+    storage.put("c", "x".into()).await.unwrap_err();
+}
+
 /// The client of a bucket may have repeated a slow request. A slow disk repeats nothing.
 #[tokio::test(start_paused = true)]
 async fn slow_writes_are_unique_on_local_roots() {

@@ -1,6 +1,7 @@
 //! Limit of concurrent transfers, which falls if a link is too slow for them.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ static OF_BUCKETS: LazyLock<Mutex<HashMap<String, Weak<Transfers>>>> =
 pub(crate) struct Transfers {
     state: Mutex<State>,
     ended: Notify,
+    /// Whether this process has stored an object, so it had access.
+    pub(super) has_stored: AtomicBool,
 }
 
 #[derive(Debug)]

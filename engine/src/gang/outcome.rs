@@ -30,8 +30,8 @@ impl PodOutcome {
 
 /// Waiting reasons that are permanent, because the experiment's spec causes them.
 const PERMANENT_REASONS: [&str; 2] = ["InvalidImageName", "ErrImageNeverPull"];
-/// Reasons why a container does not start that the user caused, but that a change in the cluster may
-/// resolve.
+/// Reasons why a container does not start that the user caused, but that a change in the cluster
+/// may resolve.
 const USER_ERROR_REASONS: [&str; 4] =
     ["CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"];
 

@@ -78,10 +78,8 @@ pub fn record_report(
                 attempt.has_started = true;
                 attempt.resumed_from.clone_from(resumed_from);
                 budget::bound_name(&mut attempt.resumed_from);
-                let refused = refused.iter().map(|(name, why)| format!("{name}: {why}"));
-                let refused: Vec<_> = refused.collect();
                 if !refused.is_empty() {
-                    attempt.message = Some(format!("skipped checkpoints: {}", refused.join("; ")));
+                    attempt.message = Some(skipped(refused));
                     budget::bound_message(&mut attempt.message);
                 }
             }
@@ -125,6 +123,12 @@ pub fn record_report(
     }
     record.status.batches = record.status.batches.max(report.batches);
     if record.status == before { ReportEffect::Repeat } else { ReportEffect::New }
+}
+
+/// Returns the message of an attempt that could not use these checkpoints.
+fn skipped(refused: &BTreeMap<String, String>) -> String {
+    let refused: Vec<_> = refused.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+    format!("skipped checkpoints: {}", refused.join("; "))
 }
 
 fn record_result(

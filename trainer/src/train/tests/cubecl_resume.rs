@@ -1,5 +1,8 @@
 //! A resume on a GPU, or with feature `cubecl-cpu` on burn's backend for GPUs on a CPU, where it
 //! does not tune kernels.
+//!
+//! The optimizer is fused: burn combines the operations of its own ones into other kernels in the
+//! first steps of a process than later.
 
 use std::process::Command;
 
@@ -7,7 +10,8 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::optim::AdamWConfig;
 use stoker_kernels::{
-    Activation, AttentionMask, EmbeddingExt as _, LinearExt as _, TransformerEncoderExt as _,
+    Activation, AttentionMask, EmbeddingExt as _, LinearExt as _, OptimizerConfigExt as _,
+    TransformerEncoderExt as _,
 };
 
 use super::*;
@@ -60,7 +64,7 @@ fn train(folder: &Path, batches: u64, device: Device) {
         Tensor::<2, Int>::from_data(TensorData::new(sequences.concat(), shape), device)
     };
     let fit = Fit::new(Data::items(40, sequence, batch)).batch_size(8);
-    let adam = Optimizers::one(AdamWConfig::new().init(), 0.01).clip_norm(1.0);
+    let adam = Optimizers::one(AdamWConfig::new().init_fused(), 0.01).clip_norm(1.0);
     context.fit(transformer(context.device()), adam, step, fit).unwrap();
 }
 

@@ -122,7 +122,7 @@ pub struct ExperimentSpec {
     pub resources: Resources,
 
     /// Environment variables of the program. Names that start with `STOKER_` are reserved, except
-    /// `STOKER_DEVICE`, `STOKER_RENDEZVOUS_SECONDS`, `STOKER_SILENCE_SECONDS`,
+    /// `STOKER_DEVICE`, `STOKER_KERNELS`, `STOKER_RENDEZVOUS_SECONDS`, `STOKER_SILENCE_SECONDS`,
     /// `STOKER_SILENCE_STEPS`, `STOKER_TEST`, `STOKER_DATA_CACHE` and `STOKER_DATA_CACHE_BYTES`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<EnvVar>,

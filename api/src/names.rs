@@ -21,8 +21,9 @@ pub const ENV_SILENCE_SECONDS: &str = "STOKER_SILENCE_SECONDS";
 /// [`ENV_SILENCE_SECONDS`]. Default: 10.
 pub const ENV_SILENCE_STEPS: &str = "STOKER_SILENCE_STEPS";
 /// Variables with the prefix `STOKER_` that users may set.
-pub const ENV_SETTABLE: [&str; 7] = [
+pub const ENV_SETTABLE: [&str; 8] = [
     ENV_DEVICE,
+    ENV_KERNELS,
     ENV_RENDEZVOUS_SECONDS,
     ENV_SILENCE_SECONDS,
     ENV_SILENCE_STEPS,
@@ -38,6 +39,8 @@ pub const ENV_DATA_CACHE_BYTES: &str = "STOKER_DATA_CACHE_BYTES";
 /// `1` enables the test mode: the trainer reports which stages of the program work, and verifies
 /// its last checkpoint.
 pub const ENV_TEST: &str = "STOKER_TEST";
+/// Fused operators: `on`, `avx2` (without AVX-512) or `off`. Unset: `on`.
+pub const ENV_KERNELS: &str = "STOKER_KERNELS";
 /// Device of a trainer: `cpu` or `cuda`. Unset: the GPU of its rank if available, otherwise the
 /// CPU.
 pub const ENV_DEVICE: &str = "STOKER_DEVICE";

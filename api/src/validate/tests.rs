@@ -197,7 +197,7 @@ fn each_rule_names_its_field() {
     check("minCheckpointPeriod", json!({}), "spec.minCheckpointPeriod", "exactly one");
     check("env", json!([{ "name": "1A" }]), "spec.env[0].name", "begin with a digit");
     check("env", json!([{ "name": "STOKER_A" }]), "spec.env[0].name", "STOKER_");
-    let own = json!([{ "name": "STOKER_DEVICE", "value": "cpu" }, { "name": "STOKER_SILENCE" }]);
+    let own = json!([{ "name": "STOKER_KERNELS", "value": "off" }, { "name": "STOKER_SILENCE" }]);
     check("env", own, "spec.env[1].name", "STOKER_SILENCE_SECONDS");
     check("env", json!([{ "name": "A" }, { "name": "A" }]), "spec.env[1].name", "twice");
     check("env", json!([{ "name": "A", "value": "\0" }]), "spec.env[0].value", "NUL");

@@ -14,7 +14,7 @@
 //! its children. If the supervisor is killed, the kernel kills the program, but not the processes
 //! that the program has started. These inherit the lock.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -81,8 +81,19 @@ fn become_program(parent: i32, command: &[String]) -> u8 {
         return ExitCode::Infrastructure as u8;
     }
     let error = Command::new(&command[0]).args(&command[1..]).exec();
-    print::err(format!("stoker: cannot start `{}`: {error}", command[0]));
+    print::err(format!("stoker: cannot start `{}`: {}", command[0], why(&command[0], &error)));
     ExitCode::UserError as u8
+}
+
+/// Returns why a program cannot be executed. The system reports a script whose interpreter is
+/// missing like a missing program.
+fn why(program: &str, error: &std::io::Error) -> String {
+    match error.kind() == ErrorKind::NotFound && Path::new(program).exists() {
+        true => "its interpreter does not exist; correct the path after `#!` in its first line, \
+                 which must not end with a carriage return"
+            .to_owned(),
+        false => error.to_string(),
+    }
 }
 
 /// Command from the runner.
@@ -227,6 +238,15 @@ mod tests {
         program.kill().unwrap();
         program.wait().unwrap();
         assert_eq!(taken, Err(rustix::io::Errno::WOULDBLOCK));
+    }
+
+    #[test]
+    fn missing_interpreters_are_named() {
+        let script = tempfile::NamedTempFile::new().unwrap();
+        let error = std::io::Error::from(ErrorKind::NotFound);
+        let of = |program: &str| why(program, &error);
+        assert!(of(script.path().to_str().unwrap()).starts_with("its interpreter does not exist"));
+        assert_eq!(of("/no/such/program"), error.to_string());
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub(crate) fn require_program(field: &str, program: &str, folder: &Path) -> Resu
         true if path.is_file() => {
             format!("it is not executable; run `chmod +x {}`", absolute(&path))
         }
+        true if path.is_dir() => "it is a directory; write the path of a program".to_owned(),
         true if program.starts_with('/') => {
             "no such program; build it or correct its path".to_owned()
         }
@@ -85,6 +86,7 @@ mod tests {
         check("./train", &format!("no such program in {}; build it", folder.display()));
         let remedy = format!("it is not executable; run `chmod +x {}`", file.display());
         check("./train.py", &remedy);
+        check(&folder.display().to_string(), "it is a directory; write the path of a program");
         check(&file.display().to_string(), &remedy);
     }
 }

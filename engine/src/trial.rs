@@ -213,21 +213,22 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
 /// A program that exits as completed before the granted length has stopped itself, as early
 /// stopping does. A program that never validated has done nothing, and a restart would not help.
 /// Infrastructure failures are counted since the attempt that wrote the newest checkpoint, or since
-/// the trial was reopened, also if attempts with other outcomes are in between.
+/// the trial was reopened, also if attempts with other outcomes are in between. They count for a
+/// copy that has not saved a checkpoint, also before training: that of its source may be lost.
 pub fn end_attempt(
     record: &mut TrialRecord,
     end: AttemptEnd,
     message: Option<String>,
     limits: &RestartLimits,
 ) {
+    let is_fresh_copy = is_fresh_copy(record);
     let last = record.status.attempts.last_mut();
     let Some(attempt) = last.filter(|attempt| attempt.end.is_none()) else {
         return;
     };
+    let waits_for_outage = limits.has_trained && !attempt.has_started && !is_fresh_copy;
     let end = match end {
-        AttemptEnd::Infrastructure if limits.has_trained && !attempt.has_started => {
-            AttemptEnd::NotStarted
-        }
+        AttemptEnd::Infrastructure if waits_for_outage => AttemptEnd::NotStarted,
         other => other,
     };
     attempt.end = Some(end);

@@ -152,6 +152,25 @@ fn outages_before_training_are_not_counted() {
     assert!(message.starts_with("lost 3 attempts without a new checkpoint"), "{message}");
 }
 
+/// The round of the copy must not wait if the checkpoint of its source is lost.
+#[test]
+fn copies_do_not_wait_for_a_lost_source() {
+    let limits = RestartLimits { has_trained: true, ..LIMITS };
+    let mut record = plain_record(0);
+    record.spec.source = Some(TrialSource {
+        trial: 1,
+        units: 9,
+        checkpoint: Some("000000000009-0".to_owned()),
+        manifest_sha256: None,
+    });
+    for number in 0..3 {
+        assert_eq!(closed(&record), None);
+        begin_attempt(&mut record, number);
+        end_attempt(&mut record, Infrastructure, Some("missing".to_owned()), &limits);
+    }
+    assert_eq!(closed(&record), Some(CloseCause::Failed));
+}
+
 #[test]
 fn limits_allow_ten_lost_attempts() {
     let mut record = plain_record(0);

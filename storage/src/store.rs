@@ -203,7 +203,7 @@ impl Storage {
             num_requests.fetch_add(1, Ordering::Relaxed);
             self.store.put(&location, PutPayload::from(bytes.clone()))
         };
-        self.retry(path, put).await?;
+        self.retry_write(path, put).await?;
         self.transfers.has_stored.store(true, Ordering::Relaxed);
         // A bucket's client retries within a request, but not earlier. A local disk may be slow.
         let is_unique = self.folder.is_some() || start.elapsed() < open::RETRY_WAIT_FIRST;

@@ -59,7 +59,7 @@ pub(crate) struct StopRequests {
     first_at: Option<Instant>,
 }
 
-/// What a signal requests.
+/// Meaning of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopRequest {
     /// A stop with checkpoints.

@@ -32,7 +32,7 @@ impl Storage {
         location: &Path,
         bytes: &[Bytes],
     ) -> Result<(), StorageError> {
-        let id = self.retry(path, || store.create_multipart(location)).await?;
+        let id = self.retry_write(path, || store.create_multipart(location)).await?;
         let len: usize = bytes.iter().map(Bytes::len).sum();
         let payloads = payloads(bytes, PART_BYTES.max(len.div_ceil(PARTS_MAX)));
         let put = |(idx, payload): (usize, PutPayload)| {
@@ -75,7 +75,7 @@ impl Storage {
             num_requests.fetch_add(1, Ordering::Relaxed);
             store.complete_multipart(location, id, parts.clone())
         };
-        let Err(error) = self.retry(path, complete).await else { return Ok(()) };
+        let Err(error) = self.retry_write(path, complete).await else { return Ok(()) };
         // The store retries within a request, but not earlier.
         let is_repeated =
             num_requests.into_inner() > 1 || start.elapsed() >= open::RETRY_WAIT_FIRST;

@@ -62,10 +62,10 @@ impl RetryPolicy {
 impl Storage {
     /// Returns the same root for operations whose failure loses work, such as saves, or uses up a
     /// trial's attempts. During an outage, requests that fail at once are retried as long as those
-    /// that time out: for 15 minutes. So is a refused access, if this process has stored an object
-    /// before: keys or permissions have changed, and the change may be corrected. Other errors that
-    /// a retry cannot fix are returned at once. Local directories are unchanged, because their
-    /// failures do not pass.
+    /// that time out: for 15 minutes. So is a refused write or transfer, if this process has stored
+    /// an object before: keys or permissions have changed, and the change may be corrected. Other
+    /// errors that a retry cannot fix are returned at once. Local directories are unchanged,
+    /// because their failures do not pass.
     pub fn with_long_retries(self) -> Self {
         let outage_min = match self.folder {
             Some(_) => Duration::ZERO,
@@ -85,15 +85,43 @@ impl Storage {
         F: Future<Output = object_store::Result<T>>,
     {
         let start = Instant::now();
+        self.retry_while(path, operation, || start, false).await
+    }
+
+    /// Same as [`retry`](Self::retry), for a write or a transfer. With long retries, it also waits
+    /// for access that this process had.
+    pub(super) async fn retry_write<T, F>(
+        &self,
+        path: &str,
+        operation: impl Fn() -> F,
+    ) -> Result<T, StorageError>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let start = Instant::now();
         self.retry_since(path, operation, || start).await
     }
 
-    /// Same as [`retry`](Self::retry), for an operation whose last progress was at `progress()`.
+    /// Same as [`retry_write`](Self::retry_write), for an operation whose last progress was at
+    /// `progress()`.
     pub(super) async fn retry_since<T, F>(
         &self,
         path: &str,
         operation: impl Fn() -> F,
         progress: impl Fn() -> Instant,
+    ) -> Result<T, StorageError>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        self.retry_while(path, operation, progress, true).await
+    }
+
+    async fn retry_while<T, F>(
+        &self,
+        path: &str,
+        operation: impl Fn() -> F,
+        progress: impl Fn() -> Instant,
+        waits_for_access: bool,
     ) -> Result<T, StorageError>
     where
         F: Future<Output = object_store::Result<T>>,
@@ -108,7 +136,7 @@ impl Storage {
             let (error, is_transient) =
                 classify(Subject { url: &self.url, path }, attempt, &source);
             let policy = self.retry_policy;
-            let is_patient = policy.outage_min > Duration::ZERO;
+            let is_patient = waits_for_access && policy.outage_min > Duration::ZERO;
             let is_revoked = matches!(error, StorageError::Refused { .. })
                 && self.transfers.has_stored.load(Ordering::Relaxed);
             let is_transient = is_transient || (is_patient && is_revoked);

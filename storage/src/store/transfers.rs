@@ -150,7 +150,7 @@ impl Storage {
         F: Future<Output = object_store::Result<T>>,
     {
         if bytes < TRANSFER_BYTES {
-            return self.retry(path, operation).await;
+            return self.retry_write(path, operation).await;
         }
         let start = Instant::now();
         let attempt = || async {

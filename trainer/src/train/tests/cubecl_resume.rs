@@ -1,8 +1,8 @@
 //! A resume on a GPU, or with feature `cubecl-cpu` on burn's backend for GPUs on a CPU, where it
 //! does not tune kernels.
 //!
-//! The optimizer is fused: burn combines the operations of its own ones into other kernels in the
-//! first steps of a process than later.
+//! The optimizer is fused. The operations of burn's optimizers run in other kernels in the first
+//! steps of a process than later.
 
 use std::process::Command;
 

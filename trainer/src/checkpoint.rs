@@ -9,11 +9,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde_json::Value;
+use serde_json::{Value, json};
 use stoker_api::contract::{CheckpointRef, FileEntry, FileHash, Manifest, Report, TrialConfig};
 use stoker_api::names::MANIFEST;
 use stoker_storage::segments::PendingFlush;
-use stoker_storage::{Storage, layout};
+use stoker_storage::{Storage, hash, layout};
 use tokio::runtime::Handle;
 
 mod choice;
@@ -118,6 +118,7 @@ impl Checkpointer {
             experiment_id: config.experiment_id.clone(),
             trial: config.trial,
             attempt: config.attempt,
+            sample_sha256: sample_sha256(config),
         };
         Self { rt, store, in_flight: None, done: VecDeque::new() }
     }
@@ -262,6 +263,13 @@ async fn produce_contents(name: &str, produce: ContentsFn) -> Result<NewContents
         true => Err(failed(format!("the file name {MANIFEST} is reserved; use another name"))),
         false => Ok(contents),
     }
+}
+
+/// Returns the [`Manifest::sample_sha256`] of a trial.
+fn sample_sha256(config: &TrialConfig) -> String {
+    let TrialConfig { seed, hyperparameters, .. } = config;
+    let sample = json!({"seed": seed, "hyperparameters": hyperparameters});
+    hash::sha256_hex(sample.to_string().as_bytes())
 }
 
 fn parse(text: &[u8]) -> Result<Manifest, String> {

@@ -29,6 +29,7 @@ mod outcome;
 mod output;
 mod setup;
 mod signals;
+mod stored_attempts;
 mod trial_record;
 mod unpack;
 
@@ -102,7 +103,7 @@ fn launch(command: &[String]) -> Result<LaunchOutcome> {
             tokio::select! {
                 biased;
                 () = signals.stop_requested() => return Err(preempted_before_start()),
-                probed = probe(storage, config) => probed?,
+                checked = check(storage, config) => checked?,
             }
         }
         let is_stored = std::env::var(ENV_LAUNCHER_LOGS).map_or(true, |value| value != "off");
@@ -179,10 +180,15 @@ fn open_storage(config: Option<&TrialConfig>) -> Result<Option<Storage>> {
     Ok(config.map(open).transpose()?)
 }
 
-/// Tests the storage.
-async fn probe(storage: &Storage, config: &TrialConfig) -> Result<()> {
+/// Tests the storage, and checks that this attempt of a trial may write to it.
+async fn check(storage: &Storage, config: &TrialConfig) -> Result<()> {
     let few = || storage.clone().with_few_retries();
-    Ok(patient(storage, config).unwrap_or_else(few).probe().await?)
+    let storage = patient(storage, config).unwrap_or_else(few);
+    storage.probe().await?;
+    if config.inference.is_none() {
+        stored_attempts::check(&storage, &config.storage.trial_path, config.attempt).await?;
+    }
+    Ok(())
 }
 
 /// Returns the storage with long retries if the trial has a checkpoint, which shows that the

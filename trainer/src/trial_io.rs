@@ -196,22 +196,6 @@ impl TrialIo {
         self.is_lead
     }
 
-    /// Restores the first complete checkpoint, if any. Rank 0 first looks for checkpoints that the
-    /// runner does not know.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the storage fails, or if training must not start from scratch: see
-    /// [`check_refused`](Self::check_refused).
-    pub(crate) fn restore(&mut self) -> Result<Restored> {
-        self.find_unreported()?;
-        let restored = self.restore_from(&self.resume_from)?;
-        if restored.checkpoint.is_none() {
-            self.check_refused(&restored.refused, restored.unsupported.clone())?;
-        }
-        Ok(restored)
-    }
-
     /// Restores the first complete one of these checkpoints, if any.
     pub(crate) fn restore_from(&self, resume_from: &[CheckpointRef]) -> Result<Restored> {
         match &self.files {

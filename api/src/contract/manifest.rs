@@ -31,6 +31,10 @@ pub struct Manifest {
     pub trial: u32,
     /// Number of the attempt that wrote the checkpoint.
     pub attempt: u32,
+    /// SHA-256 of the trial's seed and hyperparameters, in hex. Unset in checkpoints of earlier
+    /// versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample_sha256: Option<String>,
     /// Number of global batches trained.
     pub batches: u64,
     /// Searched metric of a validation at the same batch, as a decimal string.

@@ -168,3 +168,79 @@ fn trials_survive_a_store_outage_of_a_minute() {
     let accuracy: f64 = dry["status"]["best"]["metric"].as_str().unwrap().parse().unwrap();
     assert!(accuracy > 0.97, "{accuracy}");
 }
+
+/// Returns an experiment with a trial of one pod.
+fn single(name: &str) -> String {
+    let change = json!({
+        "minCheckpointPeriod": { "batches": 100 },
+        "searcher": {
+            "metric": "validation_accuracy", "smallerIsBetter": false,
+            "maxLength": { "batches": 2000 }, "single": {},
+        },
+    });
+    mnist(name, &change).to_string()
+}
+
+/// Sets the number of operators, and waits until the others have ended.
+fn scale_operator(cluster: &Cluster, replicas: u32) {
+    let replicas = format!("--replicas={replicas}");
+    let operator = ["-n", "stoker-system", "scale", "deployment/stoker-operator", &replicas];
+    cluster.kubectl(&operator).unwrap();
+    if replicas.ends_with('0') {
+        let label = ["-l", "app.kubernetes.io/name=stoker"];
+        let wait = ["-n", "stoker-system", "wait", "pods", "--for=delete", "--timeout=120s"];
+        cluster.kubectl(&[&wait[..], &label].concat()).unwrap();
+    }
+}
+
+fn force_delete_pods(cluster: &Cluster, experiment: &str) {
+    let label = format!("stoker.dev/experiment={experiment}");
+    let delete = ["-n", NAMESPACE, "delete", "pods", "-l", &label, "--force", "--grace-period=0"];
+    cluster.kubectl(&delete).unwrap();
+}
+
+/// After etcd is restored from a backup, objects have earlier states, and later pods do not exist.
+#[test]
+fn restored_records_find_later_checkpoints() {
+    if !stoker_test_cluster::nodes_enabled() {
+        return;
+    }
+    let (cluster, _turn) = cluster();
+    let has_checkpoint_of = |attempt: u32| {
+        wait_for(PATIENCE, cluster, "trial", "past-0", "has a checkpoint", |status| {
+            let mut checkpoints = status["checkpoints"].as_array().into_iter().flatten();
+            let name = |checkpoint: &Value| checkpoint["name"].as_str().map(str::to_owned);
+            let end = format!("-{attempt}");
+            checkpoints.any(|checkpoint| name(checkpoint).is_some_and(|name| name.ends_with(&end)))
+        })
+    };
+    cluster.apply(&single("past")).unwrap();
+    let mut backup = has_checkpoint_of(0);
+    for attempt in 1..3 {
+        force_delete_pods(cluster, "past");
+        has_checkpoint_of(attempt);
+    }
+    scale_operator(cluster, 0);
+    force_delete_pods(cluster, "past");
+    backup["metadata"].as_object_mut().unwrap().remove("resourceVersion");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("backup.json");
+    std::fs::write(&file, backup.to_string()).unwrap();
+    let restore = ["replace", "--subresource=status", "-f", file.to_str().unwrap()];
+    cluster.kubectl(&restore).unwrap();
+    scale_operator(cluster, 2);
+    let end = ended(cluster, "past");
+    assert_eq!(end["status"]["phase"], "Completed", "{}", state(cluster));
+    let status = get(cluster, "trial", "past-0")["status"].clone();
+    let attempts = status["attempts"].as_array().unwrap();
+    let refused = |attempt: &Value| attempt["message"].as_str().unwrap_or_default().to_owned();
+    for attempt in &attempts[1..3] {
+        assert!(refused(attempt).contains("record was restored from a backup"), "{attempts:?}");
+    }
+    let resumed_from = attempts[3]["resumedFrom"].as_str().unwrap();
+    assert!(resumed_from.ends_with("-2"), "{attempts:?}");
+    assert_eq!((attempts.len(), &status["restarts"]), (4, &json!(0)), "{attempts:?}");
+    cluster.apply(&single("straight")).unwrap();
+    ended(cluster, "straight");
+    assert_bit_identical(cluster, "straight-0", "past-0");
+}

@@ -188,6 +188,7 @@ impl CheckpointSource {
             experiment_id: String::new(),
             trial: 0,
             attempt: 0,
+            sample_sha256: String::new(),
         })
     }
 
@@ -375,6 +376,7 @@ mod tests {
                 trial: 3,
                 attempt: 0,
                 batches: 1,
+                sample_sha256: None,
                 metric: metric.map(str::to_owned),
                 validation: BTreeMap::new(),
                 files: BTreeMap::from([("x".to_owned(), entry)]),

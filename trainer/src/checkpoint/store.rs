@@ -22,6 +22,8 @@ pub(crate) struct CheckpointStore {
     pub(super) experiment_id: String,
     pub(super) trial: u32,
     pub(crate) attempt: u32,
+    /// [`Manifest::sample_sha256`] of this trial.
+    pub(super) sample_sha256: String,
 }
 
 impl CheckpointStore {
@@ -74,6 +76,7 @@ impl CheckpointStore {
             experiment_id: self.experiment_id.clone(),
             trial: self.trial,
             attempt: self.attempt,
+            sample_sha256: Some(self.sample_sha256.clone()),
             batches: request.batches,
             metric: request.metric.map(stoker_api::number::format),
             validation: request.validation,

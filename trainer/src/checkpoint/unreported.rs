@@ -86,8 +86,9 @@ impl CheckpointStore {
         Ok(unreported)
     }
 
-    /// Reads the manifest of a checkpoint. Returns `None` if it was deleted since it was listed, or
-    /// if it belongs to another checkpoint.
+    /// Reads the manifest of a checkpoint. Returns `None` if it was deleted since it was listed, if
+    /// it belongs to another checkpoint, or if the trial had another seed or other hyperparameters:
+    /// after a record is restored from a backup, another trial may get the same index.
     async fn read_unreported(
         &self,
         name: String,
@@ -99,6 +100,13 @@ impl CheckpointStore {
         let manifest_sha256 = hash::sha256_hex(&text);
         let report = match parse(&text) {
             Ok(manifest) if !self.is_manifest_of(&name, &manifest) => return Ok(None),
+            Ok(manifest) if !self.has_same_sample(&manifest) => {
+                eprintln!(
+                    "stoker: checkpoint {name}, which was not reported, is not used: it was \
+                     trained with other hyperparameters or another seed"
+                );
+                return Ok(None);
+            }
             Ok(manifest) => Some(report_of(name.clone(), manifest_sha256.clone(), manifest)),
             Err(_) => None,
         };
@@ -110,6 +118,13 @@ impl CheckpointStore {
         let Manifest { experiment_id, trial, batches, attempt, .. } = manifest;
         (experiment_id, *trial) == (&self.experiment_id, self.trial)
             && layout::checkpoint_name(*batches, *attempt) == name
+    }
+
+    /// Returns whether the manifest has the seed and the hyperparameters of this trial. Manifests
+    /// of earlier versions contain neither.
+    fn has_same_sample(&self, manifest: &Manifest) -> bool {
+        let sample = manifest.sample_sha256.as_ref();
+        sample.is_none_or(|sample| *sample == self.sample_sha256)
     }
 }
 

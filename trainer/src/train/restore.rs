@@ -7,6 +7,7 @@ use stoker_api::contract::{CheckpointRef, HashAlgorithm, Manifest};
 use stoker_storage::hash;
 
 use super::run::Run;
+use super::state::RunState;
 use crate::checkpoint::{CheckpointContents, FileParts, Restored, SharedFiles, SharedIndex};
 use crate::collective::RankActivity;
 use crate::error::Infrastructure;
@@ -18,13 +19,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     pub(super) fn restore_on_all_ranks(&mut self) -> Result<Restored> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
-            return self.io().restore();
+            return self.restore_local();
         }
         ranks.record_activity(RankActivity::Wait);
         // The first rank of each pod reads at the same time as rank 0. Both usually find the same.
         let mut restored = Ok(Restored::default());
         if ranks.local_rank() == 0 {
-            restored = self.io().restore();
+            restored = self.restore_local();
         }
         let mut failed = Ok(());
         let (chosen, mut restored) = match restored {
@@ -54,6 +55,16 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         ranks.record_activity(RankActivity::Train);
         Ok(restored)
+    }
+
+    /// Restores a checkpoint on this rank, but none that was trained beyond the granted length.
+    fn restore_local(&self) -> Result<Restored> {
+        let is_beyond = |contents: &CheckpointContents| {
+            RunState::read(contents).is_ok_and(|state| {
+                state.continue_id == self.state.continue_id && state.batches > self.granted
+            })
+        };
+        self.io().restore(is_beyond)
     }
 
     /// Replaces the model of each rank by that of rank 0, unless all are bit-identical. Models are

@@ -25,6 +25,7 @@ fn write(folder: &Path, name: &str, format: u32) {
         trial: 0,
         attempt,
         batches,
+        sample_sha256: None,
         metric: None,
         validation: BTreeMap::new(),
         files: BTreeMap::new(),
@@ -130,7 +131,7 @@ fn unreadable_checkpoints_are_not_replaced() {
     let unreadable = [1000, 2000, 3000].map(|batches| layout::checkpoint_name(batches, 0));
     unreadable.iter().for_each(|name| write(folder.path(), name, 99));
     let context = alone(folder.path()).unwrap();
-    let of_loop = context.io().restore().map(drop).unwrap_err().to_string();
+    let of_loop = context.io().restore(|_| false).map(drop).unwrap_err().to_string();
     let of_session = context.session().restore_path(|_, _| Ok(())).unwrap_err().to_string();
     let path = folder.path().join("trial/checkpoints");
     let expected = format!("cannot resume from {}: all its checkpoints", path.display());
@@ -152,7 +153,7 @@ fn unreadable_checkpoints_are_not_replaced() {
     drop(context);
     // The next process has refused none of them.
     let context = alone(folder.path()).unwrap();
-    assert_eq!(context.io().restore().unwrap().refused, BTreeMap::new());
+    assert_eq!(context.io().restore(|_| false).unwrap().refused, BTreeMap::new());
     (25..=28).for_each(|batches| save(&context, batches, None));
     context.io().end_training();
     let last = layout::checkpoint_name(28, context.config.attempt);

@@ -7,7 +7,7 @@ use stoker_storage::StorageError;
 
 use super::TrialIo;
 use crate::Result;
-use crate::checkpoint::UnreportedCheckpoint;
+use crate::checkpoint::{CheckpointContents, Restored, UnreportedCheckpoint};
 use crate::error::Infrastructure;
 
 /// Checkpoints that earlier attempts may have stored without reporting them.
@@ -26,6 +26,35 @@ impl UnreportedCheckpoints {
 }
 
 impl TrialIo {
+    /// Restores the first complete checkpoint, if any. Rank 0 first looks for checkpoints that the
+    /// runner does not know, and leaves out those for which `is_beyond` is true: they were trained
+    /// beyond the granted length, because the runner's record was restored from a backup.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the storage fails, or if training must not start from scratch: see
+    /// [`check_refused`](Self::check_refused).
+    pub(crate) fn restore(
+        &mut self,
+        is_beyond: impl Fn(&CheckpointContents) -> bool,
+    ) -> Result<Restored> {
+        self.find_unreported()?;
+        let restored = loop {
+            let restored = self.restore_from(&self.resume_from)?;
+            match &restored.checkpoint {
+                Some((name, _, contents)) if self.is_unreported(name) && is_beyond(contents) => {
+                    let name = name.clone();
+                    self.leave_out_unreported(&name);
+                }
+                _ => break restored,
+            }
+        };
+        if restored.checkpoint.is_none() {
+            self.check_refused(&restored.refused, restored.unsupported.clone())?;
+        }
+        Ok(restored)
+    }
+
     /// Lists checkpoints that the runner does not know, and prefers them to the known ones.
     /// Does nothing when called again, and on ranks other than 0. If the storage permits no list,
     /// prints a message.
@@ -67,6 +96,21 @@ impl TrialIo {
         self.resume_from.splice(0..0, refs);
         self.unreported.found = found;
         Ok(())
+    }
+
+    /// Returns whether [`find_unreported`](Self::find_unreported) has found this checkpoint.
+    fn is_unreported(&self, name: &str) -> bool {
+        self.unreported.found.iter().any(|unreported| unreported.checkpoint.name == name)
+    }
+
+    /// Neither restores nor reports this checkpoint, which was trained beyond the granted length.
+    fn leave_out_unreported(&mut self, name: &str) {
+        self.terminal.print_line(&format!(
+            "checkpoint {name} is not used: it was trained beyond the granted length"
+        ));
+        self.unreported.found.retain(|unreported| unreported.checkpoint.name != name);
+        self.resume_from
+            .retain(|checkpoint| checkpoint.trial_path.is_some() || checkpoint.name != name);
     }
 
     /// Reports the checkpoints that were found, oldest first, except the refused ones. Call this

@@ -80,3 +80,27 @@ fn checkpoint_with_an_unreadable_manifest_is_left_out() {
     make_unreadable(&fixture, "000000000010-0/manifest.json");
     assert!(read(1, Some(&names[0])).unwrap_err().to_string().contains(&names[2]));
 }
+
+/// The record of the runner was restored from a backup, and the index is used again.
+#[test]
+fn checkpoint_with_another_sample_is_left_out() {
+    let mut fixture = Fixture::new();
+    fixture.save_as(0, 10);
+    let found = |fixture: &Fixture| {
+        let found = fixture.unreported(0..1, None).into_iter();
+        found.map(|unreported| unreported.checkpoint.name).collect::<Vec<_>>()
+    };
+    fixture.config.attempt = 1;
+    assert_eq!(found(&fixture), ["000000000010-0"]);
+    fixture.config.hyperparameters = serde_json::json!({"lr": 0.5});
+    assert_eq!(found(&fixture), [""; 0]);
+    fixture.config.hyperparameters = serde_json::json!({});
+    fixture.config.seed += 1;
+    assert_eq!(found(&fixture), [""; 0]);
+    // A manifest of an earlier version.
+    let path = fixture.path("000000000010-0/manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    manifest.as_object_mut().unwrap().remove("sampleSha256").unwrap();
+    std::fs::write(&path, manifest.to_string()).unwrap();
+    assert_eq!(found(&fixture), ["000000000010-0"]);
+}

@@ -6,8 +6,9 @@
 
 use std::fmt::{self, Write as _};
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -59,9 +60,34 @@ pub fn hex(bytes: &[u8]) -> String {
 /// while several threads hash a large file.
 pub fn file_entry<B: AsRef<[u8]> + Sync>(parts: &[B]) -> FileEntry {
     let bytes = parts.iter().map(|part| part.as_ref().len() as u64).sum();
-    let is_large = bytes > LARGE_BYTES;
-    let algorithm = if is_large { HashAlgorithm::Blake3 } else { HashAlgorithm::Sha256 };
-    FileEntry { bytes, hash: file_hash(parts, algorithm) }
+    FileEntry { bytes, hash: file_hash(parts, algorithm_of(bytes)) }
+}
+
+/// Returns the algorithm for a new file of this length.
+pub(crate) fn algorithm_of(bytes: u64) -> HashAlgorithm {
+    if bytes > LARGE_BYTES { HashAlgorithm::Blake3 } else { HashAlgorithm::Sha256 }
+}
+
+/// Returns the manifest's entry of a file on this machine. Reads it in blocks.
+///
+/// # Errors
+///
+/// The file cannot be read.
+pub fn entry_of_file(path: &Path) -> io::Result<FileEntry> {
+    let mut file = File::open(path)?;
+    let mut hasher = FileHasher::new(algorithm_of(file.metadata()?.len()));
+    let (mut block, mut bytes) = (vec![0; BLOCK_BYTES], 0);
+    loop {
+        match file.read(&mut block) {
+            Ok(0) => return Ok(FileEntry { bytes, hash: hasher.finish() }),
+            Ok(num) => {
+                hasher.update(&block[..num]);
+                bytes += num as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Returns the hash of a file, whose contents are the concatenated `parts`.

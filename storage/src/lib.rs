@@ -38,4 +38,4 @@ mod store;
 
 pub use crate::credentials::Credentials;
 pub use crate::error::StorageError;
-pub use crate::store::{ObjectState, Storage};
+pub use crate::store::{ObjectState, Storage, UploadError};

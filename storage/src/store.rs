@@ -7,6 +7,7 @@ mod multipart;
 mod probe;
 mod retry;
 mod transfers;
+mod upload;
 
 use std::fmt;
 use std::io::Write as _;
@@ -25,6 +26,7 @@ use tokio::time::Instant;
 pub use self::list::ObjectState;
 pub(crate) use self::retry::RetryPolicy;
 use self::transfers::Transfers;
+pub use self::upload::UploadError;
 use crate::StorageError;
 use crate::credentials::Credentials;
 use crate::open;
@@ -173,7 +175,7 @@ impl Storage {
             (None, Some(file)) if len >= PART_THRESHOLD_BYTES => {
                 let write = || {
                     let (file, parts) = (file.clone(), parts.to_vec());
-                    local::run_blocking(move || local::write_file(&file, &parts))
+                    local::run_blocking(move || local::write_file(&file, parts.into_iter().map(Ok)))
                 };
                 self.retry(path, write).await
             }

@@ -6,7 +6,7 @@ mod google;
 
 use std::process::{Command, Output};
 
-use stoker_storage::{Storage, StorageError};
+use stoker_storage::{Storage, StorageError, hash};
 use stoker_tests::describe_output;
 
 use crate::proxy::Proxy;
@@ -110,6 +110,12 @@ async fn large_objects_go_in_parts(storage: &Storage) {
     let range = (8 << 20) - 2..(8 << 20) + 2;
     let part = storage.get_range("large", range.clone()).await.unwrap();
     assert_eq!(part, bytes[range.start as usize..range.end as usize]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, &bytes).unwrap();
+    let entry = storage.put_file("of-file", &file).await.unwrap();
+    assert_eq!(entry, hash::file_entry(&[&bytes]));
+    assert!(storage.get("of-file").await.unwrap() == bytes, "the bytes of the file differ");
 }
 
 async fn deleted_objects_are_gone(storage: &Storage) {

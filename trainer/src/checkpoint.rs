@@ -279,12 +279,16 @@ fn parse(text: &[u8]) -> Result<Manifest, String> {
 /// Compares the size and the hash of a file with its entry in the manifest.
 fn verify(file: &str, entry: &FileEntry, bytes: usize, hash: &FileHash) -> Result<(), String> {
     if bytes as u64 != entry.bytes {
-        return Err(format!("{file} has {bytes} bytes, but {MANIFEST} lists {}", entry.bytes));
+        return Err(different_size(file, entry, bytes as u64));
     }
     if *hash != entry.hash {
         return Err(format!("{file} has {hash}, but {MANIFEST} lists {}", entry.hash.hex()));
     }
     Ok(())
+}
+
+fn different_size(file: &str, entry: &FileEntry, bytes: u64) -> String {
+    format!("{file} has {bytes} bytes, but {MANIFEST} lists {}", entry.bytes)
 }
 
 #[cfg(test)]

@@ -36,8 +36,11 @@ impl Storage {
 ///
 /// # Errors
 ///
-/// The file system failed. The file is the earlier or the new one.
-pub(super) fn write_file(path: &Path, parts: &[Bytes]) -> io::Result<()> {
+/// The file system failed, or `parts` did. The file is the earlier or the new one.
+pub(super) fn write_file(
+    path: &Path,
+    parts: impl Iterator<Item = io::Result<Bytes>>,
+) -> io::Result<()> {
     write_staged(path, parts).map_err(|error| match error.kind() {
         // The folder was deleted meanwhile. Another attempt creates it again.
         ErrorKind::NotFound => io::Error::other(error),
@@ -45,7 +48,7 @@ pub(super) fn write_file(path: &Path, parts: &[Bytes]) -> io::Result<()> {
     })
 }
 
-fn write_staged(path: &Path, parts: &[Bytes]) -> io::Result<()> {
+fn write_staged(path: &Path, parts: impl Iterator<Item = io::Result<Bytes>>) -> io::Result<()> {
     let folder = path.parent().ok_or(ErrorKind::InvalidInput)?;
     create_folders(folder)?;
     let (file, staged) = create_staged(path)?;
@@ -59,7 +62,7 @@ fn write_staged(path: &Path, parts: &[Bytes]) -> io::Result<()> {
 }
 
 /// Writes and syncs at the same time, so that the disk does not wait for the last byte.
-fn write_and_close(file: File, parts: &[Bytes]) -> io::Result<()> {
+fn write_and_close(file: File, parts: impl Iterator<Item = io::Result<Bytes>>) -> io::Result<()> {
     let (sender, receiver) = channel();
     let mut writer = &file;
     thread::scope(|scope| {
@@ -74,7 +77,7 @@ fn write_and_close(file: File, parts: &[Bytes]) -> io::Result<()> {
         });
         let mut unsynced = 0;
         for part in parts {
-            for block in part.chunks(SYNC_BYTES) {
+            for block in part?.chunks(SYNC_BYTES) {
                 writer.write_all(block)?;
                 unsynced += block.len();
                 if unsynced >= SYNC_BYTES && sender.send(()).is_ok() {
@@ -162,7 +165,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b/file");
         for parts in [vec![Bytes::from("before")], parts(), vec![]] {
-            write_file(&path, &parts).unwrap();
+            write_file(&path, parts.iter().cloned().map(Ok)).unwrap();
             assert!(fs::read(&path).unwrap() == parts.concat());
             assert_eq!(names(path.parent().unwrap()), ["file"]);
         }
@@ -173,7 +176,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("file");
         fs::write(root.path().join("file#1"), "of another writer").unwrap();
-        write_file(&path, &[Bytes::from("new")]).unwrap();
+        write_file(&path, std::iter::once(Ok(Bytes::from("new")))).unwrap();
         assert_eq!(fs::read(root.path().join("file#1")).unwrap(), b"of another writer");
         assert_eq!(fs::read(path).unwrap(), b"new");
     }
@@ -184,10 +187,10 @@ mod tests {
         let path = root.path().join("file");
         // A folder cannot be replaced by a file.
         fs::create_dir(&path).unwrap();
-        write_file(&path, &[Bytes::from("new")]).unwrap_err();
+        write_file(&path, std::iter::once(Ok(Bytes::from("new")))).unwrap_err();
         assert_eq!(names(root.path()), ["file"]);
         fs::write(root.path().join("text"), "").unwrap();
-        let error = write_file(&root.path().join("text/file"), &[]).unwrap_err();
+        let error = write_file(&root.path().join("text/file"), std::iter::empty()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotADirectory);
     }
 
@@ -197,7 +200,9 @@ mod tests {
         thread::scope(|scope| {
             for writer in 0..8 {
                 let path = root.path().join(format!("a/b/c/{writer}"));
-                scope.spawn(move || write_file(&path, &[Bytes::from("text")]).unwrap());
+                scope.spawn(move || {
+                    write_file(&path, std::iter::once(Ok(Bytes::from("text")))).unwrap()
+                });
             }
         });
         assert_eq!(names(&root.path().join("a/b/c")).len(), 8);

@@ -32,25 +32,42 @@ impl Storage {
         location: &Path,
         bytes: &[Bytes],
     ) -> Result<(), StorageError> {
-        let id = self.retry_write(path, || store.create_multipart(location)).await?;
         let len: usize = bytes.iter().map(Bytes::len).sum();
-        let payloads = payloads(bytes, PART_BYTES.max(len.div_ceil(PARTS_MAX)));
-        let put = |(idx, payload): (usize, PutPayload)| {
+        let payloads = payloads(bytes, part_bytes(len)).into_iter();
+        self.put_stream(store, path, location, stream::iter(payloads.map(Ok))).await
+    }
+
+    /// Uploads an object that consists of the `payloads`, one part each.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error of `payloads` or of the storage.
+    pub(super) async fn put_stream<E: From<StorageError>>(
+        &self,
+        store: &dyn MultipartStore,
+        path: &str,
+        location: &Path,
+        payloads: impl Stream<Item = Result<PutPayload, E>>,
+    ) -> Result<(), E> {
+        let id = self.retry_write(path, || store.create_multipart(location)).await?;
+        let put = |(idx, payload): (usize, Result<PutPayload, E>)| {
             let id = &id;
             async move {
+                let payload = payload?;
+                let len = payload.content_length() as u64;
                 let put = || store.put_part(location, id, idx, payload.clone());
-                let part = self.transfer(path, payload.content_length() as u64, put).await?;
-                Ok::<_, StorageError>((idx, part))
+                let part = self.transfer(path, len, put).await?;
+                Ok::<_, E>((idx, (part, len)))
             }
         };
-        let payloads = stream::iter(payloads.into_iter().enumerate().map(put));
         // Unordered, so that an error does not wait for earlier parts.
-        let stored = payloads.buffer_unordered(PARTS_IN_FLIGHT).try_collect().await;
+        let parts = payloads.enumerate().map(put).buffer_unordered(PARTS_IN_FLIGHT);
+        let stored: Result<BTreeMap<usize, (PartId, u64)>, E> = parts.try_collect().await;
         let done = match stored {
             Ok(parts) => {
-                let parts: BTreeMap<usize, PartId> = parts;
-                let parts: Vec<PartId> = parts.into_values().collect();
-                self.complete_parts(store, path, location, &id, parts, len as u64).await
+                let (parts, lens): (Vec<PartId>, Vec<u64>) = parts.into_values().unzip();
+                let len = lens.iter().sum();
+                self.complete_parts(store, path, location, &id, parts, len).await.map_err(E::from)
             }
             Err(error) => Err(error),
         };
@@ -134,6 +151,11 @@ impl Storage {
         // Parts are short if the object shrank meanwhile.
         Ok(buffer.freeze().slice(..filled))
     }
+}
+
+/// Returns the size of the parts of an object with `len` bytes.
+pub(super) fn part_bytes(len: usize) -> usize {
+    PART_BYTES.max(len.div_ceil(PARTS_MAX))
 }
 
 /// Returns `true` if a store does not know an upload, or its parts on Azure.

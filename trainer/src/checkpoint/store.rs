@@ -232,7 +232,7 @@ impl CheckpointStore {
 }
 
 /// Returns the error for a file that cannot be read.
-fn unreadable(name: &str, file: &str, source: StorageError) -> CheckpointError {
+pub(super) fn unreadable(name: &str, file: &str, source: StorageError) -> CheckpointError {
     let name = name.to_owned();
     match source {
         StorageError::NotFound { .. } => {

@@ -26,7 +26,7 @@ impl Session<'_> {
     /// machine share the directory.
     ///
     /// Call this once, before reporting anything. Metrics of later batches are then reported again.
-    /// Needs memory for the largest file. Collective.
+    /// Collective.
     ///
     /// # Errors
     ///
@@ -68,8 +68,7 @@ impl Session<'_> {
     }
 
     /// Writes a checkpoint's files and its manifest into `folder`, which is created if missing. If
-    /// no file was left out, [`CheckpointSource::folder`] accepts the result. Needs memory for the
-    /// largest file, or for all files if the source is a local directory.
+    /// no file was left out, [`CheckpointSource::folder`] accepts the result.
     ///
     /// # Errors
     ///

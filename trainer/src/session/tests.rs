@@ -16,6 +16,7 @@ use crate::trial_io::TrialIo;
 use crate::{CheckpointSource, Distributed, Standalone, ThreadRank};
 
 mod checkpoints;
+mod large_files;
 
 /// Returns the contexts of `size` ranks in threads of one program that stores its files in
 /// `folder`.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use stoker_api::contract::{CheckpointRef, FileEntry, Manifest};
 use stoker_api::names::MANIFEST;
-use stoker_storage::{hash, layout};
+use stoker_storage::{UploadError, hash, layout};
 use tokio::runtime::Handle;
 
 use super::options::Select;
@@ -15,7 +15,8 @@ use crate::Result;
 use crate::checkpoint::{CheckpointError, CheckpointStore, NewContents, run_blocking};
 use crate::collective::ProgressState;
 
-/// Total bytes of files in memory at which an upload starts. The last file may exceed it.
+/// Total bytes of files in memory at which an upload starts. The last file may exceed it, but is
+/// shorter than this: longer files are uploaded alone, in parts.
 const GROUP_BYTES_MAX: u64 = 64 << 20;
 /// Maximum number of files that are uploaded concurrently.
 const GROUP_FILES_MAX: usize = 16;
@@ -46,7 +47,7 @@ impl CheckpointUpload<'_> {
         }
     }
 
-    /// Uploads files in groups, which limits the memory use to that of the largest file.
+    /// Uploads short files in groups, and each long one alone, which limits the memory use.
     pub(super) fn upload_files<'f>(
         &self,
         files: impl IntoIterator<Item = (&'f String, &'f PathBuf)>,
@@ -54,6 +55,10 @@ impl CheckpointUpload<'_> {
         let mut stored = BTreeMap::new();
         let (mut group, mut bytes) = (NewContents::new(), 0);
         for (name, path) in files {
+            if len(path)? >= GROUP_BYTES_MAX {
+                stored.insert(name.clone(), self.upload_file(name, path)?);
+                continue;
+            }
             let content = read(path)?;
             bytes += content.len() as u64;
             group.insert(name.clone(), content.into());
@@ -64,6 +69,20 @@ impl CheckpointUpload<'_> {
         }
         stored.extend(self.upload_group(group)?);
         Ok(stored)
+    }
+
+    fn upload_file(&self, file: &str, from: &Path) -> Result<FileEntry> {
+        let (store, name) = (self.store.clone(), self.name.to_owned());
+        let path = layout::checkpoint_file(&store.trial_path, &name, file);
+        let from = from.to_owned();
+        let stored = run_blocking(self.rt, self.name, async move {
+            match store.storage.put_file(&path, &from).await {
+                Err(UploadError::Storage(source)) => Err(CheckpointError::Storage { name, source }),
+                Err(error @ UploadError::File { .. }) => Ok(Err(error)),
+                Ok(entry) => Ok(Ok(entry)),
+            }
+        });
+        Ok(stored??)
     }
 
     fn upload_group(&self, contents: NewContents) -> Result<BTreeMap<String, FileEntry>> {
@@ -136,13 +155,20 @@ pub(super) fn list_files(folder: &Path, select: &Select) -> Result<BTreeMap<Stri
 }
 
 fn read(path: &Path) -> Result<Bytes> {
-    let read = std::fs::read(path);
-    Ok(read.map_err(|error| format!("cannot read {}: {error}", path.display()))?.into())
+    Ok(std::fs::read(path).map_err(unreadable(path))?.into())
 }
 
+fn len(path: &Path) -> Result<u64> {
+    Ok(std::fs::metadata(path).map_err(unreadable(path))?.len())
+}
+
+fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> String {
+    move |error| format!("cannot read {}: {error}", path.display())
+}
+
+/// Returns the manifest's entry of a file.
 pub(super) fn file_entry(path: &Path) -> Result<FileEntry> {
-    let content = read(path)?;
-    Ok(hash::file_entry(&[content]))
+    Ok(hash::entry_of_file(path).map_err(unreadable(path))?)
 }
 
 /// Temporary directory, deleted on drop.

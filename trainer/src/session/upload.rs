@@ -25,7 +25,7 @@ impl Session<'_> {
     /// If the program has no storage, this prints a message and stores nothing. If the last
     /// checkpoint was at the same batch, this stores nothing and returns that checkpoint's name.
     ///
-    /// Reads each file completely: this needs memory for the largest one. Split files of many GiB.
+    /// Needs up to 150 MiB of memory for files of at most 70 GiB.
     ///
     /// Collective if [`sharded`](Upload::sharded). Otherwise, ranks other than 0 store nothing and
     /// do not wait.

@@ -102,7 +102,7 @@ fn accessing_a_directory_is_not_waiting() {
     let write = |folder: &Path| write(folder, &[("x", &text)]);
     let name = context.session().store_path(Upload::at(1), write).unwrap();
     // Writing to the pipe blocks until all is read.
-    let pipe = to.path().join("x");
+    let pipe = to.path().join("x#partial");
     mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
     let download = || {
         let session = context.session();

@@ -10,13 +10,14 @@ use std::path::Path;
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::{Value, json};
-use stoker_api::experiment::Experiment;
+use stoker_api::experiment::{DesiredState, Experiment, Phase};
 use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, StorageError, layout};
 
 use crate::cluster::storage::ENV_ENDPOINT;
 use crate::failure::Failure;
+use crate::run::setup::ANNOTATION_ROOT;
 use crate::run_root::RunRoot;
 
 /// Maximum number of concurrent requests.
@@ -47,6 +48,17 @@ pub(crate) fn is_local(root: &RunRoot, experiment: &Experiment) -> bool {
     let of = |text: &Option<String>| text.clone().unwrap_or_default();
     let metadata = &experiment.metadata;
     root.record_dir(&of(&metadata.name), &of(&metadata.uid)).join("experiment.json").exists()
+}
+
+/// Returns whether a record in the storage is of a local run that was stopped before it ended. A
+/// runner that stops pauses all trials, so the record has the phase `Paused` although the user has
+/// not paused the run.
+pub(crate) fn is_interrupted(experiment: &Experiment) -> bool {
+    let annotations = experiment.metadata.annotations.as_ref();
+    let is_of_local_run = annotations.is_some_and(|all| all.contains_key(ANNOTATION_ROOT));
+    let phase = experiment.status.as_ref().map(|status| status.phase);
+    let is_paused = experiment.spec.state == DesiredState::Paused;
+    is_of_local_run && phase == Some(Phase::Paused) && !is_paused
 }
 
 /// Reads the records of all experiments.

@@ -185,8 +185,7 @@ impl RecordedRun {
 
     /// Returns the explanation of the search.
     pub(crate) fn explained(&self) -> Explained {
-        let has_runner = self.runner != Runner::Stopped;
-        Explained::new(&self.experiment, self.trials.values()).with_runner(has_runner)
+        Explained::new(&self.experiment, self.trials.values()).with_runner(!self.lacks_runner())
     }
 
     /// Opens the storage of the run's files.

@@ -97,7 +97,8 @@ async fn refresh(
         if is_over && !is_due {
             continue;
         }
-        unreadable.extend(put(store, &storage, experiment, !is_over).await?);
+        let is_running = !is_over && !stored::is_interrupted(&experiment);
+        unreadable.extend(put(store, &storage, experiment, is_running).await?);
         runs.lock().uids.insert(uid);
     }
     let mut found = runs.lock();

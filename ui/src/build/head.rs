@@ -197,6 +197,10 @@ fn notice(run: &Run) -> Option<Notice> {
                     "A later run has this name, or this one was deleted in part; it can only be \
                      deleted"
                 }
+                _ if run.standing == Standing::Stored => {
+                    "Its record is only in the storage. To continue it, run the same command again \
+                     on the machine that ran it"
+                }
                 DesiredState::Paused => {
                     "It is paused. Activate it, then run the same command again"
                 }
@@ -301,6 +305,19 @@ mod tests {
         let status = json!({"phase": "Completed", "best": {"index": 0, "metric": "0.25"}});
         let facts = facts(&fixture::run(json!({}), status, &[trial]));
         assert_eq!((facts[0].value.as_str(), facts[0].note.as_str()), ("0.2500", "at 4 batches"));
+    }
+
+    #[test]
+    fn notice_names_the_place_of_the_runner() {
+        let check = |standing: Standing, expected: &str| {
+            let run = fixture::run(json!({}), json!({ "phase": "Paused" }), &[]);
+            let mut run = run.with_standing(standing);
+            run.is_running = false;
+            let text = notice(&run).unwrap().text;
+            assert!(text.contains(expected), "{text}");
+        };
+        check(Standing::Current, "Run the same command again to continue");
+        check(Standing::Stored, "again on the machine that ran it");
     }
 
     #[test]

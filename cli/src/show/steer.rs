@@ -18,6 +18,7 @@ use crate::run::record::{self, Lock, RecordDir, is_locked};
 use crate::run::request::{LockedRequest, is_final, may_follow};
 use crate::run::{end_without_runner, setup};
 use crate::run_root::RunRoot;
+use crate::stored::is_interrupted;
 
 /// Files of a local run or job.
 #[derive(Debug)]
@@ -49,18 +50,30 @@ impl RunFiles {
     ///
     /// # Errors
     ///
-    /// The record is only in the storage. `verb` is what the command cannot do.
+    /// The record is only in the storage, or cannot be read on this machine. `verb` is what the
+    /// command cannot do.
     pub(crate) fn of(root: Option<&str>, run: &RecordedRun, verb: &str) -> Result<Self, Failure> {
+        let (paths, id) = (&run.paths, run.id());
+        let run_root = RunRoot::resolve(root, None)?;
         if run.runner == Runner::Elsewhere {
-            return Err(Failure::Input(format!(
-                "cannot {verb} {}: its record is only in the storage, so a cluster or another \
-                 machine runs it; use the same command there",
-                run.id()
-            )));
+            let record = RecordDir::new(run_root.record_dir(&paths.name, &paths.uid));
+            return Err(match unreadable(&record) {
+                Some(error) => Failure::System(format!(
+                    "cannot {verb} {id}: its record on this machine cannot be read: {error}; run \
+                     the command as the owner of the file, or restore the file if it is damaged"
+                )),
+                None if is_interrupted(&run.experiment) => Failure::Input(format!(
+                    "cannot {verb} {id}: its record is only in the storage; use the same command \
+                     on the machine that ran it"
+                )),
+                None => Failure::Input(format!(
+                    "cannot {verb} {id}: its record is only in the storage, so a cluster or \
+                     another machine runs it; use the same command there"
+                )),
+            });
         }
-        let paths = &run.paths;
         let key = format!("{}.{}", paths.namespace, paths.name);
-        Ok(Self::new(&RunRoot::resolve(root, None)?, &key, &paths.name, &paths.uid))
+        Ok(Self::new(&run_root, &key, &paths.name, &paths.uid))
     }
 
     /// Returns whether this is the latest run with its name.
@@ -85,6 +98,15 @@ impl RunFiles {
                 Err(error) => Err(error),
             },
         }
+    }
+}
+
+/// Returns why a record on this machine cannot be read; `None` if it can, or does not exist.
+fn unreadable(record: &RecordDir) -> Option<Failure> {
+    match record.experiment() {
+        Ok(Some(_)) => record.trials().err(),
+        Ok(None) => None,
+        Err(error) => Some(error),
     }
 }
 
@@ -370,5 +392,43 @@ mod tests {
                 (ended.spec.state, Phase::Completed)
             );
         }
+    }
+
+    /// The storage has a copy of each record.
+    #[tokio::test]
+    async fn unreadable_local_records_are_not_of_another_machine() {
+        let root = tempfile::tempdir().unwrap();
+        let run_root = RunRoot::resolve(root.path().to_str(), None).unwrap();
+        let check = async |expected: &[&str]| {
+            let run = RecordedRun::open(root.path().to_str(), "mnist").await.unwrap();
+            let error = RunFiles::of(root.path().to_str(), &run, "wait for").unwrap_err();
+            let error = error.to_string();
+            assert!(error.starts_with("cannot wait for mnist-0b3f9c1e: its record "), "{error}");
+            assert!(expected.iter().all(|part| error.contains(part)), "{error}");
+        };
+        let (mut experiment, _) = crate::explain::tests::record();
+        let folder = root.path().join("ml/mnist-0b3f9c1e");
+        std::fs::create_dir_all(folder.join("trials")).unwrap();
+        record::write_json(&folder.join("record.json"), &experiment).unwrap();
+        check(&["a cluster or another machine runs it"]).await;
+        experiment.metadata.annotations = Some([("stoker.dev/root".into(), "/".into())].into());
+        experiment.status.get_or_insert_default().phase = Phase::Paused;
+        record::write_json(&folder.join("record.json"), &experiment).unwrap();
+        check(&["use the same command on the machine that ran it"]).await;
+
+        let local = RecordDir::new(run_root.record_dir("mnist", "0b3f9c1e-77aa"));
+        local.create().unwrap();
+        local.save_experiment(&experiment).unwrap();
+        let trial = local.path().join("trials/0.json");
+        std::fs::write(&trial, "{").unwrap();
+        let unreadable = "on this machine cannot be read: cannot read ";
+        check(&[unreadable, "trials/0.json: EOF", "restore the file"]).await;
+        std::fs::remove_file(trial).unwrap();
+        // A directory cannot be read as a file, not even by root.
+        let file = local.path().join("experiment.json");
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        let reason = "experiment.json: Is a directory (os error 21); run the command as the owner";
+        check(&[unreadable, reason]).await;
     }
 }

@@ -23,6 +23,7 @@ pub(crate) mod setup;
 pub(crate) mod signals;
 mod state;
 mod table;
+mod unfinished;
 
 use std::path::PathBuf;
 
@@ -158,12 +159,9 @@ async fn run_loaded(args: &Args, output: Output, loaded: Loaded) -> Result<u8, F
         uid: opened.uid.clone(),
     };
     view.print_message(&start_message(&paths, &opened));
+    let notes = start_notes(args, &run_root, &paths, &loaded.valid, &opened);
+    notes.iter().for_each(|note| view.print_message(note));
     let setup::OpenedRecord { folder, experiment, trials, prior, _lock, trainers, .. } = opened;
-    if let Some(spec) = &loaded.valid.spec.searcher.prior_trials
-        && experiment.status.as_ref().is_none_or(|status| status.log.is_empty())
-    {
-        view.print_message(&prior_message(spec, &prior));
-    }
     let mut signals = Signals::listen()?;
     let state = State::new(experiment, trials, prior, &loaded.valid, seed, folder.clone())?;
     let shared = SharedState::new(state);
@@ -261,6 +259,21 @@ fn test_hint(args: &Args) -> String {
         (true, true) => " without --fresh and --ui",
     };
     format!("hint: add `--test` to this command{without}; it finds such errors within seconds")
+}
+
+/// Returns the notes below the start message.
+fn start_notes(
+    args: &Args,
+    run_root: &RunRoot,
+    paths: &RunPaths,
+    valid: &ValidExperiment,
+    opened: &setup::OpenedRecord,
+) -> Vec<String> {
+    let is_expected = opened.is_resumed || args.fresh;
+    let unfinished = (!is_expected).then(|| unfinished::note(run_root, paths)).flatten();
+    let has_begun = opened.experiment.status.as_ref().is_some_and(|status| !status.log.is_empty());
+    let prior = valid.spec.searcher.prior_trials.as_ref().filter(|_| !has_begun);
+    unfinished.into_iter().chain(prior.map(|spec| prior_message(spec, &opened.prior))).collect()
 }
 
 fn prior_message(spec: &PriorTrials, prior: &[PriorTrial]) -> String {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{RunFixture, check, files, last_line, random, stoker};
+use crate::fixture::{RunFixture, check, files, last_line, random, signal, stoker};
 
 #[test]
 fn limit_stops_trials_with_a_checkpoint() {
@@ -179,4 +179,27 @@ fn search_begins_with_trials_of_an_earlier_run() {
     fixture.spec["searcher"]["random"]["maxTrials"] = json!(4);
     check(&fixture.run(&[]), 0, "with changed numbers");
     assert_eq!(second(&fixture)[..3], before);
+}
+
+/// The file that names the latest run was deleted.
+#[test]
+fn new_run_names_the_unfinished_run() {
+    let fixture = RunFixture::new(json!({"single": {}}), "").pause_at(7);
+    let child = fixture.start();
+    fixture.wait_for_batch(7);
+    signal(&child, rustix::process::Signal::TERM);
+    check(&child.wait_with_output().unwrap(), 3, "stopped; run the same command again");
+    fixture.release();
+    let uid = fixture.experiment()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let id = format!("scripted-{}", &uid[..8]);
+    let pointer = fixture.root().join("local/default.scripted.current");
+    std::fs::remove_file(&pointer).unwrap();
+    let command = format!("echo {uid} >{}", pointer.display());
+    check(
+        &fixture.run(&[]),
+        0,
+        &format!("to resume {id} instead, stop this run, then use `{command}`"),
+    );
+    std::fs::write(pointer, format!("{uid}\n")).unwrap();
+    check(&fixture.run(&[]), 0, &format!("resuming {id}"));
 }

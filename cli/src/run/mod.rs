@@ -21,6 +21,7 @@ pub(crate) mod request;
 mod runner;
 pub(crate) mod setup;
 pub(crate) mod signals;
+mod spec_changes;
 mod state;
 mod table;
 mod unfinished;
@@ -290,10 +291,13 @@ fn start_message(paths: &RunPaths, opened: &setup::OpenedRecord) -> String {
     let id = run_root::run_id(&paths.name, &paths.uid);
     let status = opened.experiment.status.as_ref();
     let phase = status.map(|status| status.phase).unwrap_or_default();
+    let edits = (!opened.edits.is_empty())
+        .then(|| format!("changed numbers ({})", opened.edits.join("; ")));
+    let reopened = opened.is_reopened.then(|| "reopened trials".to_owned());
+    let changes: Vec<String> = reopened.into_iter().chain(edits).collect();
     let what = match phase {
         _ if !opened.is_resumed => format!("new run {id}"),
-        _ if opened.is_reopened => format!("continuing {id} with reopened trials"),
-        _ if opened.is_edited => format!("continuing {id} with changed numbers"),
+        _ if !changes.is_empty() => format!("continuing {id} with {}", changes.join(" and ")),
         Phase::Pending | Phase::Running | Phase::Paused => format!("resuming {id}"),
         Phase::Completed => format!("{id} has completed already; use --fresh to start over"),
         Phase::Failed => format!("{id} has failed already; use --fresh to start over"),

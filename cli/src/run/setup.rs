@@ -7,7 +7,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff;
 use kube::core::ObjectMeta;
 use serde::Serialize;
-use serde_json::Value;
 use stoker_api::decisions::PriorTrial;
 use stoker_api::experiment::{Experiment, ExperimentSpec, ExperimentStatus};
 use stoker_api::names::ENV_DEVICE;
@@ -21,6 +20,7 @@ use super::display::View;
 use super::programs::{find_program, require_program};
 use super::record::{self, Lock, RecordDir};
 use super::request::{self, is_final};
+use super::spec_changes::spec_changes;
 use crate::cluster::text::{created, now};
 use crate::failure::Failure;
 use crate::file::{Loaded, Metadata};
@@ -44,8 +44,8 @@ pub(crate) struct OpenedRecord {
     pub(crate) uid: String,
     /// Whether this resumes an earlier run.
     pub(crate) is_resumed: bool,
-    /// Whether the file changes numbers of the search since the earlier run.
-    pub(crate) is_edited: bool,
+    /// Numbers of the search that the file changes since the earlier run, with both values.
+    pub(crate) edits: Vec<String>,
     /// Whether `stoker experiment continue` has asked to reopen trials since then.
     pub(crate) is_reopened: bool,
     /// Trials of earlier experiments, if the search has not begun.
@@ -86,7 +86,7 @@ pub(crate) fn open(
     if !fresh && let Some(uid) = current_uid(&pointer)? {
         let folder = RecordDir::new(run_root.record_dir(&loaded.name, &uid));
         if let Some(mut experiment) = folder.experiment().map_err(with_remedy)? {
-            let is_edited = edit(&mut experiment, &loaded.valid.spec, &folder)?;
+            let edits = edit(&mut experiment, &loaded.valid.spec, &folder)?;
             let trials = folder.trials().map_err(with_remedy)?;
             folder.check_complete(&trials).map_err(with_remedy)?;
             let status = experiment.status.as_ref();
@@ -107,7 +107,7 @@ pub(crate) fn open(
                 trials,
                 uid,
                 is_resumed: true,
-                is_edited,
+                edits,
                 is_reopened,
                 _lock: lock,
                 trainers,
@@ -135,7 +135,7 @@ pub(crate) fn open(
         trials,
         uid,
         is_resumed: false,
-        is_edited: false,
+        edits: vec![],
         is_reopened: false,
         _lock: lock,
         trainers,
@@ -172,12 +172,12 @@ fn prior_trials(run_root: &RunRoot, loaded: &Loaded) -> Result<Vec<PriorTrial>, 
 }
 
 /// Records the given spec if it differs from the recorded one in fields that may be edited. Returns
-/// whether it does.
+/// the differences.
 fn edit(
     experiment: &mut Experiment,
     given: &ExperimentSpec,
     folder: &RecordDir,
-) -> Result<bool, Failure> {
+) -> Result<Vec<String>, Failure> {
     let recorded = &experiment.spec;
     let edited = edited_spec(recorded, given, folder)?;
     let is_edited = edited.searcher != recorded.searcher;
@@ -194,11 +194,12 @@ fn edit(
             errors.join("\n  ")
         ))
     })?;
+    let edits = spec_changes("spec.searcher", &recorded.searcher, &edited.searcher)?;
     if is_edited {
         experiment.spec = edited;
         folder.save_experiment(experiment)?;
     }
-    Ok(is_edited)
+    Ok(edits)
 }
 
 /// Returns the recorded spec with the given values of the fields that may be edited. Fails if
@@ -276,10 +277,7 @@ pub(crate) fn refuse_changes<S: Serialize>(
     given: &S,
     folder: &Path,
 ) -> Result<(), Failure> {
-    let value =
-        |spec| serde_json::to_value(spec).map_err(|error| Failure::System(error.to_string()));
-    let mut changes = Vec::new();
-    differences("spec", &value(recorded)?, &value(given)?, &mut changes);
+    let changes = spec_changes("spec", recorded, given)?;
     if changes.is_empty() {
         return Ok(());
     }
@@ -288,51 +286,6 @@ pub(crate) fn refuse_changes<S: Serialize>(
         changes.join("\n  "),
         folder.display()
     )))
-}
-
-/// Collects the differences of two values, by field path.
-fn differences(path: &str, old: &Value, new: &Value, changes: &mut Vec<String>) {
-    match (old, new) {
-        (Value::Object(old), Value::Object(new)) => {
-            let mut names: Vec<&String> = old.keys().chain(new.keys()).collect();
-            names.sort();
-            names.dedup();
-            for name in names {
-                let (old, new) = (old.get(name).cloned(), new.get(name).cloned());
-                let path = format!("{path}.{name}");
-                match (old, new) {
-                    (Some(old), Some(new)) => differences(&path, &old, &new, changes),
-                    (Some(old), None) => {
-                        changes.push(format!("{path}: was {}, now unset", masked(&old)));
-                    }
-                    (None, Some(new)) => {
-                        changes.push(format!("{path}: was unset, now {}", masked(&new)));
-                    }
-                    (None, None) => {}
-                }
-            }
-        }
-        (old, new) if old != new => {
-            changes.push(format!("{path}: was {}, now {}", masked(old), masked(new)));
-        }
-        _ => {}
-    }
-}
-
-/// Returns `value` with the values of environment variables replaced: they may be credentials.
-fn masked(value: &Value) -> Value {
-    match value {
-        Value::Array(items) => items.iter().map(masked).collect(),
-        Value::Object(fields) => {
-            let is_variable = fields.contains_key("name") && fields.contains_key("value");
-            let field = |(name, value): (&String, &Value)| match is_variable && name == "value" {
-                true => (name.clone(), Value::from("***")),
-                false => (name.clone(), masked(value)),
-            };
-            fields.iter().map(field).collect()
-        }
-        other => other.clone(),
-    }
 }
 
 /// Program that starts the ranks of a multi-rank trial.
@@ -397,23 +350,7 @@ pub(crate) fn check_runnable(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    fn check(old: Value, new: Value, expected: &[&str]) {
-        let mut changes = Vec::new();
-        differences("spec", &old, &new, &mut changes);
-        assert_eq!(changes, expected, "{old} {new}");
-    }
-
-    #[test]
-    fn differences_show_path_and_both_values() {
-        check(json!({"a": 1}), json!({"a": 1}), &[]);
-        check(json!({"a": {"b": 1}}), json!({"a": {"b": 2}}), &["spec.a.b: was 1, now 2"]);
-        check(json!({"a": 1}), json!({}), &["spec.a: was 1, now unset"]);
-        check(json!({}), json!({"a": [1]}), &["spec.a: was unset, now [1]"]);
-    }
 
     #[test]
     fn later_runs_have_later_creation_times() {
@@ -429,17 +366,5 @@ mod tests {
             set_later_creation(&mut own, &metadata(earlier));
             assert_eq!(own, metadata(Some(expected)), "{earlier:?}");
         }
-    }
-
-    #[test]
-    fn values_of_environment_variables_are_masked() {
-        let spec = |value: &str| json!({ "env": [{ "name": "TOKEN", "value": value }] });
-        let shown = r#"[{"name":"TOKEN","value":"***"}]"#;
-        let expected = format!("spec.env: was {shown}, now {shown}");
-        check(spec("one"), spec("two"), &[&expected]);
-        check(json!({}), spec("two"), &[&format!("spec.env: was unset, now {shown}")]);
-        let pod = |value: &str| json!({ "pod": { "containers": [spec(value)] } });
-        let shown = format!(r#"[{{"env":{shown}}}]"#);
-        check(pod("one"), pod("two"), &[&format!("spec.pod.containers: was {shown}, now {shown}")]);
     }
 }

@@ -24,7 +24,8 @@ fn limit_stops_trials_with_a_checkpoint() {
     // Without the limit, the trial continues from its checkpoint.
     fixture.spec["searcher"].as_object_mut().unwrap().remove("limits");
     fixture.release();
-    check(&fixture.run(&[]), 0, "with changed numbers");
+    let edit = r#"changed numbers (spec.searcher.limits: was {"seconds":2}, now unset); files"#;
+    check(&fixture.run(&[]), 0, edit);
     let trial = &fixture.trials()[0];
     assert_eq!(trial["status"]["attempts"][1]["resumedFrom"], "000000000007-0", "{trial}");
     assert_eq!(trial["status"]["phase"], "Completed");
@@ -177,7 +178,8 @@ fn search_begins_with_trials_of_an_earlier_run() {
     let records = fixture.root().join("local");
     std::fs::remove_file(records.join("default.first.current")).unwrap();
     fixture.spec["searcher"]["random"]["maxTrials"] = json!(4);
-    check(&fixture.run(&[]), 0, "with changed numbers");
+    let edit = "with changed numbers (spec.searcher.random.maxTrials: was 3, now 4); files in ";
+    check(&fixture.run(&[]), 0, edit);
     assert_eq!(second(&fixture)[..3], before);
 }
 

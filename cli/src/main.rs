@@ -29,11 +29,14 @@ mod tensorboard;
 mod ui;
 mod validate;
 
+use std::any::TypeId;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
+use k8s_openapi::jiff::Timestamp;
 
 use crate::cluster::connect::Options;
 use crate::cluster::version;
@@ -138,7 +141,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
             let output = requested_output(std::env::args_os().skip(1));
@@ -180,6 +183,31 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
+fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let matches = with_negative_numbers(Cli::command()).try_get_matches_from(arguments)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut Cli::command()))
+}
+
+/// Makes numeric arguments of a command and its subcommands refuse negative values themselves. By
+/// default, clap takes `-1` for an unknown option, and recommends `-- -1`.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let numeric = [
+        TypeId::of::<u16>(),
+        TypeId::of::<u32>(),
+        TypeId::of::<u64>(),
+        TypeId::of::<usize>(),
+        TypeId::of::<f64>(),
+        TypeId::of::<Duration>(),
+        TypeId::of::<Timestamp>(),
+    ];
+    let allow = |arg: clap::Arg| {
+        let parsed = arg.get_value_parser().type_id();
+        let is_numeric = numeric.iter().any(|of| parsed == *of);
+        arg.allow_negative_numbers(is_numeric)
+    };
+    command.mut_args(allow).mut_subcommands(with_negative_numbers)
+}
+
 /// Returns the output format of a command line that cannot be parsed.
 fn requested_output(arguments: impl Iterator<Item = OsString>) -> Output {
     let mut output = Output::Text;
@@ -215,7 +243,48 @@ mod tests {
 
     #[test]
     fn command_definitions_are_consistent() {
-        Cli::command().debug_assert();
+        with_negative_numbers(Cli::command()).debug_assert();
+    }
+
+    /// Checks all options below a command that do not accept a word, except choices and addresses.
+    /// Returns their number.
+    fn check_negative_numbers(command: &clap::Command, path: &[&str]) -> usize {
+        let error = |words: &[&str]| {
+            let words = path.iter().chain(words).map(OsString::from);
+            parse(words).err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        let mut count = 0;
+        // The hidden command is not for users.
+        let options = command.get_arguments().filter(|arg| arg.get_long().is_some());
+        for arg in options.filter(|_| !command.is_hide_set()) {
+            let long = format!("--{}", arg.get_long().unwrap_or_default());
+            let word = error(&[&format!("{long}=x")]);
+            let is_number = word.contains(&format!("invalid value 'x' for '{long}"))
+                && !word.contains("[possible values")
+                && !arg.is_require_equals_set()
+                && long != "--listen";
+            if !is_number {
+                continue;
+            }
+            let number = error(&[&long, "-1"]);
+            let expected = format!("error: invalid value '-1' for '{long}");
+            assert!(number.starts_with(&expected), "{path:?} {long}: {number}");
+            count += 1;
+        }
+        let below = command.get_subcommands().map(|sub| {
+            let path: Vec<&str> = path.iter().copied().chain([sub.get_name()]).collect();
+            check_negative_numbers(sub, &path)
+        });
+        count + below.sum::<usize>()
+    }
+
+    #[test]
+    fn negative_numbers_are_invalid_values() {
+        let count = check_negative_numbers(&Cli::command(), &["stoker"]);
+        assert!(count >= 20, "only {count} options were checked");
+        let words = ["stoker", "trial", "logs", "mnist", "-1"].map(OsString::from);
+        let error = parse(words).unwrap_err().to_string();
+        assert!(error.starts_with("error: invalid value '-1' for '[INDEX]'"), "{error}");
     }
 
     #[test]

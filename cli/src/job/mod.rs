@@ -41,7 +41,7 @@ use crate::print::{Output, background};
 use crate::run::gpus;
 use crate::run::open_files;
 use crate::run::programs::require_program;
-use crate::run::signals::Signals;
+use crate::run::signals::{self, Signals};
 use crate::run_root::RunRoot;
 
 /// `stoker job ...`
@@ -296,6 +296,7 @@ fn is_started(args: &Args, loaded: &LoadedJob) -> bool {
 
 async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failure> {
     background::start();
+    signals::report_large_files();
     let mut view = View::new(output);
     loaded.notes.iter().for_each(|note| view.print_message(note));
     let spec = &loaded.valid.spec;

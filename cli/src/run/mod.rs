@@ -128,6 +128,7 @@ fn is_started(args: &Args, loaded: &Loaded) -> bool {
 }
 
 async fn run_loaded(args: &Args, output: Output, loaded: Loaded) -> Result<u8, Failure> {
+    signals::report_large_files();
     let mut view = View::new(output);
     loaded.notes.iter().for_each(|note| view.print_message(note));
     let spec = &loaded.valid.spec;

@@ -186,12 +186,14 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     replace(path, bytes).map_err(|error| not_writable("write", path, error))
 }
 
-/// Returns `cannot {what} {path}: {error}`, with a remedy if the file is protected.
+/// Returns `cannot {what} {path}: {error}`, with a remedy if the file is protected or
+/// too large.
 fn not_writable(what: &str, path: &Path, error: std::io::Error) -> Failure {
     let remedy = match error.kind() {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
             "; make the file and its directory writable"
         }
+        ErrorKind::FileTooLarge => "; raise the limit of file sizes with `ulimit -f`",
         _ => "",
     };
     Failure::file(what, path, format!("{error}{remedy}"))
@@ -202,7 +204,7 @@ fn not_writable(what: &str, path: &Path, error: std::io::Error) -> Failure {
 /// read it.
 pub(crate) fn write_for_attempt(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let file = private_file(path).and_then(|mut file| file.write_all(bytes));
-    file.map_err(|error| Failure::file("write", path, error))
+    file.map_err(|error| not_writable("write", path, error))
 }
 
 fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
@@ -354,6 +356,7 @@ mod tests {
         };
         check(ErrorKind::ReadOnlyFilesystem, "; make the file and its directory writable");
         check(ErrorKind::PermissionDenied, "; make the file and its directory writable");
+        check(ErrorKind::FileTooLarge, "; raise the limit of file sizes with `ulimit -f`");
         check(ErrorKind::StorageFull, "no storage space");
     }
 

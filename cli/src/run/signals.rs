@@ -53,6 +53,16 @@ impl Signals {
     }
 }
 
+/// Lets writes above the limit of file sizes (`ulimit -f`) fail with an error. By default, they end
+/// the process without a message. Programs that this process starts are not affected.
+pub(crate) fn report_large_files() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if !is_ignored(&status, Signal::XFSZ) {
+        // The handler stays installed. Without it, the default applies.
+        let _ = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()));
+    }
+}
+
 /// Signals received so far.
 #[derive(Debug, Default)]
 pub(crate) struct StopRequests {

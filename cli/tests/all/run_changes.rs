@@ -1,6 +1,7 @@
-//! Tests of `stoker run` whose search ends by a limit, or whose file is edited.
+//! Tests of `stoker run` whose search or disk reaches a limit, or whose file is edited.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -204,4 +205,15 @@ fn new_run_names_the_unfinished_run() {
     );
     std::fs::write(pointer, format!("{uid}\n")).unwrap();
     check(&fixture.run(&[]), 0, &format!("resuming {id}"));
+}
+
+#[test]
+fn limit_of_file_sizes_is_reported() {
+    let fixture = RunFixture::new(json!({"single": {}}), "");
+    let command = fixture.command(&[]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", r#"ulimit -f 1; exec "$0" "$@""#]).arg(command.get_program());
+    let output = limited.args(command.get_args()).output().unwrap();
+    check(&output, 1, "File too large (os error 27); raise the limit of file sizes with `ulimit");
+    check(&fixture.run(&[]), 0, "");
 }

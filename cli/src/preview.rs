@@ -39,7 +39,7 @@ pub(crate) struct Args {
 fn positive(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|error| format!("{error}"))?;
     let is_valid = number.is_finite() && number > 0.0;
-    is_valid.then_some(number).ok_or_else(|| "must be a number above 0".to_owned())
+    is_valid.then_some(number).ok_or_else(|| "must be a finite number above 0".to_owned())
 }
 
 /// Prints the training lengths and the first sampled trials. Returns the exit code.
@@ -142,7 +142,6 @@ fn slot_time(seconds: f64) -> String {
 }
 
 fn text(preview: &Preview, unit: Unit, cost: Option<Cost>) -> String {
-    let unit = unit.plural();
     let header: &[&str] = match cost {
         None => &["TRIALS", "LENGTH"],
         Some(_) => &["TRIALS", "LENGTH", "SLOT TIME"],
@@ -150,20 +149,20 @@ fn text(preview: &Preview, unit: Unit, cost: Option<Cost>) -> String {
     let lengths: Vec<Vec<String>> = preview
         .lengths
         .iter()
-        .map(|length| {
-            let time = cost.map(|cost| slot_time(cost.slot_seconds(length.total_units())));
-            let cells = [length.trials.to_string(), format!("{} {unit}", length.units)];
+        .map(|count| {
+            let time = cost.map(|cost| slot_time(cost.slot_seconds(count.total_units())));
+            let cells = [count.trials.to_string(), length(count.units, unit)];
             cells.into_iter().chain(time).collect()
         })
         .collect();
     let total = preview.total_units();
     let time = cost.map(|cost| format!(", {} of slots", slot_time(cost.slot_seconds(total))));
     let mut text = print::table(header, &lengths);
-    text += &format!("\ntotal: {total} {unit}{}", time.unwrap_or_default());
+    text += &format!("\ntotal: {}{}", length(total, unit), time.unwrap_or_default());
     if preview.copied_units > 0 {
         text += &format!(
-            "\nwithout {} {unit} that copies take over from other trials",
-            preview.copied_units
+            "\nwithout {} that copies take over from other trials",
+            length(preview.copied_units, unit)
         );
     }
     if preview.samples.is_empty() {
@@ -197,10 +196,10 @@ mod tests {
 
     #[test]
     fn slot_time_is_shown_for_each_length() {
-        let without = "TRIALS  LENGTH\n54      1 epochs\n18      3 epochs\n9       9 epochs\n\
+        let without = "TRIALS  LENGTH\n54      1 epoch\n18      3 epochs\n9       9 epochs\n\
                        total: 189 epochs";
         assert_eq!(text(&preview(), Unit::Epochs, None), without);
-        let with = "TRIALS  LENGTH    SLOT TIME\n54      1 epochs  5.4 h\n\
+        let with = "TRIALS  LENGTH    SLOT TIME\n54      1 epoch   5.4 h\n\
                     18      3 epochs  5.4 h\n9       9 epochs  8.1 h\n\
                     total: 189 epochs, 18.9 h of slots";
         assert_eq!(text(&preview(), Unit::Epochs, Some(COST)), with);
@@ -237,8 +236,9 @@ mod tests {
     #[test]
     fn unit_duration_must_be_positive() {
         assert_eq!(positive("0.5"), Ok(0.5));
-        for wrong in ["0", "-1", "NaN", "inf", "x"] {
+        for wrong in ["0", "-1", "NaN", "inf", "1e400", "x"] {
             assert!(positive(wrong).is_err(), "{wrong}");
         }
+        assert_eq!(positive("1e400").unwrap_err(), "must be a finite number above 0");
     }
 }

@@ -62,7 +62,7 @@ pub(crate) struct Args {
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|error| format!("{error}"))?;
     let is_valid = seconds.is_finite() && seconds >= 0.0;
-    is_valid.then_some(seconds).ok_or_else(|| "must be a number of at least 0".to_owned())
+    is_valid.then_some(seconds).ok_or_else(|| "must be a finite number of at least 0".to_owned())
 }
 
 /// Prints the result of each simulation. Returns the exit code.

@@ -89,6 +89,13 @@ impl TrialRef {
             None => Self::split(word),
         };
         trial.ok_or_else(|| {
+            let last = word.rsplit(['-', '/']).next().filter(|_| index.is_none());
+            if let Some(large) = index.or(last).filter(|index| is_large(index)) {
+                let max = u32::MAX;
+                return Failure::Input(format!(
+                    "trial index {large} is too large; use at most {max}"
+                ));
+            }
             let example = if is_experiment(word) { word } else { "mnist" };
             Failure::Input(format!(
                 "`{}` is not a trial name; write EXPERIMENT-INDEX, such as {example}-0",
@@ -112,6 +119,11 @@ impl TrialRef {
 /// Returns `true` if the text may be the name of an experiment, which starts with a letter.
 fn is_experiment(text: &str) -> bool {
     text.starts_with(|char: char| char.is_ascii_lowercase()) && !text.contains('/')
+}
+
+/// Returns `true` if the text is a number, but too large for the index of a trial.
+fn is_large(text: &str) -> bool {
+    is_number(text) && text.parse::<u32>().is_err()
 }
 
 fn is_number(text: &str) -> bool {
@@ -225,7 +237,9 @@ mod tests {
         check("mnist-x", Err("`mnist-x` is not a trial name"));
         check("0 mnist-1", Err("`0` is not a trial name"));
         check("mnist/0 1", Err("`mnist/0 1` is not a trial name"));
-        check("mnist-99999999999", Err("is not a trial name"));
+        let large = "trial index 99999999999 is too large; use at most 4294967295";
+        check("mnist-99999999999", Err(large));
+        check("mnist 0 99999999999", Err(large));
         check("a/b/0", Err("`a/b/0` is not a trial name"));
     }
 

@@ -169,7 +169,20 @@ fn read(path: &Path) -> Result<String, String> {
     if bytes > FILE_BYTES_MAX {
         return Err(format!("the file has {bytes} bytes; the maximum is {FILE_BYTES_MAX}"));
     }
-    std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))
+    let bytes = std::fs::read(path).map_err(|error| format!("cannot be read: {error}"))?;
+    decode(bytes)
+}
+
+/// Decodes UTF-8. The error names the line of the first other byte.
+fn decode(bytes: Vec<u8>) -> Result<String, String> {
+    if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
+        return Err("cannot be read: the file is UTF-16; save it as UTF-8".to_owned());
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
+        let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();
+        format!("cannot be read: line {line} is not UTF-8; save the file as UTF-8")
+    })
 }
 
 /// Parses an experiment. `stem` is the default name for a file in Determined's format.

@@ -1,5 +1,6 @@
 //! Tests with whole files and their errors.
 
+mod encoding;
 mod jobs;
 mod legacy;
 mod sets;
@@ -287,7 +288,7 @@ fn errors_have_position_field_value_and_rule() {
 
 #[test]
 fn invalid_yaml_is_refused_with_its_position() {
-    check_change("  name: mnist", "\tname: mnist", &[("4:", "invalid YAML")]);
+    check_change("  name: mnist", "\tname: mnist", &[("4:", "; indent with spaces instead of")]);
     let unclosed = "bracket or a quote above may not be closed";
     check_change(
         "entrypoint: {command: [train, mnist]}",

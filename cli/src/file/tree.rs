@@ -324,11 +324,15 @@ fn position(marker: &Marker) -> Position {
 }
 
 fn syntax_problem(error: &ScanError) -> Problem {
-    // The scanner reports this only within brackets, often several lines after the mistake.
-    let cause = match error.info().contains("placement of ':'") {
-        true => "; a bracket or a quote above may not be closed",
-        false => "",
+    let hint = match error.info() {
+        // The scanner reports this only within brackets, often several lines after the mistake.
+        info if info.contains("placement of ':'") => {
+            "; a bracket or a quote above may not be closed"
+        }
+        // The position may be the start of the value above.
+        info if info.contains("tab") => "; indent with spaces instead of tabs",
+        _ => "",
     };
-    let rule = format!("invalid YAML: {}{cause}", error.info());
+    let rule = format!("invalid YAML: {}{hint}", error.info());
     Problem::at(position(error.marker()), "", "", &rule)
 }

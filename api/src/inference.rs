@@ -18,7 +18,8 @@ pub use checkpoint::{CheckpointChoice, StoredTrial, WhichCheckpoint};
 pub use files::{
     COMMITS, Commit, ErrorsPart, FILES_FORMAT, InferenceTask, InputFile, OutputManifest,
     OutputPart, PLAN, PinnedCheckpoint, PlanFile, PlanShard, Role, RowError, STATE_FOLDER,
-    ShardPlan, commit_path, commits_path, fresh_run_path, part_name, plan_path, shard_of_commit,
+    ShardPlan, commit_path, commits_path, fresh_run_path, is_part_name, part_name, plan_path,
+    shard_of_commit,
 };
 pub use status::{InferenceStatus, WorkerEnd, WorkerStatus};
 

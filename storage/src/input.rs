@@ -1,8 +1,12 @@
 //! Input files of a batch inference job: name patterns, and lists of the local files that match.
 
+mod outputs;
+
 use std::fs;
 use std::io;
 use std::path::Path;
+
+pub use self::outputs::{JobOutput, follow_manifests, list_local};
 
 /// Maximum depth of directories below the input's directory, to end cycles of symbolic links.
 const DEPTH_MAX: usize = 32;

@@ -344,6 +344,28 @@ pub fn part_name(
     format!("part-{shard:05}-of-{num_shards:05}-{uid8}-{attempt}.{extension}")
 }
 
+/// Returns whether a file name has the form of [`part_name`].
+///
+/// # Examples
+///
+/// ```
+/// use stoker_api::inference::is_part_name;
+///
+/// assert!(is_part_name("part-00042-of-00391-0b3f9c1e-7.csv"));
+/// assert!(!is_part_name("part-00042-of-00391.csv"));
+/// ```
+pub fn is_part_name(name: &str) -> bool {
+    let stem = name.split_once('.').map(|(stem, _)| stem);
+    let fields: Vec<&str> = stem.unwrap_or_default().split('-').collect();
+    let is_number = |field: &str| field.parse::<u32>().is_ok();
+    match fields[..] {
+        ["part", shard, "of", num_shards, uid8, attempt] => {
+            !uid8.is_empty() && [shard, num_shards, attempt].into_iter().all(is_number)
+        }
+        _ => false,
+    }
+}
+
 fn uid8(job_id: &str) -> String {
     job_id.chars().filter(char::is_ascii_alphanumeric).take(8).collect()
 }

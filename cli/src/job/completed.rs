@@ -12,7 +12,7 @@ use stoker_api::inference::{InferenceInput, InputFile, OutputManifest};
 use stoker_api::names::MANIFEST;
 use stoker_storage::Storage;
 use stoker_storage::hash::FileHasher;
-use stoker_storage::input::{ListedFile, Pattern, first_difference};
+use stoker_storage::input::{ListedFile, Pattern, first_difference, list_local};
 
 use super::manifest::{ManifestError, read_manifest};
 use crate::failure::Failure;
@@ -194,8 +194,7 @@ impl CompletedJob<'_> {
             Some(output.strip_prefix(folder).ok()?.to_str()?.to_owned())
         };
         let without = self.output.folder().and_then(below_input);
-        let mut listed = pattern.list_files(&folder, without.as_deref())?;
-        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        let listed = list_local(&folder, &pattern, without.as_deref())?;
         Ok((folder, listed))
     }
 }

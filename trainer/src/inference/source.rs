@@ -5,8 +5,9 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use stoker_api::inference::{InferenceInput, InferenceTask, RowFormat};
-use stoker_storage::input::{ListedFile, NOT_UTF8, Pattern};
+use stoker_api::inference::{InferenceInput, InferenceTask, RowFormat, STATE_FOLDER};
+use stoker_api::names::MANIFEST;
+use stoker_storage::input::{JobOutput, ListedFile, NOT_UTF8, Pattern, follow_manifests};
 use stoker_storage::{Storage, StorageError};
 use tokio::runtime::Handle;
 use url::Url;
@@ -197,6 +198,8 @@ impl Source {
         if let Some(file) = all.iter().find(|file| is_part(&file.name)) {
             return Err(self.output_overlap(&file.name));
         }
+        let all = follow_manifests(all, &self.pattern, |below| self.job_output(below))
+            .map_err(|error| error.into_error(refuse))?;
         if all.is_empty() {
             return Err(refuse("file not found; check the path or the pattern".into()).into());
         }
@@ -218,6 +221,28 @@ impl Source {
              jsonLines, csv, parquet or arrow, or narrow the pattern"
         ))
         .into())
+    }
+
+    /// Returns the output of another job in a directory below that of the input.
+    fn job_output(&self, below: &str) -> Result<JobOutput, ListError> {
+        match &self.location {
+            Location::Local(folder) => {
+                let folder = folder.join(below);
+                let failed = |error| format!("{}: {error}", folder.display());
+                Ok(JobOutput::in_local(&folder).map_err(failed)?)
+            }
+            Location::Remote { storage, folder, rt } => {
+                let folder = join(folder, below);
+                let folder = folder.trim_end_matches('/');
+                let manifest = match rt.block_on(storage.get(&join(folder, MANIFEST))) {
+                    Err(StorageError::NotFound { .. }) => None,
+                    manifest => Some(manifest?),
+                };
+                let has_state = manifest.is_none()
+                    && !rt.block_on(storage.folders(&join(folder, STATE_FOLDER)))?.is_empty();
+                Ok(JobOutput::new(manifest.as_deref(), has_state))
+            }
+        }
     }
 
     /// Reads bytes `start..end` of a file.
@@ -282,6 +307,34 @@ impl Source {
                     buffered: Bytes::new(),
                 }))
             }
+        }
+    }
+}
+
+/// Failure to list input files.
+enum ListError {
+    /// The input is invalid.
+    Invalid(String),
+    Storage(StorageError),
+}
+
+impl From<String> for ListError {
+    fn from(why: String) -> Self {
+        Self::Invalid(why)
+    }
+}
+
+impl From<StorageError> for ListError {
+    fn from(error: StorageError) -> Self {
+        Self::Storage(error)
+    }
+}
+
+impl ListError {
+    fn into_error(self, refuse: impl FnOnce(String) -> InvalidInput) -> crate::Error {
+        match self {
+            Self::Invalid(why) => refuse(why).into(),
+            Self::Storage(error) => error.into(),
         }
     }
 }
@@ -362,6 +415,46 @@ mod tests {
         check_listed("/*.tsv", None, Err("file not found"));
         check_listed("/nothing.csv", None, Err("nothing.csv"));
         check_listed("/.hidden.csv", None, Ok(&[".hidden.csv"]));
+    }
+
+    /// The rules are tested beside [`follow_manifests`].
+    #[test]
+    fn outputs_in_buckets_are_read_by_their_manifest() {
+        let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let storage = Storage::open("memory://", None).unwrap();
+        let [part, late] =
+            [2, 1].map(|attempt| format!("part-00000-of-00001-0b3f9c1e-{attempt}.csv"));
+        let put = |path: &str, text: String| {
+            rt.block_on(storage.put(&format!("in/{path}"), text.into())).unwrap();
+        };
+        put(&part, "x".to_owned());
+        put(&late, "x".to_owned());
+        put("_stoker/0b3f9c1e/plan.json", "{}".to_owned());
+        let list = || {
+            let location = Location::Remote {
+                storage: storage.clone(),
+                folder: "in".to_owned(),
+                rt: rt.handle().clone(),
+            };
+            let input =
+                InferenceInput { url: "s3://b/in".to_owned(), endpoint: None, format: None };
+            Source { location, pattern: Pattern(vec![]), output_subfolder: None, input }.list()
+        };
+        let error = list().unwrap_err().to_string();
+        let expected = "input s3://b/in: the directory is the output of a job that has not";
+        assert!(error.starts_with(expected), "{error}");
+        let manifest = serde_json::json!({
+            "format": 1, "job": "species", "jobId": "0b3f9c1e", "input": [], "outputFormat": "csv",
+            "rows": 1, "inputRows": 1, "rejected": 0,
+            "parts": [{
+                "name": part, "bytes": 1, "sha256": "", "rows": 1, "file": 0, "firstRow": 0,
+                "inputRows": 1,
+            }],
+        });
+        put(MANIFEST, manifest.to_string());
+        let (listed, format) = list().unwrap();
+        let names: Vec<_> = listed.into_iter().map(|file| file.name).collect();
+        assert_eq!((names, format), (vec![part.clone()], RowFormat::Csv));
     }
 
     #[test]

@@ -115,6 +115,8 @@ impl Weights {
 /// If validations or checkpoints are not aligned with epochs, an epoch may end, and the next begin,
 /// within a workload.
 ///
+/// If training ends within an epoch, `on_epoch_end` and `on_weights` are not called for that epoch.
+///
 /// If a process resumes in the middle of an epoch, it does not begin the epoch again. Hooks of
 /// epochs, batches and validations are called as in an uninterrupted run, but a validation that a
 /// signal or the runner interrupts starts over with all of its hooks. `on_train_begin`,

@@ -245,8 +245,8 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     ///
     /// A batch may have several such steps, for example the two losses of a GAN. Their metrics
     /// share one row, so name the losses differently with [`StepOutput::loss_as`].
-    /// [`end_batch`](Self::end_batch) ends the batch. Learning rate schedules advance per batch,
-    /// not per step.
+    /// [`end_batch`](Self::end_batch) ends the batch. Learning rate schedules advance at the first
+    /// step of a batch. A batch without a step does not advance them.
     ///
     /// # Errors
     ///

@@ -70,9 +70,9 @@ impl<B> Fit<B> {
         Self { continue_id: id.into(), ..self }
     }
 
-    /// Starts at this epoch, counted from 0, as if the epochs before it had been trained. Data,
-    /// callbacks and [`epochs`](Self::epochs) still count from 0. Ignored under a runner, and when
-    /// a checkpoint is resumed.
+    /// Starts at this epoch, counted from 0. Data, callbacks and [`epochs`](Self::epochs) count the
+    /// epochs before it as trained. The optimizers do not: their learning rate schedules start at
+    /// step 0. Ignored under a runner, and when a checkpoint is resumed.
     #[must_use]
     pub fn initial_epoch(self, initial_epoch: u64) -> Self {
         Self { initial_epoch, ..self }

@@ -331,6 +331,8 @@ pub enum ExitCode {
     Infrastructure = 80,
     /// Another rank failed. This rank is not at fault.
     PeerFailed = 81,
+    /// The user's program failed, and a restart would fail in the same way.
+    Unrecoverable = 82,
 }
 
 impl ExitCode {
@@ -343,6 +345,7 @@ impl ExitCode {
             Self::Preempted,
             Self::Infrastructure,
             Self::PeerFailed,
+            Self::Unrecoverable,
         ]
         .into_iter()
         .find(|variant| *variant as i32 == code)

@@ -7,11 +7,14 @@
 //! | 81 | `PeerFailed` | `Infrastructure` |
 //! | 80 | `Infrastructure` | `Infrastructure` |
 //! | any other, or a signal | `UserError` | `UserError` |
+//! | 82 | `Unrecoverable` | `UserError`, without a restart |
 //! | 78 | `InvalidHyperparameters` | `InvalidHyperparameters` |
 //!
 //! The rows are sorted by severity, the least severe first. The most severe class of a gang's ranks
 //! determines the end of the attempt. Runners make exceptions only to `UserError`: a process that
 //! the runner or a disruption terminated is not at fault.
+//!
+//! Runners that do not know code 82 restart the program, as after any other code.
 
 use crate::contract::ExitCode;
 use crate::trial::AttemptEnd;
@@ -29,6 +32,8 @@ pub enum ExitClass {
     Infrastructure,
     /// The program failed.
     UserError,
+    /// The program failed, and a restart would fail in the same way.
+    Unrecoverable,
     /// The hyperparameters cannot be trained.
     InvalidHyperparameters,
 }
@@ -43,17 +48,20 @@ impl ExitClass {
             Some(ExitCode::PeerFailed) => Self::PeerFailed,
             Some(ExitCode::Infrastructure) => Self::Infrastructure,
             Some(ExitCode::UserError) | None => Self::UserError,
+            Some(ExitCode::Unrecoverable) => Self::Unrecoverable,
             Some(ExitCode::InvalidHyperparameters) => Self::InvalidHyperparameters,
         }
     }
 
-    /// Returns the end of an attempt whose most severe class is this one.
+    /// Returns the end of an attempt whose most severe class is this one. Records have the same end
+    /// for [`Unrecoverable`](Self::Unrecoverable) and [`UserError`](Self::UserError), so that
+    /// earlier versions can read them.
     pub fn attempt_end(self) -> AttemptEnd {
         match self {
             Self::Completed => AttemptEnd::Completed,
             Self::Preempted => AttemptEnd::Preempted,
             Self::PeerFailed | Self::Infrastructure => AttemptEnd::Infrastructure,
-            Self::UserError => AttemptEnd::UserError,
+            Self::UserError | Self::Unrecoverable => AttemptEnd::UserError,
             Self::InvalidHyperparameters => AttemptEnd::InvalidHyperparameters,
         }
     }
@@ -74,7 +82,8 @@ mod tests {
         check(81, ExitClass::PeerFailed, AttemptEnd::Infrastructure);
         check(80, ExitClass::Infrastructure, AttemptEnd::Infrastructure);
         check(78, ExitClass::InvalidHyperparameters, AttemptEnd::InvalidHyperparameters);
-        for code in [1, 2, 77, 82, 101, 127, 137, 143, 255, -1] {
+        check(82, ExitClass::Unrecoverable, AttemptEnd::UserError);
+        for code in [1, 2, 77, 83, 101, 127, 137, 143, 255, -1] {
             check(code, ExitClass::UserError, AttemptEnd::UserError);
         }
     }
@@ -87,6 +96,7 @@ mod tests {
         assert_eq!(worst(&[0, 79]), Some(ExitClass::Preempted));
         assert_eq!(worst(&[81, 80]), Some(ExitClass::Infrastructure));
         assert_eq!(worst(&[80, 1]), Some(ExitClass::UserError));
-        assert_eq!(worst(&[1, 78]), Some(ExitClass::InvalidHyperparameters));
+        assert_eq!(worst(&[82, 1, 81]), Some(ExitClass::Unrecoverable));
+        assert_eq!(worst(&[82, 78]), Some(ExitClass::InvalidHyperparameters));
     }
 }

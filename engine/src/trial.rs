@@ -205,7 +205,7 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
 /// | `Completed` with neither | closed as `Failed` |
 /// | `Preempted` | runs again; not counted |
 /// | `InvalidHyperparameters` | closed |
-/// | `UserError` | a restart; closed as `Failed` after more than `max_restarts` |
+/// | `UserError` | a restart; closed as `Failed` after more than `max_restarts`; see [`after`] |
 /// | `Infrastructure` | runs again; closed as `Failed` at the limit without a new checkpoint |
 /// | `Infrastructure` before training, after another one [trained](RestartLimits) | `NotStarted` |
 /// | `RunnerLost`, `NotStarted` | runs again; not counted |
@@ -215,6 +215,8 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
 /// Infrastructure failures are counted since the attempt that wrote the newest checkpoint, or since
 /// the trial was reopened, also if attempts with other outcomes are in between. They count for a
 /// copy that has not saved a checkpoint, also before training: that of its source may be lost.
+///
+/// [`after`]: RestartLimits::after
 pub fn end_attempt(
     record: &mut TrialRecord,
     end: AttemptEnd,

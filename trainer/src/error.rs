@@ -93,6 +93,11 @@ pub struct Interrupted {
 #[error("{0}")]
 pub(crate) struct Infrastructure(pub(crate) String);
 
+/// Failure of the user's program that a restart would repeat.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unrecoverable(pub(crate) String);
+
 /// Failure of another rank. This rank is not at fault.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
@@ -108,6 +113,9 @@ pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
         }
         if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
             return interrupted.code;
+        }
+        if error.is::<Unrecoverable>() {
+            return ExitCode::Unrecoverable;
         }
         if error.is::<PeerFailed>() {
             return ExitCode::PeerFailed;
@@ -152,6 +160,7 @@ mod tests {
         check(InvalidInput("x".into()), ExitCode::InvalidHyperparameters);
         check(Infrastructure("x".into()), ExitCode::Infrastructure);
         check(PeerFailed("x".into()), ExitCode::PeerFailed);
+        check(Unrecoverable("x".into()), ExitCode::Unrecoverable);
         let contents = CheckpointError::Contents { name: "a".into(), reason: "b".into() };
         check(contents, ExitCode::UserError);
         let corrupt = CheckpointError::Corrupt { name: "a".into(), reason: "b".into() };

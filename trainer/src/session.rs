@@ -10,7 +10,7 @@ use stoker_api::experiment::Unit;
 use crate::callback::Logs;
 use crate::collective::{RankActivity, all_gather_cbor};
 use crate::context::Context;
-use crate::error::Interrupted;
+use crate::error::{Interrupted, Unrecoverable};
 use crate::tensorboard::{Display, Image};
 use crate::train::{SEARCH_POLL_INTERVAL, Timetable, silent_runner_error};
 use crate::{Error, Result};
@@ -290,9 +290,8 @@ impl Session<'_> {
             let metrics = io.validation_at(batches).unwrap_or_default();
             io.check_completed(&context.config, batches, &metrics)?;
             if io.has_runner() {
-                find_searched_metric(&context.config, &metrics).map_err(|why| {
-                    format!("cannot complete the length at batch {batches}: {why}")
-                })?;
+                let what = format!("cannot complete the length at batch {batches}: ");
+                check_searched_metric(&context.config, &metrics, &what)?;
             }
             io.check_is_copied().and_then(|()| io.report_saved(true))?;
             io.flush()?;
@@ -350,17 +349,27 @@ impl Session<'_> {
 ///
 /// # Errors
 ///
-/// Fails if the metric is missing.
+/// Fails if the metric is missing. The error is [`Unrecoverable`]: a restart validates by the same
+/// program and reports the same names.
 pub(crate) fn find_searched_metric(config: &TrialConfig, metrics: &Logs) -> Result<f64, Error> {
+    check_searched_metric(config, metrics, "")
+}
+
+/// As [`find_searched_metric`]. The text of an error begins with `what`.
+fn check_searched_metric(config: &TrialConfig, metrics: &Logs, what: &str) -> Result<f64, Error> {
     find_metric(metrics, &config.metric).copied().ok_or_else(|| {
         let names = metrics.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         let names = if names.is_empty() { "none" } else { &names };
         let searched = &config.metric;
-        format!(
-            "searched metric {searched} not found: validation reported {names}; report it or \
-             change searcher.metric"
-        )
-        .into()
+        let text = format!(
+            "{what}searched metric {searched} not found: validation reported {names}; report it \
+             or change searcher.metric"
+        );
+        // Without any name, validation did not run at this batch, so the program did not decide.
+        match metrics.is_empty() {
+            true => text.into(),
+            false => Unrecoverable(text).into(),
+        }
     })
 }
 

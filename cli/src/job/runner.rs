@@ -243,7 +243,7 @@ impl<'a> Runner<'a> {
         outcome: TrainerOutcome,
         view: &mut View,
     ) -> Result<(), Failure> {
-        let TrainerOutcome { trial: slot, attempt, end, message, log_error } = outcome;
+        let TrainerOutcome { trial: slot, attempt, end, message, log_error, .. } = outcome;
         if self.running.get(&slot).is_none_or(|worker| worker.process.attempt != attempt) {
             return Ok(());
         }

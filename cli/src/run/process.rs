@@ -60,6 +60,8 @@ pub(crate) struct TrainerOutcome {
     pub(crate) trial: u32,
     pub(crate) attempt: u32,
     pub(crate) end: AttemptEnd,
+    /// Whether the program exited with an error that a restart would repeat.
+    pub(crate) is_unrecoverable: bool,
     pub(crate) message: Option<String>,
     /// Why the last log lines could not be stored.
     pub(crate) log_error: Option<String>,
@@ -154,12 +156,14 @@ pub(crate) fn start(
         let status = wait_for_exit(child, status_reader, &log).await;
         let stop_request = *shared.lock().unwrap_or_else(PoisonError::into_inner);
         let (end, message) = classify(status, stop_request, &log.last_lines());
+        let is_unrecoverable = status.is_unrecoverable();
         // Report the outcome even if the last log lines cannot be stored.
         let log_error = match timeout(FLUSH_TIMEOUT, log.writer.flush()).await {
             Ok(flushed) => flushed.err().map(|error| error.to_string()),
             Err(_) => Some(format!("timed out after {} s", FLUSH_TIMEOUT.as_secs())),
         };
-        let _ = outcomes.send(TrainerOutcome { trial, attempt, end, message, log_error });
+        let outcome = TrainerOutcome { trial, attempt, end, is_unrecoverable, message, log_error };
+        let _ = outcomes.send(outcome);
     });
     Ok(TrainerProcess { attempt, supervisor: Some(supervisor), stop_request })
 }
@@ -206,6 +210,13 @@ enum ProgramExit {
     Signal(i32),
     /// The supervisor reported no status: it was killed, or could not start the program.
     Unknown,
+}
+
+impl ProgramExit {
+    fn is_unrecoverable(self) -> bool {
+        let Self::Exit(code) = self else { return false };
+        ExitClass::of_code(code) == ExitClass::Unrecoverable
+    }
 }
 
 /// Waits until all processes of the program are gone, and stores their output.
@@ -286,9 +297,10 @@ fn classify(
         ExitClass::InvalidHyperparameters => {
             with_log("the program rejected its hyperparameters".to_owned())
         }
-        ExitClass::PeerFailed | ExitClass::Infrastructure | ExitClass::UserError => {
-            with_log(format!("exit code {code}"))
-        }
+        ExitClass::PeerFailed
+        | ExitClass::Infrastructure
+        | ExitClass::UserError
+        | ExitClass::Unrecoverable => with_log(format!("exit code {code}")),
     };
     (class.attempt_end(), message)
 }
@@ -365,6 +377,7 @@ mod tests {
         check("exit 79", StopRequest::None, AttemptEnd::Preempted);
         check("exit 80", StopRequest::None, AttemptEnd::Infrastructure);
         check("exit 81", StopRequest::Exit, AttemptEnd::Infrastructure);
+        check("exit 82", StopRequest::None, AttemptEnd::UserError);
         check("exit 101", StopRequest::None, AttemptEnd::UserError);
         check("signal 9", StopRequest::None, AttemptEnd::UserError);
         check("signal 15", StopRequest::Exit, AttemptEnd::Preempted);
@@ -373,6 +386,17 @@ mod tests {
         check("exit 1", StopRequest::Exit, AttemptEnd::UserError);
         check("group 7\n", StopRequest::None, AttemptEnd::Infrastructure);
         check("", StopRequest::Kill, AttemptEnd::Preempted);
+    }
+
+    #[test]
+    fn one_exit_code_is_unrecoverable() {
+        let check = |report, expected| {
+            assert_eq!(parse_exit(report).is_unrecoverable(), expected, "{report}");
+        };
+        check("exit 82", true);
+        check("exit 1", false);
+        check("signal 82", false);
+        check("", false);
     }
 
     #[test]

@@ -61,6 +61,7 @@ struct UnrecordedEnd {
     trial: u32,
     end: AttemptEnd,
     message: Option<String>,
+    limits: RestartLimits,
 }
 
 /// The record in memory, and its search.
@@ -190,8 +191,8 @@ impl State {
     }
 
     fn record_ends(&mut self) -> Result<(), Failure> {
-        while let Some(UnrecordedEnd { trial, end, message }) = self.unrecorded.first().cloned() {
-            self.record_end(trial, end, message, now())?;
+        while let Some(end) = self.unrecorded.first().cloned() {
+            self.record_end(end, now())?;
             self.unrecorded.remove(0);
         }
         Ok(())

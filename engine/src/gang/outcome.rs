@@ -86,6 +86,7 @@ fn from_exit(pod: &ObservedPod, exit: &Exit) -> PodOutcome {
         (ExitClass::Completed, _) => (class, "Completed"),
         (ExitClass::Preempted, _) => (class, "Preempted"),
         (ExitClass::InvalidHyperparameters, _) => (class, "InvalidHyperparameters"),
+        (ExitClass::Unrecoverable, _) => (class, "Unrecoverable"),
         (ExitClass::PeerFailed, _) => (class, "PeerFailed"),
         (ExitClass::Infrastructure, _) => (class, "InfrastructureError"),
         (ExitClass::UserError, Some(reason)) => (ExitClass::Infrastructure, reason),
@@ -196,7 +197,8 @@ mod tests {
     #[test]
     fn each_end_has_its_class() {
         use ExitClass::{
-            Completed, Infrastructure, InvalidHyperparameters, PeerFailed, Preempted, UserError,
+            Completed, Infrastructure, InvalidHyperparameters, PeerFailed, Preempted,
+            Unrecoverable, UserError,
         };
         let succeeded = ObservedPod { phase: PodPhase::Succeeded, ..failed(0, "Completed") };
         check(succeeded, 0, Some((Completed, "Completed")));
@@ -204,6 +206,7 @@ mod tests {
         check(failed(78, "Error"), 0, Some((InvalidHyperparameters, "InvalidHyperparameters")));
         check(failed(80, "Error"), 0, Some((Infrastructure, "InfrastructureError")));
         check(failed(81, "Error"), 0, Some((PeerFailed, "PeerFailed")));
+        check(failed(82, "Error"), 0, Some((Unrecoverable, "Unrecoverable")));
         let mut killed = failed(137, "Error");
         killed.exit.as_mut().unwrap().message = r#"{"code":79}"#.to_owned();
         check(killed.clone(), 0, Some((Preempted, "Preempted")));

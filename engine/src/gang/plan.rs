@@ -14,7 +14,9 @@ use stoker_api::trial::{AttemptEnd, DesiredTrialState};
 
 use self::exits::worst;
 use super::admission::StartStage;
-use super::{DELETE_GRACE_SECONDS, ObservedPod, PodPhase, Timeouts, conditions, pod_outcome};
+use super::{
+    DELETE_GRACE_SECONDS, ObservedPod, PodOutcome, PodPhase, Timeouts, conditions, pod_outcome,
+};
 use crate::trial::{
     BackOff, NextStep, RestartLimits, SearchedMetric, TargetState, TrialRecord, back_off,
     begin_attempt, close, closed, end_attempt, granted_units, live_attempt, next, record_report,
@@ -185,6 +187,13 @@ impl Planner<'_> {
         end_live_attempt(&mut self.plan.record, end, reason, message, &view.limits, view.now);
     }
 
+    /// Ends the live attempt after exits of which `worst` determines the outcome.
+    fn end_after(&mut self, worst: &PodOutcome, end: AttemptEnd, reason: &str, message: String) {
+        let view = self.view;
+        let limits = view.limits.after(worst.class);
+        end_live_attempt(&mut self.plan.record, end, reason, message, &limits, view.now);
+    }
+
     /// Plans the live attempt.
     fn plan_live_attempt(&mut self) {
         let Some(attempt) = live_attempt(&self.plan.record) else { return };
@@ -248,7 +257,7 @@ impl Planner<'_> {
                     .missed_start(pods, worst)
                     .unwrap_or_else(|| (end, worst.reason.clone(), worst.message.clone()));
                 self.record_unsent_reports(pods);
-                self.end(end, &reason, message);
+                self.end_after(worst, end, &reason, message);
                 return;
             };
             self.wake(until);

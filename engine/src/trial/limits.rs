@@ -1,5 +1,7 @@
 //! Limits of restarts.
 
+use stoker_api::exit::ExitClass;
+
 use super::BackOffLimits;
 
 /// Number of infrastructure failures without a new checkpoint at which a trial fails.
@@ -26,5 +28,14 @@ impl RestartLimits {
     pub fn new(max_restarts: u32, back_off: BackOffLimits, has_trained: bool) -> Self {
         let infrastructure_attempts_max = INFRASTRUCTURE_ATTEMPTS_MAX;
         Self { max_restarts, infrastructure_attempts_max, back_off, has_trained }
+    }
+
+    /// Returns the limits for the end of an attempt whose program exited with this class.
+    #[must_use]
+    pub fn after(self, class: ExitClass) -> Self {
+        match class {
+            ExitClass::Unrecoverable => Self { max_restarts: 0, ..self },
+            _ => self,
+        }
     }
 }

@@ -14,7 +14,8 @@ pub(super) const TERMINATION_FILE: &str = "termination.json";
 impl Runner<'_> {
     /// Records the end of an attempt.
     pub(super) fn record_outcome(&mut self, outcome: TrainerOutcome, view: &View) {
-        let TrainerOutcome { trial: index, attempt, end, message, log_error } = outcome;
+        let TrainerOutcome { trial: index, attempt, end, is_unrecoverable, message, log_error } =
+            outcome;
         if self.running.get(&index).is_none_or(|running| running.attempt != attempt) {
             return;
         }
@@ -27,7 +28,10 @@ impl Runner<'_> {
             ));
         }
         let message = self.rejection(index, attempt, end).or(message);
-        self.shared.state().end(index, end, message);
+        match is_unrecoverable {
+            true => self.shared.state().end_unrecoverable(index, message),
+            false => self.shared.state().end(index, end, message),
+        }
         if (index, attempt) == (0, 0) {
             self.hint_at_test(end);
         }

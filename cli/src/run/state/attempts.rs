@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::Directive;
+use stoker_api::exit::ExitClass;
 use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, CloseCause};
@@ -42,7 +43,8 @@ impl State {
             let message = "the runner ended without warning, and this attempt with it";
             // Such an end never fails a trial, however often it occurs.
             let ended_at = self.folder.last_alive(index).unwrap_or_else(now);
-            self.record_end(index, AttemptEnd::RunnerLost, Some(message.to_owned()), ended_at)?;
+            let message = Some(message.to_owned());
+            self.record_end(self.unrecorded_end(index, AttemptEnd::RunnerLost, message), ended_at)?;
         }
         // These attempts ended before this runner began.
         self.happenings.clear();
@@ -61,7 +63,7 @@ impl State {
         let unstarted = self.trials.values().filter(is_unstarted);
         for index in unstarted.map(|record| record.spec.index).collect::<Vec<u32>>() {
             let message = Some("the start of the attempt could not be recorded".to_owned());
-            self.record_end(index, AttemptEnd::NotStarted, message, now())?;
+            self.record_end(self.unrecorded_end(index, AttemptEnd::NotStarted, message), now())?;
         }
         Ok(())
     }
@@ -80,18 +82,36 @@ impl State {
 
     /// Records how the live attempt ended, as soon as the record can be written.
     pub(crate) fn end(&mut self, index: u32, end: AttemptEnd, message: Option<String>) {
-        self.unrecorded.push(UnrecordedEnd { trial: index, end, message });
+        self.unrecorded.push(self.unrecorded_end(index, end, message));
         let _ = self.settle();
+    }
+
+    /// Records that the program of the live attempt failed with an error that a restart would
+    /// repeat.
+    pub(crate) fn end_unrecoverable(&mut self, index: u32, message: Option<String>) {
+        let class = ExitClass::Unrecoverable;
+        let end = self.unrecorded_end(index, class.attempt_end(), message);
+        let limits = end.limits.after(class);
+        self.unrecorded.push(UnrecordedEnd { limits, ..end });
+        let _ = self.settle();
+    }
+
+    fn unrecorded_end(
+        &self,
+        trial: u32,
+        end: AttemptEnd,
+        message: Option<String>,
+    ) -> UnrecordedEnd {
+        UnrecordedEnd { trial, end, message, limits: self.limits }
     }
 
     /// Records how the live attempt ended, and when; not before its start.
     pub(super) fn record_end(
         &mut self,
-        index: u32,
-        end: AttemptEnd,
-        message: Option<String>,
+        unrecorded: UnrecordedEnd,
         ended_at: Timestamp,
     ) -> Result<(), Failure> {
+        let UnrecordedEnd { trial: index, end, message, limits } = unrecorded;
         let Some(mut record) = self.trials.get(&index).cloned() else { return Ok(()) };
         let Some(attempt) = trial::live_attempt(&record) else { return Ok(()) };
         // The program's own message is better than the last lines of its log.
@@ -108,7 +128,7 @@ impl State {
         };
         let num_facts = record.status.facts.len();
         let has_trained = self.trials.values().any(trial::has_trained);
-        let limits = RestartLimits { has_trained, ..self.limits };
+        let limits = RestartLimits { has_trained, ..limits };
         trial::end_attempt(&mut record, end, message.clone(), &limits);
         trial::stamp_facts(&mut record, num_facts, now());
         if let Some(attempt) = record.status.attempts.last_mut() {

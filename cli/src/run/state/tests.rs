@@ -213,6 +213,18 @@ fn rejecting_rank_of_a_gang_gives_the_reason() {
 }
 
 #[test]
+fn unrecoverable_error_closes_the_trial_at_once() {
+    let mut case = Case::new(1);
+    case.valid.spec.max_restarts = 5;
+    let mut state = case.start();
+    state.begin(0, 0, "token").unwrap();
+    state.end_unrecoverable(0, Some("searched metric loss not found".to_owned()));
+    let message = "failed once; last failure: searched metric loss not found";
+    assert_eq!(state.trials[&0].status.message.as_deref(), Some(message));
+    assert!(state.back_off(0).is_none());
+}
+
+#[test]
 fn failure_that_lasts_is_noted_once() {
     let case = Case::new(1);
     let mut state = case.start();

@@ -1,8 +1,9 @@
 //! Gangs of which some pods have ended.
 
 use stoker_api::contract::Termination;
+use stoker_api::experiment::Phase;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::DesiredTrialState;
+use stoker_api::trial::{AttemptEnd, DesiredTrialState};
 
 use super::text::record;
 use super::{Case, check, plan_of, pods, view};
@@ -140,4 +141,17 @@ fn ended_pods_count_after_the_stop_deadline() {
         check(desired_state, "0@0E79 1@0R", "Some(RunnerLost):PreemptionTimeout");
     }
     check(DesiredTrialState::Kill, "0@0E79 1@0R", "Some(RunnerLost):Killed");
+}
+
+#[test]
+fn unrecoverable_error_closes_the_trial_at_once() {
+    let plan = plan_of(&record("made"), "0@0E82 1@0E81", 2, 200);
+    let status = &plan.record.status;
+    let end = (status.attempts[0].end, status.attempts[0].reason.as_deref(), status.phase);
+    let expected = (Some(AttemptEnd::UserError), Some("Unrecoverable"), Phase::Failed);
+    assert_eq!(end, expected);
+    let message = "failed once; last failure: pod t-a0-r0: exit code 82";
+    assert_eq!(status.message.as_deref(), Some(message));
+    let restarted = plan_of(&record("made"), "0@0E1 1@0E81", 2, 200);
+    assert_eq!(restarted.record.status.phase, Phase::Pending);
 }

@@ -8,19 +8,17 @@ use crate::reporter::tests::TestReportServer;
 #[test]
 fn missing_searched_metric_fails_before_the_first_batch() {
     let _stream = lock_random_stream();
-    let check = |metric, expected: &str| {
+    let check = |metric, expected: &str, code| {
         let error = train_under_runner(metric, Fails).0.unwrap_err();
-        assert_eq!(
-            (error.to_string().as_str(), exit_code(&*error)),
-            (expected, { ExitCode::UserError })
-        );
+        assert_eq!((error.to_string().as_str(), exit_code(&*error)), (expected, code));
     };
     check(
         "validation_los",
         "searched metric validation_los not found: validation reported validation_accuracy, \
          validation_loss; report it or change searcher.metric",
+        ExitCode::Unrecoverable,
     );
-    check("validation_loss", "callback Fails: no");
+    check("validation_loss", "callback Fails: no", ExitCode::UserError);
 }
 
 #[test]

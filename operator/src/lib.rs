@@ -14,6 +14,8 @@ pub mod dispatch;
 pub mod error;
 mod event_queue;
 pub mod experiment;
+#[cfg(test)]
+mod fixture;
 pub mod job;
 pub mod leader;
 pub mod metrics;

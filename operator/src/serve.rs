@@ -287,28 +287,17 @@ fn observe(context: Arc<Context>) -> Router {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
     use futures::future::BoxFuture;
     use tokio::net::TcpStream;
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::options::{Arguments, Command};
+    use crate::fixture;
 
     /// Shared state without an API server.
     fn context() -> Arc<Context> {
-        let folder = tempfile::tempdir().unwrap();
-        let key = folder.path().join("key");
-        std::fs::write(&key, [7; 32]).unwrap();
-        let key = key.to_str().unwrap();
-        let required = ["--identity", "a", "--door-url", "https://door", "--trainer-image", "i"];
-        let files = ["--tls-ca", key, "--gang-key-file", key];
-        let arguments = [&["stoker-operator", "run"][..], &required, &files].concat();
-        let Command::Run(options) = Arguments::parse_from(arguments).command;
-        let operator_config =
-            OperatorConfig::read(&options).unwrap_or_else(|error| panic!("{error}"));
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        Context::new(Client::try_from(config).unwrap(), *options, operator_config).0
+        fixture::context(Client::try_from(config).unwrap())
     }
 
     async fn health(url: &str) -> (u16, String) {

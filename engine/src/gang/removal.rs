@@ -22,11 +22,13 @@ pub(crate) enum Removal {
     Delete(u32),
 }
 
-/// Returns the pods to delete of a trial that cannot be parsed, after the user has cancelled or
-/// killed its experiment. Such a trial has no plan, so its pods would keep their GPUs.
+/// Returns the pods to delete of a trial without a plan, after the user has paused, cancelled or
+/// killed its experiment. The trial cannot be parsed, or its experiment is no longer valid, so its
+/// pods would keep their GPUs.
 ///
-/// After a cancel, programs get the preemption timeout to store a checkpoint. Its report cannot be
-/// recorded, but the next attempt of a repaired trial finds the checkpoint in the storage.
+/// After a pause or cancel, programs get the preemption timeout to store a checkpoint. Its report
+/// cannot be recorded, but the next attempt of a repaired trial finds the checkpoint in the
+/// storage.
 pub fn pods_to_stop<'a>(
     pods: impl Iterator<Item = &'a ObservedPod>,
     state: DesiredState,
@@ -34,8 +36,8 @@ pub fn pods_to_stop<'a>(
     now: Timestamp,
 ) -> Vec<PodDeletion> {
     let grace_seconds = match state {
-        DesiredState::Active | DesiredState::Paused => return vec![],
-        DesiredState::Cancelled => {
+        DesiredState::Active => return vec![],
+        DesiredState::Paused | DesiredState::Cancelled => {
             preemption_timeout_seconds.clamp(DELETE_GRACE_SECONDS, POD_GRACE_SECONDS_MAX)
         }
         DesiredState::Killed => KILL_GRACE_SECONDS,
@@ -97,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_of_an_unreadable_trial_end_with_the_experiment() {
+    fn pods_of_a_trial_without_a_plan_stop() {
         let pod = |name: &str, phase: PodPhase, deletion: Option<i64>| ObservedPod {
             name: name.to_owned(),
             phase,
@@ -117,8 +119,9 @@ mod tests {
             assert_eq!(found.collect::<Vec<_>>(), expected, "{state:?} {timeout}");
         };
         check(DesiredState::Active, 60, &[]);
-        check(DesiredState::Paused, 60, &[]);
-        check(DesiredState::Cancelled, 60, &[("running", 60), ("pending", 60), ("drained", 60)]);
+        for state in [DesiredState::Paused, DesiredState::Cancelled] {
+            check(state, 60, &[("running", 60), ("pending", 60), ("drained", 60)]);
+        }
         check(DesiredState::Cancelled, 9000, &[("running", 600), ("pending", 600)]);
         check(DesiredState::Killed, 60, &[("running", 1), ("pending", 1), ("drained", 1)]);
     }

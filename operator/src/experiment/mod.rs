@@ -44,6 +44,10 @@ use crate::storage;
 
 /// Delay before a refused write is retried: no watch event announces that it would succeed.
 const REFUSAL_RETRY: Duration = Duration::from_secs(10);
+/// What the user can do with an experiment that newer rules reject.
+const NO_LONGER_VALID_REMEDY: &str = "its trials train without decisions of the operator: use the \
+                                      earlier version of the operator, or pause, cancel, kill or \
+                                      delete the experiment";
 
 /// Reconciles one experiment and returns the delay until the next reconcile.
 ///
@@ -217,8 +221,9 @@ async fn fail_invalid(
     Ok(None)
 }
 
-/// Reports a running experiment that newer validation rules reject. Its trials stay as they are and
-/// continue once an operator accepts the experiment.
+/// Reports a running experiment that newer validation rules reject, and stops its pods if the user
+/// has paused, cancelled or killed it. Otherwise its trials stay as they are, and continue once an
+/// operator accepts the experiment.
 async fn report_no_longer_valid(
     context: &Context,
     key: &Key,
@@ -228,20 +233,27 @@ async fn report_no_longer_valid(
 ) -> Result<Option<Duration>, Error> {
     let generation = experiment.metadata.generation.unwrap_or_default();
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
+    let mut errors = vec![];
     if !context.reported.contains(key, uid, generation) {
         let mut after = status.clone();
+        let text = format!("{message}; {NO_LONGER_VALID_REMEDY}");
         let valid =
-            new_condition("Valid", ConditionStatus::False, generation, "NoLongerValid", message);
+            new_condition("Valid", ConditionStatus::False, generation, "NoLongerValid", &text);
         condition::set(&mut after.conditions, valid);
         tracing::error!(
             experiment = %key,
             message,
             "running experiment is invalid under newer validation rules"
         );
-        apply::write_status(context, experiment, after).await?;
-        context.reported.add(key, uid, generation);
+        // A stop must not wait for this write.
+        match apply::write_status(context, experiment, after).await {
+            Ok(_) => context.reported.add(key, uid, generation),
+            Err(error) => errors.push(error),
+        }
     }
-    Ok(Some(context.resync_interval(key)))
+    let trials = apply::trials_of(context, key, uid);
+    errors.extend(unreadable::stop_trials(context, experiment, trials).await);
+    most_severe(errors).map_or(Ok(Some(context.resync_interval(key))), Err)
 }
 
 /// Builds a condition whose last transition is now.

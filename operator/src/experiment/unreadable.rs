@@ -61,7 +61,8 @@ pub(super) async fn report_search(
 
 /// Waits for trials that cannot be parsed: a decision without them could differ from one with them.
 /// Reports the first one, and writes `after` as the other fields of the status. The other trials
-/// continue as in [`report_search`]. A cancel or a kill also deletes the pods of these trials.
+/// continue as in [`report_search`]. A pause, a cancel or a kill also deletes the pods of these
+/// trials.
 pub(super) async fn wait_for_trials(
     key: &Key,
     mut writer: Writer<'_>,
@@ -82,8 +83,29 @@ pub(super) async fn wait_for_trials(
     most_severe(writer.errors).map_or(Ok(Some(wait)), Err)
 }
 
-/// Deletes the pods of trials that cannot be parsed, if the user has ended the experiment. The
-/// controller of trials has no plan for them.
+/// Stops the trials of an experiment without a valid spec if the user has paused, cancelled or
+/// killed it. Records the desired state of each trial that can be parsed, and deletes the pods of
+/// all. Returns the errors.
+pub(super) async fn stop_trials(
+    context: &Context,
+    experiment: &Experiment,
+    trials: Vec<Arc<CachedTrial>>,
+) -> Vec<Error> {
+    let state = experiment.spec.state;
+    if state == DesiredState::Active {
+        return vec![];
+    }
+    let readable = trials.iter().filter(|trial| trial.unreadable.is_none());
+    let readable: Vec<_> = readable.cloned().collect();
+    let mut writer = Writer::new(context, experiment, &readable);
+    let request = Request { state, release_seconds: 0, now: now() };
+    want_without_search(&mut writer, request).await;
+    stop_pods(&mut writer, &trials, state).await;
+    writer.errors
+}
+
+/// Deletes the pods of trials that cannot be parsed or have no valid experiment, if the user has
+/// paused or ended the experiment. The controller of trials has no plan for them.
 pub(super) async fn stop_pods(
     writer: &mut Writer<'_>,
     unreadable: &[Arc<CachedTrial>],
@@ -122,3 +144,6 @@ async fn report(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

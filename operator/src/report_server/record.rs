@@ -22,6 +22,7 @@ use crate::error::{Error, request};
 use crate::metrics::Answer;
 use crate::objects::CachedTrial;
 use crate::trial::apply::{cache_trial, write_status};
+use crate::user_resources::CachedExperiment;
 
 /// Maximum number of tries to write a report while other clients write the trial.
 const TRIES_MAX: u32 = 16;
@@ -68,10 +69,25 @@ fn experiment(context: &Context, trial: &CachedTrial) -> Result<Arc<ValidExperim
         let mut owners = trial.trial.metadata.owner_references.iter().flatten();
         owners.any(|owner| owner.uid == experiment.uid())
     });
-    let valid = experiment.and_then(|experiment| experiment.valid());
-    valid.ok_or_else(|| {
-        Refusal::unavailable(format!("experiment {key} is not in the operator's cache yet; retry"))
-    })
+    let valid = experiment.as_ref().and_then(|experiment| experiment.valid());
+    valid.ok_or_else(|| Refusal::unavailable(why_unavailable(&key, experiment.as_deref())))
+}
+
+/// Returns why no report can be recorded for an experiment without a valid spec.
+fn why_unavailable(key: &Key, experiment: Option<&CachedExperiment>) -> String {
+    match experiment.map(|experiment| (&experiment.object, &experiment.validation)) {
+        Some((Err(_), _)) => format!(
+            "this version of the operator cannot parse experiment {key}; see its condition Valid"
+        ),
+        Some((_, Some(Err(errors)))) => {
+            let first = errors.first().map_or(String::new(), |error| format!(" ({error})"));
+            format!(
+                "experiment {key} is invalid under the rules of this version of the \
+                 operator{first}; see its condition Valid"
+            )
+        }
+        Some(_) | None => format!("experiment {key} is not in the operator's cache yet; retry"),
+    }
 }
 
 /// Records a report of the trial with this UID if it contains something new, and answers it.
@@ -359,6 +375,32 @@ mod tests {
         let newer = read(json!("all"));
         assert!(newer.unreadable.is_some());
         assert_eq!(cached_directive(&newer, 0), Directive::Wait);
+    }
+
+    #[test]
+    fn reports_of_an_invalid_experiment_name_the_reason() {
+        let why = |spec: serde_json::Value| {
+            let experiment = json!({
+                "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+                "metadata": { "name": "e", "namespace": "n" }, "spec": spec,
+            });
+            let experiment = CachedExperiment::new(serde_json::from_value(experiment).unwrap());
+            why_unavailable(&Key::new("n", "e"), Some(&experiment))
+        };
+        let invalid = why(json!({
+            "entrypoint": { "command": ["program"] }, "hyperparameters": {},
+            "searcher": {
+                "single": {}, "metric": "loss", "smallerIsBetter": true,
+                "maxLength": { "batches": 0 },
+            },
+        }));
+        let expected =
+            "experiment n/e is invalid under the rules of this version of the operator (";
+        assert!(invalid.starts_with(expected), "{invalid}");
+        let newer = why(json!({ "newer": true }));
+        assert!(newer.contains("cannot parse experiment n/e"), "{newer}");
+        let missing = why_unavailable(&Key::new("n", "e"), None);
+        assert!(missing.ends_with("is not in the operator's cache yet; retry"), "{missing}");
     }
 
     #[test]

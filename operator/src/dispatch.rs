@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::cache::{Cached as _, Change};
 use crate::context::{Changes, Context};
-use crate::objects::{CachedNode, CachedPod, CachedTrial};
+use crate::node::CachedNode;
+use crate::objects::{CachedPod, CachedTrial};
 use crate::user_resources::CachedExperiment;
 
 /// Delay of an experiment's reconcile after a change of a trial, to batch such changes.

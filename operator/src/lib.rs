@@ -20,6 +20,7 @@ pub mod job;
 pub mod leader;
 pub mod metrics;
 pub mod namespaces;
+pub mod node;
 pub mod objects;
 pub mod options;
 mod patch;

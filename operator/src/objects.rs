@@ -1,9 +1,9 @@
-//! Cached form of trials, pods and nodes: only the fields that controllers need.
+//! Cached form of trials and pods: only the fields that controllers need.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::{DeserializeGuard, error_boundary::InvalidObject};
 use kube::{Resource, ResourceExt as _};
@@ -38,6 +38,8 @@ pub struct CachedTrial {
     pub unreadable: Option<String>,
     /// Spec and status of the trial, as the engine reads them.
     pub record: TrialRecord,
+    /// When this process first observed the desired state of the trial.
+    pub desired_state_seen_at: Timestamp,
     key: Key,
     version: String,
 }
@@ -50,7 +52,7 @@ impl CachedTrial {
         let trial = without_managed_fields(trial);
         let status = trial.status.clone().unwrap_or_default();
         let record = TrialRecord { spec: trial.spec.clone(), status };
-        Self { trial, unreadable: None, record, key, version }
+        Self { trial, unreadable: None, record, desired_state_seen_at: now(), key, version }
     }
 
     /// Caches a trial from a watch event.
@@ -117,6 +119,14 @@ impl Cached for CachedTrial {
 
     fn is_same(&self, other: &Self) -> bool {
         self.version == other.version
+    }
+
+    fn inherit(&mut self, old: &Self) {
+        let desired =
+            |trial: &Self| (trial.record.spec.desired_state, trial.record.spec.desired_since);
+        if self.uid() == old.uid() && desired(self) == desired(old) {
+            self.desired_state_seen_at = old.desired_state_seen_at;
+        }
     }
 }
 
@@ -227,47 +237,6 @@ impl Cached for CachedPod {
 /// Group key of a job's pods. The prefix avoids collisions with a trial of the same name.
 pub(crate) fn group_of_job(job: &Key) -> Key {
     Key::new(&job.namespace, &format!("job/{}", job.name))
-}
-
-/// A node as last observed.
-#[derive(Debug)]
-pub struct CachedNode {
-    /// Since when the node is not ready; `None` if it is ready.
-    pub not_ready_since: Option<Timestamp>,
-    key: Key,
-    version: String,
-}
-
-impl CachedNode {
-    /// Caches the relevant fields of a node.
-    pub fn new(node: Node) -> Self {
-        let key = Key::of(&node);
-        let version = node.resource_version().unwrap_or_default();
-        let conditions = node.status.unwrap_or_default().conditions.unwrap_or_default();
-        let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
-        let not_ready = ready.filter(|condition| condition.status != "True");
-        let since = |time: Option<Time>| time.as_ref().map(timestamp).unwrap_or_default();
-        let not_ready_since = not_ready.map(|condition| since(condition.last_transition_time));
-        Self { not_ready_since, key, version }
-    }
-}
-
-impl Cached for CachedNode {
-    fn key(&self) -> Key {
-        self.key.clone()
-    }
-
-    fn group(&self) -> Option<Key> {
-        None
-    }
-
-    fn version(&self) -> &str {
-        &self.version
-    }
-
-    fn is_same(&self, other: &Self) -> bool {
-        self.not_ready_since == other.not_ready_since
-    }
 }
 
 /// Drops the managed fields, which take most of the memory of a small object.
@@ -558,6 +527,35 @@ mod tests {
     }
 
     #[test]
+    fn first_observation_of_a_stop_is_inherited() {
+        let trial = |uid: &str, state: &str, since: u32, version: &str| {
+            let trial = json!({
+                "apiVersion": "stoker.dev/v1alpha1", "kind": "Trial",
+                "metadata": {
+                    "name": "t-0", "namespace": "ns", "uid": uid, "resourceVersion": version,
+                },
+                "spec": {
+                    "experiment": "t", "index": 0, "requestId": "r", "seed": 1,
+                    "hyperparameters": {}, "unit": "batches", "units": 8,
+                    "wanted": state,
+                    "wantedSince": format!("1970-01-01T00:00:{since:02}Z"),
+                },
+            });
+            CachedTrial::new(serde_json::from_value(trial).unwrap())
+        };
+        let check = |before: CachedTrial, expected: bool| {
+            let (mut old, mut new) = (before, trial("u", "pause", 5, "8"));
+            old.desired_state_seen_at = Timestamp(7);
+            new.inherit(&old);
+            assert_eq!(new.desired_state_seen_at == Timestamp(7), expected, "{old:?}");
+        };
+        check(trial("u", "pause", 5, "7"), true);
+        check(trial("u", "run", 5, "7"), false);
+        check(trial("u", "pause", 4, "7"), false);
+        check(trial("another", "pause", 5, "7"), false);
+    }
+
+    #[test]
     fn first_observation_of_a_wait_is_inherited() {
         let waits = |reason: &str, uid: &str| {
             let status = json!({"phase": "Pending", "containerStatuses": [
@@ -668,19 +666,5 @@ mod tests {
         check("Running", ended(0), json!({"running": {}}), None);
         let status = json!({"phase": "Pending"});
         assert_eq!(pod(status, json!({})).observed.creating_since, None, "not scheduled");
-    }
-
-    #[test]
-    fn not_ready_time_is_condition_transition() {
-        let check = |status: &str, expected: Option<i64>| {
-            let node = json!({"metadata": {"name": "n"}, "status": {"conditions": [
-                {"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:09Z"}
-            ]}});
-            let node = CachedNode::new(serde_json::from_value(node).unwrap());
-            assert_eq!(node.not_ready_since, expected.map(Timestamp), "{status}");
-        };
-        check("True", None);
-        check("False", Some(9));
-        check("Unknown", Some(9));
     }
 }

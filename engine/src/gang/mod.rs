@@ -109,7 +109,7 @@ pub enum NodeState {
     /// The node is ready, or the pod has no node.
     #[default]
     Ready,
-    /// The node is not ready since this time.
+    /// The node is not ready. The runner observed this first at this time, by its own clock.
     NotReady(Timestamp),
     /// The node was deleted.
     Deleted,

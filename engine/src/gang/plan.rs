@@ -36,6 +36,8 @@ pub struct GangView<'a> {
     pub generation: i64,
     /// Pods of all attempts of the trial.
     pub pods: &'a [ObservedPod],
+    /// When this runner first observed the desired state of the trial, by its own clock.
+    pub desired_state_seen_at: Timestamp,
     /// Number of pods of the gang.
     pub num_pods: u32,
     /// Whether a new attempt may begin: see [`admission`](super::admission).

@@ -3,9 +3,7 @@
 use std::fmt::Write as _;
 
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{
-    Attempt, AttemptEnd, CheckpointRecord, DesiredTrialState, Fact, ResultFact,
-};
+use stoker_api::trial::{Attempt, AttemptEnd, CheckpointRecord, DesiredTrialState};
 
 use super::{GangPlan, GangView, ObservedPod, Timeouts, Waiting, plan};
 use crate::fixture::LOSS;
@@ -15,6 +13,7 @@ mod clean_up;
 mod exits;
 mod scheduled;
 mod status;
+mod stops;
 mod text;
 
 use self::text::{pod, record};
@@ -42,6 +41,7 @@ fn view<'a>(record: &'a TrialRecord, pods: &'a [ObservedPod], now: i64) -> GangV
         generation: 1,
         pods,
         num_pods: 2,
+        desired_state_seen_at: Timestamp(0),
         is_paused_by_user: true,
         is_admitted: true,
         searched: LOSS,
@@ -315,45 +315,6 @@ fn finished_pods_are_kept_for_their_logs() {
     check("Preempted@7 made", "0@0E79 1@0E79 0@1R 1@1R", 606, "wake=1");
     let expected = "delete=t-a0-r0:30 delete=t-a0-r1:30";
     check("Preempted@7 made", "0@0E79 1@0E79 0@1R 1@1R", 607, expected);
-}
-
-#[test]
-fn paused_stopped_and_killed_trials_end() {
-    let check = |attempts: &str, desired_state: DesiredTrialState, now: i64, expected: &str| {
-        let mut record = record(attempts);
-        record.spec.desired_state = desired_state;
-        record.spec.desired_since = Some(Timestamp(100));
-        let pods = if attempts == "made" { "0@0R 1@0R" } else { "" };
-        let case = Case { record, pods, now, is_admitted: true };
-        assert_eq!(case.render(), expected, "{attempts} {desired_state:?} {now}");
-    };
-    check("", DesiredTrialState::Pause, 100, "");
-    check("", DesiredTrialState::Stop, 100, "service Cancelled");
-    check("live", DesiredTrialState::Pause, 100, "end=RunnerLost:NotWanted service wake=3600");
-    let mut done = record("live");
-    let result = ResultFact {
-        units: 9,
-        metric: "0.5".to_owned(),
-        values: vec![],
-        checkpoint: None,
-        at: None,
-    };
-    done.status.facts.push(Fact::Result(result));
-    done.spec.desired_state = DesiredTrialState::Stop;
-    done.spec.desired_since = Some(Timestamp(100));
-    let case = Case { record: done, pods: "0@0R", now: 100, is_admitted: true };
-    assert_eq!(case.render(), "create=[1] wake=200");
-    let mut waiting = record("made");
-    waiting.spec.desired_state = DesiredTrialState::Pause;
-    let case = Case { record: waiting, pods: "0@0P 1@0S", now: 9, is_admitted: true };
-    let expected = "end=RunnerLost:NotWanted service delete=t-a0-r0:30 delete=t-a0-r1:30 wake=3591";
-    assert_eq!(case.render(), expected);
-    check("made", DesiredTrialState::Pause, 3699, "wake=1");
-    let late = "end=RunnerLost:PreemptionTimeout service delete=t-a0-r0:30 delete=t-a0-r1:30";
-    check("made", DesiredTrialState::Pause, 3700, late);
-    check("made", DesiredTrialState::Stop, 3700, &format!("{late} Cancelled"));
-    let killed = "end=RunnerLost:Killed service delete=t-a0-r0:1 delete=t-a0-r1:1 Cancelled";
-    check("made", DesiredTrialState::Kill, 100, killed);
 }
 
 /// A Service that is left counts against a quota of the namespace.

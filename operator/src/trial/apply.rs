@@ -20,7 +20,8 @@ use crate::cache::{Cached as _, Key};
 use crate::context::{Context, now};
 use crate::error::{Error, pod_refusal, request};
 use crate::experiment::apply::trials_of;
-use crate::objects::{CachedNode, CachedPod, CachedTrial};
+use crate::node::CachedNode;
+use crate::objects::{CachedPod, CachedTrial};
 use crate::patch::{self, ObjectPart};
 use crate::records;
 

@@ -84,6 +84,7 @@ impl ObservedTrial {
             record: &self.trial.record,
             generation: self.trial.trial.metadata.generation.unwrap_or_default(),
             pods: &self.pods,
+            desired_state_seen_at: self.trial.desired_state_seen_at,
             num_pods: self.valid.spec.resources.num_pods(),
             is_admitted,
             is_paused_by_user: self.valid.spec.state == DesiredState::Paused,

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, DesiredTrialState};
 
 use super::super::{ObservedPod, pod_outcome};
-use super::Planner;
+use super::{GangView, Planner};
+
+/// Seconds by which the clocks of two replicas may differ.
+const REPLICA_SKEW_SECONDS_MAX: u64 = 300;
 
 impl Planner<'_> {
     /// Ends the attempt if the trial was killed, or was paused or stopped and did not exit in time.
@@ -20,8 +24,7 @@ impl Planner<'_> {
     ) -> bool {
         let view = self.view;
         let spec = &view.record.spec;
-        let since = spec.desired_since.unwrap_or_default();
-        let until = since.plus(view.timeouts.preemption_timeout_seconds);
+        let until = stop_deadline(view);
         match spec.desired_state {
             DesiredTrialState::Run => false,
             DesiredTrialState::Kill => {
@@ -49,4 +52,19 @@ impl Planner<'_> {
             }
         }
     }
+}
+
+/// Returns when a trial that was paused or stopped must have exited.
+///
+/// The record has the time of the request, by the clock of the replica that wrote it. That clock
+/// may have been minutes behind the clock of this replica, and the deadline would then pass before
+/// the trial has received the request. So the trial also gets `preemption_timeout_seconds` since
+/// this replica first observed the request, but of these at most five minutes: a replica that has
+/// just started does not know how long the trial has been stopping. Clocks that differ by some
+/// minutes therefore shorten the timeout at most by their difference, and leave at least five
+/// minutes of a longer one.
+fn stop_deadline(view: &GangView<'_>) -> Timestamp {
+    let timeout = view.timeouts.preemption_timeout_seconds;
+    let recorded = view.record.spec.desired_since.unwrap_or_default().plus(timeout);
+    recorded.max(view.desired_state_seen_at.plus(timeout.min(REPLICA_SKEW_SECONDS_MAX)))
 }

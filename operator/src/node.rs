@@ -1,0 +1,93 @@
+//! Cached form of nodes: only whether they are ready.
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
+use stoker_api::time::Timestamp;
+
+use crate::cache::{Cached, Key};
+use crate::context::now;
+
+/// A node as last observed.
+#[derive(Debug)]
+pub struct CachedNode {
+    /// When this process first observed that the node is not ready; `None` if it is ready. The time
+    /// in the node's condition comes from another clock, and a difference of a minute would remove
+    /// pods at the first interruption.
+    pub not_ready_since: Option<Timestamp>,
+    /// Last change of the node's condition, if the node is not ready.
+    changed_at: Option<Time>,
+    key: Key,
+    version: String,
+}
+
+impl CachedNode {
+    /// Caches the relevant fields of a node.
+    pub fn new(node: Node) -> Self {
+        let key = Key::of(&node);
+        let version = node.resource_version().unwrap_or_default();
+        let conditions = node.status.unwrap_or_default().conditions.unwrap_or_default();
+        let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+        let not_ready = ready.filter(|condition| condition.status != "True");
+        let not_ready_since = not_ready.is_some().then(now);
+        let changed_at = not_ready.and_then(|condition| condition.last_transition_time);
+        Self { not_ready_since, changed_at, key, version }
+    }
+}
+
+impl Cached for CachedNode {
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+
+    fn group(&self) -> Option<Key> {
+        None
+    }
+
+    fn version(&self) -> &str {
+        &self.version
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.not_ready_since == other.not_ready_since
+    }
+
+    fn inherit(&mut self, old: &Self) {
+        if self.not_ready_since.is_some() && self.changed_at == old.changed_at {
+            self.not_ready_since = old.not_ready_since.or(self.not_ready_since);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(status: &str, second: u32) -> CachedNode {
+        let changed_at = format!("1970-01-01T00:00:{second:02}Z");
+        let node = json!({"metadata": {"name": "n"}, "status": {"conditions": [
+            {"type": "Ready", "status": status, "lastTransitionTime": changed_at}
+        ]}});
+        CachedNode::new(serde_json::from_value(node).unwrap())
+    }
+
+    #[test]
+    fn not_ready_time_is_the_first_observation() {
+        assert_eq!(node("True", 9).not_ready_since, None);
+        assert!(node("False", 9).not_ready_since >= Some(Timestamp(1_000_000)), "the own clock");
+        let check = |before: (&str, u32), after: (&str, u32), is_inherited: bool| {
+            let (mut old, mut new) = (node(before.0, before.1), node(after.0, after.1));
+            old.not_ready_since = old.not_ready_since.map(|_| Timestamp(7));
+            new.inherit(&old);
+            let since = new.not_ready_since;
+            assert_eq!(since == Some(Timestamp(7)), is_inherited, "{before:?} {after:?}");
+        };
+        check(("Unknown", 9), ("Unknown", 9), true);
+        // The node was ready in between.
+        check(("Unknown", 9), ("Unknown", 20), false);
+        check(("True", 9), ("Unknown", 20), false);
+        check(("Unknown", 9), ("True", 20), false);
+    }
+}

@@ -77,6 +77,8 @@ pub struct Context {
     pub trial_changes: tokio::sync::broadcast::Sender<Key>,
     /// Time until which this replica leads without another renewal.
     leads_until: Mutex<Option<Instant>>,
+    /// Since when this replica leads without interruption.
+    leads_since: Mutex<Option<Instant>>,
     /// Time of the API server's last response about the lease.
     last_contact: Mutex<Option<Instant>>,
     /// Why this replica must exit, set when a background task has ended.
@@ -167,6 +169,7 @@ impl Context {
             refresh: watch::Sender::new(0),
             trial_changes: tokio::sync::broadcast::Sender::new(4096),
             leads_until: Mutex::default(),
+            leads_since: Mutex::default(),
             last_contact: Mutex::default(),
             failure: OnceLock::new(),
             reported: ReportedErrors::default(),
@@ -193,7 +196,16 @@ impl Context {
     /// Makes this replica lead until this time; `None` ends its leadership.
     pub fn set_leader(&self, until: Option<Instant>) {
         *self.leads_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        let mut since = self.leads_since.lock().unwrap_or_else(PoisonError::into_inner);
+        *since = until.map(|_| since.unwrap_or_else(Instant::now));
+        drop(since);
         self.metrics.leader.set(i64::from(until.is_some()));
+    }
+
+    /// Returns for how long this replica has led without interruption; `None` if it does not lead.
+    pub(crate) fn leads_for(&self) -> Option<Duration> {
+        let since = *self.leads_since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.filter(|_| self.is_leader()).map(|since| since.elapsed())
     }
 
     /// API for the trials of a namespace.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::cache::{Cached as _, Change};
 use crate::context::{Changes, Context};
+use crate::leader::other;
 use crate::node::CachedNode;
 use crate::objects::{CachedPod, CachedTrial};
 use crate::user_resources::CachedExperiment;
@@ -37,6 +38,7 @@ pub async fn dispatch(context: Arc<Context>, mut changes: Changes) {
 fn on_experiment(context: &Context, change: &Change<CachedExperiment>) {
     let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
     context.experiment_queue.add(any.key());
+    other::report(context, change);
     // Trials wait until their experiment is cached, as after a restart, and until its storage is
     // recorded.
     let awaited_state = |object: &Option<Arc<CachedExperiment>>| {

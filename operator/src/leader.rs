@@ -6,6 +6,7 @@
 //! changes the version of every object that they may concern before its workers start.
 
 mod lease;
+pub(crate) mod other;
 mod sweep;
 mod workers;
 

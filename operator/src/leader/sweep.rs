@@ -19,10 +19,11 @@ use crate::context::Context;
 use crate::error::{Error, request};
 use crate::metrics::Kind;
 use crate::objects::CachedTrial;
+use crate::options::Options;
 use crate::user_resources::CachedExperiment;
 
 /// Annotation of trials and experiments: the sweep that last gave them a new version.
-const ANNOTATION_LEADER: &str = "stoker.dev/leader";
+pub(super) const ANNOTATION_LEADER: &str = "stoker.dev/leader";
 /// Concurrent writes of a sweep.
 const WIDTH: usize = 16;
 /// Delays between the tries to write one object.
@@ -49,7 +50,7 @@ pub(super) async fn sweep(context: &Context) {
     });
     let trials: Vec<Key> = trials.iter().map(|trial| trial.key()).collect();
     let experiments: Vec<Key> = experiments.into_iter().collect();
-    let patch = leader_patch(&context.options.identity, Timestamp::now());
+    let patch = leader_patch(&context.options, Timestamp::now());
     let count = |kind, num: usize| {
         context.metrics.writes.get_or_create(&Kind { kind }).inc_by(num as u64);
     };
@@ -64,8 +65,8 @@ pub(super) async fn sweep(context: &Context) {
 
 /// Returns the patch that gives an object a new version. A patch with the value of an earlier sweep
 /// would change nothing, also if this replica was the previous leader.
-fn leader_patch(identity: &str, now: Timestamp) -> Value {
-    let value = format!("{identity}/{now}");
+fn leader_patch(options: &Options, now: Timestamp) -> Value {
+    let value = format!("{}/{}/{now}", options.namespace, options.identity);
     json!({ "metadata": { "annotations": { ANNOTATION_LEADER: value } } })
 }
 
@@ -208,7 +209,7 @@ where
         + Debug
         + DeserializeOwned,
 {
-    let patch = leader_patch(&context.options.identity, Timestamp::now());
+    let patch = leader_patch(&context.options, Timestamp::now());
     match try_touch(&context.client, cache, read, key, &patch).await {
         Err(Error::Gone { .. }) => Ok(()),
         result => result,

@@ -51,6 +51,10 @@ impl Service<Request<Body>> for Server {
     }
 }
 
+fn options() -> Options {
+    crate::fixture::options("key")
+}
+
 /// Response of an API server that fails.
 fn failure(code: u16) -> Value {
     json!({
@@ -69,7 +73,7 @@ fn newer(kind: &str) -> Value {
 
 #[tokio::test]
 async fn unparsable_objects_are_written_once() {
-    let (key, patch) = (Key::new("ns", "e-0"), leader_patch("a", Timestamp::UNIX_EPOCH));
+    let (key, patch) = (Key::new("ns", "e-0"), leader_patch(&options(), Timestamp::UNIX_EPOCH));
     let server = Server::new(200, &newer("Experiment"));
     let (experiments, _changes) = Cache::new();
     let read = CachedExperiment::new;
@@ -115,7 +119,7 @@ async fn failing_writes_delay_a_takeover_briefly() {
             &cache,
             read,
             keys,
-            &leader_patch("a", Timestamp::UNIX_EPOCH),
+            &leader_patch(&options(), Timestamp::UNIX_EPOCH),
         )
         .await;
         assert_eq!((touched, server.num_requests()), (0, num_requests), "{code}");
@@ -131,7 +135,7 @@ async fn failing_writes_delay_a_takeover_briefly() {
 
 #[test]
 fn each_sweep_writes_a_new_value() {
-    let patch = |nanosecond| leader_patch("a", Timestamp::new(9, nanosecond).unwrap());
+    let patch = |nanosecond| leader_patch(&options(), Timestamp::new(9, nanosecond).unwrap());
     assert_ne!(patch(0), patch(1));
 }
 

@@ -21,8 +21,8 @@ use tokio::time::Instant;
 
 use crate::{Storage, StorageError};
 
-/// Maximum number of buffered bytes. While the store is unavailable, further appends are dropped.
-const BUFFER_BYTES_MAX: usize = 64 << 20;
+/// Default of [`Segments::buffer_bytes_max`].
+pub const BUFFER_BYTES_MAX: usize = 64 << 20;
 
 /// Paths and limits of segments.
 #[derive(Clone, Debug)]
@@ -37,6 +37,9 @@ pub struct Segments {
     pub header: Bytes,
     /// Size in bytes at which an object is full.
     pub bytes_max: usize,
+    /// Maximum number of buffered bytes. While the store is unavailable, further appends are
+    /// dropped.
+    pub buffer_bytes_max: usize,
     /// Age of the first unwritten line at which the lines are written. Each write sends the whole
     /// object again: up to `bytes_max` in this time.
     pub age_max: Duration,
@@ -46,7 +49,8 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Creates segments `{prefix}{00000000}{suffix}` with limits of 512 KiB and 4.5 seconds.
+    /// Creates segments `{prefix}{00000000}{suffix}` with limits of 512 KiB and 4.5 seconds, and a
+    /// buffer of 64 MiB.
     pub fn new(prefix: impl Into<String>, suffix: impl Into<String>) -> Self {
         Self {
             prefix: prefix.into(),
@@ -54,6 +58,7 @@ impl Segments {
             suffix: suffix.into(),
             header: Bytes::new(),
             bytes_max: 512 << 10,
+            buffer_bytes_max: BUFFER_BYTES_MAX,
             age_max: Duration::from_millis(4_500),
             appends_locally: false,
         }
@@ -71,6 +76,7 @@ pub struct SegmentWriter {
     messages: mpsc::UnboundedSender<WriterMessage>,
     /// Number of appended bytes that are not stored yet.
     unstored_bytes: Arc<AtomicUsize>,
+    buffer_bytes_max: usize,
     /// Error for waiters if the task has ended.
     shutdown_error: StorageError,
     url: String,
@@ -118,7 +124,7 @@ impl SegmentWriter {
     pub fn new(rt: &Handle, storage: Storage, segments: Segments) -> Self {
         let (messages, inbox) = mpsc::unbounded_channel();
         let unstored_bytes = Arc::new(AtomicUsize::new(0));
-        let url = storage.url().to_owned();
+        let (url, buffer_bytes_max) = (storage.url().to_owned(), segments.buffer_bytes_max);
         let shutdown_error = StorageError::Unavailable {
             url: url.clone(),
             path: segments.path(0),
@@ -137,17 +143,17 @@ impl SegmentWriter {
             segments,
         };
         rt.spawn(task.run());
-        Self { messages, unstored_bytes, shutdown_error, url }
+        Self { messages, unstored_bytes, buffer_bytes_max, shutdown_error, url }
     }
 
     /// Appends `bytes` unchanged, so lines must include their newline. The bytes of one call stay
-    /// in one object. Never blocks. Returns `false` and drops the bytes if more than 64 MiB would
-    /// wait to be written.
+    /// in one object. Never blocks. Returns `false` and drops the bytes if more than
+    /// [`Segments::buffer_bytes_max`] would wait to be written.
     pub fn append(&self, bytes: impl Into<Bytes>) -> bool {
         let bytes = bytes.into();
         let len = bytes.len();
         let has_capacity =
-            self.unstored_bytes.fetch_add(len, Ordering::Relaxed) + len <= BUFFER_BYTES_MAX;
+            self.unstored_bytes.fetch_add(len, Ordering::Relaxed) + len <= self.buffer_bytes_max;
         let is_queued = has_capacity && self.messages.send(WriterMessage::Append(bytes)).is_ok();
         if !is_queued {
             self.unstored_bytes.fetch_sub(len, Ordering::Relaxed);
@@ -157,7 +163,7 @@ impl SegmentWriter {
 
     /// Returns the error for an append that returned `false`.
     pub fn buffer_full_error(&self) -> StorageError {
-        StorageError::BufferFull { url: self.url.clone(), bytes: BUFFER_BYTES_MAX }
+        StorageError::BufferFull { url: self.url.clone(), bytes: self.buffer_bytes_max }
     }
 
     /// Requests a flush of all data appended so far, and returns a handle to wait for it.

@@ -217,7 +217,7 @@ async fn run(
     let mut outputs = vec![];
     for topology in layout.ranks() {
         let (file, environment) = environment(folder.path(), &topology);
-        let output = Output::new(topology.rank, layout.world_size, store.as_ref());
+        let output = Output::new(topology, store.as_ref());
         if let Err(error) = children.start(command, environment, &output) {
             children.kill_all().await;
             return Err(error);

@@ -92,6 +92,17 @@ async fn appends_beyond_the_buffer_limit_are_dropped() {
 }
 
 #[tokio::test]
+async fn buffer_limit_depends_on_the_segments() {
+    let storage = Storage::open("memory://", None).unwrap();
+    let segments = Segments { buffer_bytes_max: 2 << 20, ..Segments::new("m/0-", ".jsonl") };
+    let writer = SegmentWriter::new(&Handle::current(), storage, segments);
+    assert!(!writer.append(vec![b'x'; (2 << 20) + 1]));
+    let error = writer.buffer_full_error().to_string();
+    assert!(error.contains(" 2 MiB"), "{error}");
+    assert!(writer.append(vec![b'x'; 2 << 20]));
+}
+
+#[tokio::test]
 async fn dropped_writers_store_their_buffer() {
     let storage = Storage::open("memory://", None).unwrap();
     let segments = segments(99, Duration::from_secs(60));

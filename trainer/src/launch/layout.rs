@@ -19,7 +19,7 @@ pub(super) struct GangLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RankTopology {
     pub(super) rank: u32,
-    world_size: u32,
+    pub(super) world_size: u32,
     local_rank: u32,
     pub(super) local_world_size: u32,
     cross_rank: u32,

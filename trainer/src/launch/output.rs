@@ -10,13 +10,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use stoker_api::contract::TrialConfig;
 use stoker_storage::lines::{LineBuffer, SILENCE, Tail};
-use stoker_storage::segments::SegmentWriter;
+use stoker_storage::segments::{BUFFER_BYTES_MAX, SegmentWriter, Segments};
 use stoker_storage::{Storage, layout};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::Result;
 use crate::error::Infrastructure;
+
+use super::layout::RankTopology;
 
 /// Interval of checks whether the storage accepts the logs.
 const STORAGE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -45,12 +47,16 @@ struct Inner {
 }
 
 impl Output {
-    /// Creates the output of `rank`, stored in its trial's logs. Must be called within a runtime.
-    pub(super) fn new(rank: u32, world_size: u32, store: Option<&(Storage, &TrialConfig)>) -> Self {
+    /// Creates the output of a rank, stored in its trial's logs. Must be called within a runtime.
+    pub(super) fn new(topology: RankTopology, store: Option<&(Storage, &TrialConfig)>) -> Self {
+        let RankTopology { rank, world_size, local_world_size, .. } = topology;
         let prefix = if world_size > 1 { format!("[rank={rank}] ") } else { String::new() };
         let writer = store.map(|(storage, config)| {
             let folder = &config.storage.trial_path;
-            let segments = layout::log_segments(folder, config.attempt, rank);
+            let segments = Segments {
+                buffer_bytes_max: buffer_bytes_max(local_world_size),
+                ..layout::log_segments(folder, config.attempt, rank)
+            };
             SegmentWriter::new(&Handle::current(), storage.clone(), segments)
         });
         let (num_missing, tails) = (AtomicU64::default(), Default::default());
@@ -136,6 +142,12 @@ impl Output {
             self.0.num_missing.fetch_add(num_missing + num_bytes, Ordering::Relaxed);
         }
     }
+}
+
+/// Returns the limit of a rank's log buffer. The ranks of a pod share one limit, because a failure
+/// of the storage must not fill the memory of the pod.
+fn buffer_bytes_max(ranks_per_pod: u32) -> usize {
+    BUFFER_BYTES_MAX / ranks_per_pod.max(1) as usize
 }
 
 /// Reports once when the storage stops accepting the logs, and once when it recovers.
@@ -241,6 +253,11 @@ mod tests {
         let (short, long) = (Duration::from_millis(1), Duration::from_secs(3_600));
         check(short, &[("loading", "loading\n"), ("done", "done\n")], None);
         check(long, &[("load", ""), ("ing\ndone", "loading\n")], Some("done\n"));
+    }
+
+    #[test]
+    fn ranks_of_a_pod_share_the_buffer() {
+        assert_eq!([1, 2, 8].map(buffer_bytes_max), [64 << 20, 32 << 20, 8 << 20]);
     }
 
     #[test]

@@ -40,6 +40,7 @@ mod manifest;
 mod mapped_file;
 mod pending;
 mod quota;
+mod ranks;
 mod segment;
 
 #[cfg(test)]
@@ -48,6 +49,7 @@ mod tests;
 use bucket::DatasetBucket;
 use dataset::{CacheState, Dataset};
 use dataset_dir::DatasetDir;
+pub(crate) use ranks::OpenedSets;
 
 /// Number of times a set is made again if it is damaged each time.
 const ATTEMPTS_MAX: u32 = 3;
@@ -279,7 +281,10 @@ impl Context {
         let cache = DataCache { stop: self.stop.clone(), ..cache };
         // Building may take long: keep the watchdog from reporting this rank as stuck.
         let open = || cache.open(id, version, split, build);
-        self.distributed().progress.while_waiting(open)
+        let cached = self.distributed().progress.while_waiting(open)?;
+        let Inner { set, dir, .. } = &*cached.inner;
+        self.opened_sets.add(dir.to_string(), set.sha256());
+        Ok(cached)
     }
 
     /// Returns the data sets in the experiment's bucket; `None` for a local directory, which needs

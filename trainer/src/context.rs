@@ -11,6 +11,7 @@ use stoker_api::contract::TrialConfig;
 use stoker_api::inference::PinnedCheckpoint;
 use stoker_api::names::{ENV_CACHE, ENV_TEST};
 
+use crate::cache::OpenedSets;
 use crate::callback::{Callback, Control};
 use crate::checkpoint::CheckpointSource;
 use crate::collective::{Distributed, RankActivity};
@@ -35,6 +36,7 @@ pub struct Context {
     pub(crate) is_test: bool,
     /// In an inference job, the checkpoint selected at the start of the job.
     pub(crate) pinned: Option<PinnedCheckpoint>,
+    pub(crate) opened_sets: OpenedSets,
     #[cfg(feature = "learner")]
     pub(crate) learner_state: crate::learner::SharedLearnerState,
 }
@@ -56,6 +58,7 @@ impl Context {
             ranks: Arc::new(ranks),
             is_test: std::env::var_os(ENV_TEST).is_some_and(|test| test == "1"),
             pinned: None,
+            opened_sets: OpenedSets::default(),
             #[cfg(feature = "learner")]
             learner_state: Default::default(),
         }

@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::ErrorKind;
 
+use stoker_storage::hash::sha256_hex;
+
 use super::dataset_dir::{DatasetDir, io_error};
 use super::manifest::{MANIFEST_FILE, Manifest};
 use super::segment::Segment;
@@ -14,6 +16,7 @@ pub(super) struct Dataset {
     segments: Vec<Segment>,
     /// Index of the first sample of each segment, then the total number of samples.
     firsts: Vec<usize>,
+    sha256: String,
 }
 
 /// State of a set's directory.
@@ -47,9 +50,16 @@ impl Dataset {
             for entry in &manifest.segments {
                 firsts.push(firsts[firsts.len() - 1] + entry.records);
             }
-            Ok(Self { segments, firsts })
+            let hashes = manifest.segments.iter().map(|entry| entry.sha256.as_str());
+            let sha256 = sha256_hex(hashes.collect::<Vec<_>>().concat().as_bytes());
+            Ok(Self { segments, firsts, sha256 })
         });
         Ok(set.map_or_else(CacheState::Corrupt, CacheState::Complete))
+    }
+
+    /// Returns a hash of the samples and their order.
+    pub(super) fn sha256(&self) -> String {
+        self.sha256.clone()
     }
 
     pub(super) fn len(&self) -> usize {

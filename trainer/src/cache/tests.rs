@@ -61,9 +61,16 @@ fn second_open_builds_nothing() {
 #[test]
 fn equal_samples_give_equal_files() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    for root in [&one, &two] {
-        open(&DataCache::new(root.path()), "a", 20, &AtomicUsize::new(0)).unwrap();
-    }
+    let sha256 = |set: Cached<Sample>| set.inner.set.sha256();
+    let hashes = [&one, &two].map(|root| {
+        let cache = DataCache::new(root.path());
+        let set = open(&cache, "a", 20, &AtomicUsize::new(0)).unwrap();
+        let reversed = cache
+            .open("b", "v1", Split::Training, || Ok((0..20).rev().map(|index| Ok(sample(index)))));
+        (sha256(set), sha256(reversed.unwrap()))
+    });
+    assert_eq!(hashes[0], hashes[1]);
+    assert_ne!(hashes[0].0, hashes[0].1, "another order has another hash");
     let read = |root: &Path| std::fs::read(segment(root, "a")).unwrap();
     assert!(read(one.path()) == read(two.path()));
 }

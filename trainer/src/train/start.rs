@@ -82,6 +82,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let (samples, global_batch) = (train.samples(), train.global_batch(plan));
         let validated = validation.as_ref().map(Data::samples);
         check_same_data(context.distributed(), (samples, global_batch, validated))?;
+        context.opened_sets.check(context.distributed())?;
         let ranks = context.distributed().collective();
         let late_metrics = LateMetrics::agree(&callbacks, ranks)?;
         let batches = if has_runner { 0 } else { timetable.epoch_start(initial_epoch) };

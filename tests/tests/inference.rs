@@ -199,12 +199,11 @@ fn unreadable_rows_are_reported_or_skipped() {
     std::fs::write(&file, text.replace("\"id\":120,", "\"id\":\"x\",")).unwrap();
     fixture.spec["resources"] = json!({"slots": 1});
     let output = fixture.run(&[]);
-    check(&output, 1, "0.jsonl: row 8: it is not wanted; correct it, or set onError: skip");
+    check(&output, 1, "0.jsonl: row 8: it is not wanted; set onError: skip to resume without");
     assert_eq!(last_line(&output)["attempts"], 2, "a bad row must not be retried");
     fixture.spec["onError"] = json!("skip");
-    check(&fixture.run(&[]), 2, r#"spec.onError: was \"fail\", now \"skip\""#);
-    let output = fixture.run(&["--fresh"]);
-    check(&output, 0, "");
+    let output = fixture.run(&[]);
+    check(&output, 0, r#"changed: spec.onError: was \"fail\", now \"skip\""#);
     assert_eq!(
         (&last_line(&output)["rows"], &last_line(&output)["rejected"]),
         (&json!(248), &json!(2))
@@ -212,6 +211,8 @@ fn unreadable_rows_are_reported_or_skipped() {
     let description = fixture.describe();
     let progress = "100%, 250 of 250 rows, 2 of them rejected";
     assert!(description.contains(progress), "{description}");
+    fixture.spec["onError"] = json!("fail");
+    check(&fixture.run(&[]), 2, r#"spec.onError: was \"skip\", now \"fail\""#);
     let ids: Vec<u64> = fixture.rows().iter().map(|row| row.id).collect();
     assert_eq!(ids, (0..250).filter(|id| ![7, 120].contains(id)).collect::<Vec<_>>());
     let errors = fixture.manifest()["errors"].clone();

@@ -19,6 +19,7 @@ mod finish;
 mod output_folder;
 mod part_writer;
 mod plan;
+mod remedy;
 mod rows;
 mod scan;
 mod source;

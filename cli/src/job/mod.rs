@@ -52,7 +52,8 @@ pub(crate) enum JobCommand {
     /// Workers run as processes, one per slot. After a kill or Ctrl-C, run the same command again
     /// to resume with the uncommitted shards. The output's manifest.json lists one part per shard.
     /// The last line of `--output json` contains its path. A job that `stoker job pause` has paused
-    /// waits for `stoker job activate`.
+    /// waits for `stoker job activate`. A resumed job accepts changes of fields that do not affect
+    /// committed shards, such as env, maxRestarts, resources, and onError from fail to skip.
     Run(Args),
     /// Create a job on a cluster and upload the program's files, if given
     ///
@@ -319,6 +320,9 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
         _ => None,
     };
     view.print_message(&start_message(&opened, &run_root));
+    if !opened.edits.is_empty() {
+        view.print_message(&format!("changed: {}", opened.edits.join("; ")));
+    }
     let OpenedRecord { mut record, _lock, trainers, .. } = opened;
     let replaced_job = record.replaced_job(&out).await?;
     record.begin(slots)?;

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use stoker_api::experiment::{DesiredState, Phase};
-use stoker_api::inference::{InferenceJob, InferenceJobSpec, InferenceStatus};
+use stoker_api::inference::{InferenceJob, InferenceJobSpec, InferenceStatus, OnError};
 use stoker_api::names::experiment_path;
 use stoker_engine::inference;
 use stoker_storage::Storage;
@@ -20,6 +20,7 @@ use crate::file::LoadedJob;
 use crate::run::record::{self as files, Lock, RecordDir};
 use crate::run::request::{self, Request, is_final, may_follow};
 use crate::run::setup::{self, ANNOTATION_ROOT};
+use crate::run::spec_changes::spec_changes;
 use crate::run_root::{self, RunRoot};
 
 /// Annotation with the program's working directory.
@@ -33,6 +34,8 @@ pub(super) struct OpenedRecord {
     pub(super) record: Record,
     /// Whether the job resumes an earlier run.
     pub(super) is_resumed: bool,
+    /// Changes of fields since the earlier run.
+    pub(super) edits: Vec<String>,
     /// Lock of the record, held until the runner exits.
     pub(super) _lock: Lock,
     /// File that workers lock while they are alive.
@@ -46,28 +49,46 @@ pub(super) struct Record {
     job: InferenceJob,
 }
 
-/// Returns whether the job in `loaded` has a record with the same spec, or a damaged record.
+/// Returns whether the job in `loaded` has a record that it resumes, or a damaged record.
 pub(super) fn has_run(run_root: &RunRoot, loaded: &LoadedJob) -> bool {
     let key = format!("{}.{}.job", loaded.namespace, loaded.name);
     let record = setup::latest_record(run_root, &key, &loaded.name);
     let Ok(Some(folder)) = record else { return false };
     let path = folder.path().join("job.json");
     match files::read_json::<InferenceJob>(&path) {
-        Ok(job) => refuse_changes(&job, &loaded.valid.spec, folder.path()).is_ok(),
+        Ok(job) => edited_spec(&job.spec, &loaded.valid.spec, folder.path()).is_ok(),
         // `open` reports the damage.
         Err(_) => path.exists(),
     }
 }
 
-/// Fails if the given spec differs from the recorded one.
-fn refuse_changes(
-    job: &InferenceJob,
+/// Returns the recorded spec with the given values of the fields that do not affect committed
+/// shards. Fails if another field differs.
+fn edited_spec(
+    recorded: &InferenceJobSpec,
     given: &InferenceJobSpec,
     folder: &Path,
-) -> Result<(), Failure> {
+) -> Result<InferenceJobSpec, Failure> {
+    // Shards that were committed with `fail` have no rejected rows, so `skip` gives the same.
+    let on_error = match (recorded.on_error, given.on_error) {
+        (OnError::Fail, given) => given,
+        (OnError::Skip, _) => OnError::Skip,
+    };
+    let edited = InferenceJobSpec {
+        description: given.description.clone(),
+        on_error,
+        resources: given.resources.clone(),
+        env: given.env.clone(),
+        max_restarts: given.max_restarts,
+        preemption_timeout_seconds: given.preemption_timeout_seconds,
+        pod: given.pod.clone(),
+        pod_overrides: given.pod_overrides.clone(),
+        ..recorded.clone()
+    };
     // Commands change the recorded state, and the file's is that of a new run.
-    let compared = InferenceJobSpec { state: given.state, ..job.spec.clone() };
-    setup::refuse_changes("job", &compared, given, folder)
+    let compared = InferenceJobSpec { state: given.state, ..edited.clone() };
+    setup::refuse_changes("job", &compared, given, folder)?;
+    Ok(edited)
 }
 
 /// Opens the record of the job in `loaded`, or creates one. With `is_fresh`, always creates a new
@@ -90,11 +111,12 @@ pub(super) async fn open(
         if path.join("job.json").exists() {
             let job: InferenceJob =
                 files::read_json(&path.join("job.json")).map_err(setup::with_remedy)?;
-            refuse_changes(&job, &loaded.valid.spec, &path)?;
-            let record = Record { folder: RecordDir::new(path), job };
+            let edited = edited_spec(&job.spec, &loaded.valid.spec, &path)?;
+            let mut record = Record { folder: RecordDir::new(path), job };
             record.refuse_other_folder(folder)?;
             record.folder.unmark_deleted()?;
-            return Ok(OpenedRecord { record, is_resumed: true, _lock: lock, trainers });
+            let edits = record.edit(edited)?;
+            return Ok(OpenedRecord { record, is_resumed: true, edits, _lock: lock, trainers });
         }
     }
     // Not before: processes of an earlier runner may have written their output until now.
@@ -111,7 +133,7 @@ pub(super) async fn open(
     let mut record = Record { folder: record_folder, job };
     record.save()?;
     files::write(&pointer, format!("{uid}\n").as_bytes())?;
-    Ok(OpenedRecord { record, is_resumed: false, _lock: lock, trainers })
+    Ok(OpenedRecord { record, is_resumed: false, edits: vec![], _lock: lock, trainers })
 }
 
 fn new_job(
@@ -140,6 +162,20 @@ impl Record {
     pub(super) fn save(&mut self) -> Result<(), Failure> {
         inference::update_totals(self.status(), |_| true);
         files::write_json(&self.folder.path().join("job.json"), &self.job)
+    }
+
+    /// Records the spec of a job that resumes, and returns its changes. The record of a completed
+    /// or cancelled job keeps the spec that it ran with.
+    fn edit(&mut self, spec: InferenceJobSpec) -> Result<Vec<String>, Failure> {
+        if matches!(self.phase(), Phase::Completed | Phase::Cancelled) {
+            return Ok(vec![]);
+        }
+        let edits = spec_changes("spec", &self.job.spec, &spec)?;
+        if !edits.is_empty() {
+            self.job.spec = spec;
+            self.save()?;
+        }
+        Ok(edits)
     }
 
     /// Returns the job's status.
@@ -345,11 +381,16 @@ mod tests {
 
     /// Writes and loads a job file whose job writes to the directory `out`.
     fn load(folder: &Path) -> LoadedJob {
+        load_with(folder, &[])
+    }
+
+    fn load_with(folder: &Path, set: &[&str]) -> LoadedJob {
         let file = folder.join("job.yaml");
         let text = "apiVersion: stoker.dev/v1alpha1\nkind: InferenceJob\nmetadata: {name: a}\n\
                     spec: {entrypoint: {command: [x]}, input: {url: in}, output: {url: out}}\n";
         fs::write(&file, text).unwrap();
-        load_job(&file, &[]).unwrap()
+        let set: Vec<String> = set.iter().map(|field| (*field).to_owned()).collect();
+        load_job(&file, &set).unwrap()
     }
 
     fn leave_output(folder: &Path, uid: &str) {
@@ -390,6 +431,56 @@ mod tests {
         check(DesiredState::Paused, DesiredState::Paused);
         check(DesiredState::Active, DesiredState::Paused);
         check(DesiredState::Active, DesiredState::Cancelled);
+    }
+
+    #[tokio::test]
+    async fn resumed_job_accepts_changes_that_keep_commits() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path();
+        let run_root = RunRoot::resolve(folder.to_str(), None).unwrap();
+        let run = async |set: &[&str]| {
+            let opened = open(&run_root, &load_with(folder, set), folder, false).await;
+            opened.map(|opened| (opened.edits.join("; "), opened.record))
+        };
+        run(&[]).await.unwrap();
+        let mut skip = vec!["onError=skip"];
+        let (edits, record) = run(&skip).await.unwrap();
+        assert_eq!(edits, "spec.onError: was \"fail\", now \"skip\"");
+        let path = record.path().join("job.json");
+        let recorded = || files::read_json::<InferenceJob>(&path).unwrap().spec;
+        assert_eq!(recorded().on_error, OnError::Skip);
+        let error = run(&["onError=fail"]).await.unwrap_err().to_string();
+        assert!(error.contains("spec.onError: was \"skip\", now \"fail\""), "{error}");
+        // Each of these remains set.
+        let fields = [
+            "description=text",
+            "maxRestarts=9",
+            "resources.slots=3",
+            "preemptionTimeoutSeconds=5",
+            "env=[{name: A, value: secret}]",
+            "podOverrides={spec: {priority: 1}}",
+        ];
+        for field in fields {
+            skip.push(field);
+            let (edits, _) = run(&skip).await.unwrap();
+            let name = field.split(['=', '.']).next().unwrap();
+            assert!(edits.starts_with(&format!("spec.{name}")), "{edits}");
+            assert!(!edits.contains("secret") && !edits.contains("; "), "{edits}");
+        }
+        assert_eq!((recorded().max_restarts, recorded().resources.slots), (9, 3));
+        assert_eq!(run(&skip).await.unwrap().0, "");
+        for field in ["shardRows=7", "batchRows=7", "data={a: 1}", "input.url=other"] {
+            let set = [&skip[..], &[field]].concat();
+            let error = run(&set).await.unwrap_err().to_string();
+            assert!(error.contains("its spec has changed"), "{error}");
+        }
+        let job = InferenceJob { spec: recorded(), ..record.job.clone() };
+        let mut ended = Record { folder: record.folder.clone(), job };
+        ended.status().phase = Phase::Completed;
+        ended.save().unwrap();
+        skip.push("maxRestarts=2");
+        assert_eq!(run(&skip).await.unwrap().0, "");
+        assert_eq!(recorded().max_restarts, 9, "it ran with this value");
     }
 
     #[tokio::test]

@@ -21,7 +21,7 @@ pub(crate) mod request;
 mod runner;
 pub(crate) mod setup;
 pub(crate) mod signals;
-mod spec_changes;
+pub(crate) mod spec_changes;
 mod state;
 mod table;
 mod unfinished;

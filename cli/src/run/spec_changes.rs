@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::failure::Failure;
 
 /// Returns the differences of two specs by field path, such as `spec.seed: was 1, now 2`.
-pub(super) fn spec_changes<S: Serialize>(
+pub(crate) fn spec_changes<S: Serialize>(
     path: &str,
     old: &S,
     new: &S,

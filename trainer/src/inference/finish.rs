@@ -32,7 +32,7 @@ pub(super) fn finish(context: &Context) -> Result<()> {
             let errors = write_errors(&output, &plan, &commits)?;
             // Another job may have written its manifest after this job began. Check this as late as
             // possible: many commits take minutes to read.
-            refuse_other_jobs(&task, &output)?;
+            refuse_other_jobs(context, &task, &output)?;
             let format = task.output.format;
             let job = context.config.experiment.clone();
             let manifest = manifest(job, plan, &commits, errors, format);

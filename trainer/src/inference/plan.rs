@@ -12,7 +12,7 @@ use super::output_folder::OutputFolder;
 use super::part_writer::PartWriter;
 use super::scan::{Division, SHARDS_MAX};
 use super::source::Source;
-use super::{infrastructure, interrupted, print_line, progress, scan, task};
+use super::{infrastructure, interrupted, print_line, progress, remedy, scan, task};
 use crate::context::Context;
 use crate::stop::StopSignal;
 use crate::{CheckpointSource, InvalidInput, Result};
@@ -34,10 +34,10 @@ pub(super) fn plan(context: &Context) -> Result<()> {
     PartWriter::new(&task.output)?;
     let source = Source::open(&task.input, &output.rt)?.excluding_output(&output, &task)?;
     let (listed, format) = source.list()?;
-    refuse_other_jobs(&task, &output)?;
+    refuse_other_jobs(context, &task, &output)?;
     if let Some(plan) = output.find_plan()? {
         progress(context, 0, plan.rows());
-        return refuse_changes(&plan, &task, &listed, format);
+        return refuse_changes(context, &plan, &task, &listed, format);
     }
     let checkpoint = pin_checkpoint(context, &task, &output)?;
     let job_id = context.config.experiment_id.clone();
@@ -60,7 +60,7 @@ pub(super) fn plan(context: &Context) -> Result<()> {
     // Another planner may have written a plan during the long scan, and workers may follow it.
     if let Some(plan) = output.find_plan()? {
         progress(context, 0, plan.rows());
-        return refuse_changes(&plan, &task, &listed, format);
+        return refuse_changes(context, &plan, &task, &listed, format);
     }
     output.write_plan(&plan)?;
     progress(context, 0, plan.rows());
@@ -203,6 +203,7 @@ fn divide_into_shards(
 
 /// Checks names and sizes of the input files. Hashes are verified when a shard is read.
 fn refuse_changes(
+    context: &Context,
     plan: &ShardPlan,
     task: &InferenceTask,
     listed: &[ListedFile],
@@ -223,22 +224,26 @@ fn refuse_changes(
         None => return Ok(()),
     };
     let why = format!(
-        "the input has changed since the job began: {difference}; restore it to resume, or start \
-         over with --fresh"
+        "the input has changed since the job began: {difference}; {}",
+        remedy::of_changed_input(context)
     );
     Err(InvalidInput(why).into())
 }
 
 /// Refuses a directory with the manifest of another job, unless the task may replace that output.
-pub(super) fn refuse_other_jobs(task: &InferenceTask, output: &OutputFolder) -> Result<()> {
+pub(super) fn refuse_other_jobs(
+    context: &Context,
+    task: &InferenceTask,
+    output: &OutputFolder,
+) -> Result<()> {
     let other = output.manifest()?.filter(|other| !task.may_replace(&other.job_id));
     let Some(other) = other else { return Ok(()) };
     let why = format!(
-        "{} holds the output of job {} ({MANIFEST}, ID {}); use another directory, or replace it \
-         with --fresh",
+        "{} holds the output of job {} ({MANIFEST}, ID {}); {}",
         output.storage.url(),
         other.job,
-        other.job_id
+        other.job_id,
+        remedy::of_other_output(context)
     );
     Err(InvalidInput(why).into())
 }

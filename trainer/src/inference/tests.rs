@@ -237,7 +237,8 @@ fn invalid_rows_fail_the_job_or_are_listed() {
     let text = row("a", 1) + "\n{\"name\": 2}\n" + &row("c", 3) + "no json\n" + &row("e", 5);
     let mut job = TestJob::new(&[("a.jsonl", &text)]);
     let expected = "a.jsonl: row 2: name: invalid type: integer `2`, expected a string at line 1 \
-                    column 10; correct it, or set onError: skip";
+                    column 10; use --skip-errors, or correct it and use --fresh; both process \
+                    all rows again";
     check_error(job.run(), ExitCode::InvalidHyperparameters, expected);
     job.task.on_error = OnError::Skip;
     job.run().unwrap();

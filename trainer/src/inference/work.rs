@@ -11,7 +11,7 @@ use super::output_folder::OutputFolder;
 use super::part_writer::PartWriter;
 use super::rows::Shard;
 use super::source::Source;
-use super::{Inference, infrastructure, interrupted, progress, task};
+use super::{Inference, infrastructure, interrupted, progress, remedy, task};
 use crate::context::Context;
 use crate::error::Interrupted;
 use crate::{InvalidInput, Result};
@@ -112,9 +112,10 @@ impl<'a, T: Inference> Worker<'a, T> {
                 }
                 Err(reason) => {
                     let why = format!(
-                        "{}: row {}: {reason}; correct it, or set onError: skip",
+                        "{}: row {}: {reason}; {}",
                         file.name,
-                        row + 1
+                        row + 1,
+                        remedy::of_bad_row(self.context)
                     );
                     return Err(InvalidInput(why).into());
                 }
@@ -191,9 +192,9 @@ impl<'a, T: Inference> Worker<'a, T> {
         let sha256 = sha256_hex(&bytes);
         if sha256 != identity(self.plan, planned) {
             let why = format!(
-                "input {}: bytes {start} to {end} are not what they were when the job began; \
-                 restore the file to resume, or start over with --fresh",
-                file.name
+                "input {}: bytes {start} to {end} are not what they were when the job began; {}",
+                file.name,
+                remedy::of_changed_input(self.context)
             );
             return Err(InvalidInput(why).into());
         }

@@ -4,6 +4,7 @@ mod outputs;
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 pub use self::outputs::{JobOutput, follow_manifests, list_local};
@@ -95,8 +96,8 @@ impl Pattern {
         })
     }
 
-    /// Returns the matching files below a directory, except those in the directory `without`. They
-    /// are not sorted.
+    /// Returns the matching files below a directory. Skips the directory `without`, also if it is
+    /// reached by a symbolic link. The files are not sorted.
     ///
     /// # Errors
     ///
@@ -104,8 +105,10 @@ impl Pattern {
     pub fn list_files(
         &self,
         folder: &Path,
-        without: Option<&str>,
+        without: Option<&Path>,
     ) -> Result<Vec<ListedFile>, String> {
+        let without = without.and_then(|path| fs::metadata(path).ok());
+        let without = without.as_ref().map(identity);
         let mut walk = Walk { pattern: self, without, files: vec![] };
         walk.level(folder, "", 0)?;
         Ok(walk.files)
@@ -115,7 +118,8 @@ impl Pattern {
 /// Recursive listing of a directory.
 struct Walk<'a> {
     pattern: &'a Pattern,
-    without: Option<&'a str>,
+    /// Identity of the directory to skip.
+    without: Option<(u64, u64)>,
     files: Vec<ListedFile>,
 }
 
@@ -161,12 +165,18 @@ impl Walk<'_> {
             self.files.push(ListedFile { name: path, bytes: metadata.len() });
         } else if metadata.is_dir()
             && (levels == 0 || depth + 1 < levels)
-            && self.without != Some(path.as_str())
+            && self.without != Some(identity(&metadata))
         {
             self.level(&here, &path, depth + 1)?;
         }
         Ok(())
     }
+}
+
+/// Returns the numbers of the device and of the inode, which are the same for all paths of a
+/// directory.
+fn identity(metadata: &fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 /// Returns `true` if nothing has this path, not even a dangling symbolic link.
@@ -229,9 +239,10 @@ mod tests {
         for location in ["broken", "_state/broken"] {
             std::os::unix::fs::symlink("nowhere", folder.path().join(location)).unwrap();
         }
+        let own = folder.path().join("deep/own");
         let check = |pattern: &[&str], expected: Result<&[&str], &str>| {
             let pattern = Pattern(pattern.iter().map(|level| (*level).to_owned()).collect());
-            match (pattern.list_files(folder.path(), Some("deep/own")), expected) {
+            match (pattern.list_files(folder.path(), Some(&own)), expected) {
                 (Ok(files), Ok(expected)) => {
                     let names: Vec<_> = files.iter().map(|file| file.name.as_str()).collect();
                     assert_eq!(names, expected);
@@ -251,6 +262,29 @@ mod tests {
         check(&[], Err("broken: "));
         fs::remove_file(folder.path().join("broken")).unwrap();
         let pattern = Pattern(vec![]);
-        assert_eq!(pattern.list_files(folder.path(), Some("deep/own")).unwrap().len(), 2);
+        assert_eq!(pattern.list_files(folder.path(), Some(&own)).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn skipped_directory_is_found_through_symbolic_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let (input, own) = (folder.path().join("in"), folder.path().join("elsewhere/own"));
+        fs::create_dir_all(&input).unwrap();
+        fs::create_dir_all(&own).unwrap();
+        for file in [input.join("a.csv"), own.join("b.csv"), own.with_file_name("c.csv")] {
+            fs::write(file, "x").unwrap();
+        }
+        std::os::unix::fs::symlink(&own, input.join("direct")).unwrap();
+        std::os::unix::fs::symlink("../elsewhere", input.join("parent")).unwrap();
+        let names = |without: Option<&Path>| {
+            let files = Pattern(vec![]).list_files(&input, without).unwrap();
+            let mut names: Vec<String> = files.into_iter().map(|file| file.name).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(Some(&own)), ["a.csv", "parent/c.csv"]);
+        assert_eq!(names(Some(&input.join("direct"))), ["a.csv", "parent/c.csv"]);
+        assert_eq!(names(Some(Path::new("/nothing"))).len(), 4);
+        assert_eq!(names(None).len(), 4);
     }
 }

@@ -189,12 +189,7 @@ impl CompletedJob<'_> {
             pattern.0.insert(0, name.to_owned());
             folder.pop();
         }
-        let below_input = |output: &Path| -> Option<String> {
-            let (output, folder) = (output.canonicalize().ok()?, folder.canonicalize().ok()?);
-            Some(output.strip_prefix(folder).ok()?.to_str()?.to_owned())
-        };
-        let without = self.output.folder().and_then(below_input);
-        let listed = list_local(&folder, &pattern, without.as_deref())?;
+        let listed = list_local(&folder, &pattern, self.output.folder())?;
         Ok((folder, listed))
     }
 }

@@ -50,7 +50,7 @@ impl JobOutput {
 }
 
 /// Lists local input files, sorted by name: files below `folder` that match, except those in the
-/// directory `without`. Follows the manifests of other jobs, as [`follow_manifests`] does.
+/// directory `without`, also if it is reached by a symbolic link. Follows the manifests of other jobs, as [`follow_manifests`] does.
 ///
 /// # Errors
 ///
@@ -59,7 +59,7 @@ impl JobOutput {
 pub fn list_local(
     folder: &Path,
     pattern: &Pattern,
-    without: Option<&str>,
+    without: Option<&Path>,
 ) -> Result<Vec<ListedFile>, String> {
     let mut files = pattern.list_files(folder, without)?;
     files.sort_by(|a, b| a.name.cmp(&b.name));

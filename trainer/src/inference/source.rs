@@ -27,6 +27,8 @@ pub(super) struct Source {
     /// Path of the job's output directory relative to the input directory, if it is below; excluded
     /// from the input. Empty if both are the same directory.
     output_subfolder: Option<String>,
+    /// Path of the job's output directory, if it is local.
+    output_folder: Option<PathBuf>,
     input: InferenceInput,
 }
 
@@ -97,7 +99,13 @@ impl Source {
                 }
             }
         };
-        Ok(Self { location, pattern, output_subfolder: None, input: input.clone() })
+        Ok(Self {
+            location,
+            pattern,
+            output_subfolder: None,
+            output_folder: None,
+            input: input.clone(),
+        })
     }
 
     /// Excludes the job's own output, if it is below the input's directory.
@@ -134,7 +142,8 @@ impl Source {
                     .map(|path| path.trim_start_matches('/').to_owned())
             }
         };
-        let source = Self { output_subfolder, ..self };
+        let output_folder = output.storage.folder().map(Path::to_owned);
+        let source = Self { output_subfolder, output_folder, ..self };
         let names = output.own_names(task.output.format);
         let is_input = |name: &&String| source.is_in_output(name) && source.pattern.is_match(name);
         match names.iter().find(is_input) {
@@ -170,7 +179,7 @@ impl Source {
             Location::Local(folder) => {
                 all = self
                     .pattern
-                    .list_files(folder, self.output_subfolder.as_deref())
+                    .list_files(folder, self.output_folder.as_deref())
                     .map_err(refuse)?;
             }
             Location::Remote { storage, folder, rt } => {
@@ -438,7 +447,9 @@ mod tests {
             };
             let input =
                 InferenceInput { url: "s3://b/in".to_owned(), endpoint: None, format: None };
-            Source { location, pattern: Pattern(vec![]), output_subfolder: None, input }.list()
+            let (output_subfolder, output_folder) = (None, None);
+            let pattern = Pattern(vec![]);
+            Source { location, pattern, output_subfolder, output_folder, input }.list()
         };
         let error = list().unwrap_err().to_string();
         let expected = "input s3://b/in: the directory is the output of a job that has not";

@@ -16,10 +16,10 @@ use crate::pod::PodTemplate;
 
 pub use checkpoint::{CheckpointChoice, StoredTrial, WhichCheckpoint};
 pub use files::{
-    COMMITS, Commit, ErrorsPart, FILES_FORMAT, InferenceTask, InputFile, OutputManifest,
-    OutputPart, PLAN, PinnedCheckpoint, PlanFile, PlanShard, Role, RowError, STATE_FOLDER,
-    ShardPlan, commit_path, commits_path, fresh_run_path, is_part_name, part_name, plan_path,
-    shard_of_commit,
+    COMMITS, Commit, ErrorsPart, FILES_FORMAT, INCOMPLETE_SHARDS, InferenceTask, InputFile,
+    OutputManifest, OutputPart, PLAN, PinnedCheckpoint, PlanFile, PlanShard, Role, RowError,
+    STATE_FOLDER, ShardPlan, commit_path, commits_path, fresh_run_path, is_part_name, part_name,
+    plan_path, shard_of_commit,
 };
 pub use status::{InferenceStatus, WorkerEnd, WorkerStatus};
 

@@ -18,7 +18,7 @@ pub mod pods;
 use std::time::Duration;
 
 use stoker_api::experiment::{DesiredState, Phase};
-use stoker_api::inference::{InferenceStatus, Role, WorkerEnd, WorkerStatus};
+use stoker_api::inference::{INCOMPLETE_SHARDS, InferenceStatus, Role, WorkerEnd, WorkerStatus};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 
@@ -213,8 +213,8 @@ pub fn record_process_end(status: &mut InferenceStatus, end: ProcessEnd, max_res
     let failed = match end.end {
         AttemptEnd::Completed => {
             worker.is_done = true;
-            // Other roles keep the count: a failed finish repeats the work stage, whose processes
-            // then complete without having done anything.
+            // Other roles keep the count: a failed finish may repeat the work stage, whose
+            // processes then complete without having done anything.
             if status.stage == Role::Plan {
                 worker.consecutive_failures = 0;
             }
@@ -240,12 +240,24 @@ pub fn record_process_end(status: &mut InferenceStatus, end: ProcessEnd, max_res
             })
         }
     };
+    let num_failures = worker.consecutive_failures;
     if let Some(message) = failed {
         status.phase = Phase::Failed;
         status.message = Some(message);
     } else if status.stage == Role::Finish {
-        // The finish may have found that a committed part is missing, and revoked the commit.
-        enter_stage(status, Role::Work);
+        enter_stage(status, stage_after_failed_finish(num_failures, &why));
+    }
+}
+
+/// Returns the stage that follows a failure of the finishing process, its `num_failures`th in a
+/// row.
+fn stage_after_failed_finish(num_failures: u32, message: &str) -> Role {
+    // The finish deletes the commits of shards whose parts are missing, and reports these shards.
+    // Other failures, such as a lost node, do not need the workers and their GPUs. But the report
+    // may be lost, so every second failure repeats the work stage.
+    match message.contains(INCOMPLETE_SHARDS) || num_failures.is_multiple_of(2) {
+        true => Role::Work,
+        false => Role::Finish,
     }
 }
 
@@ -394,16 +406,30 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_finish_repeats_the_work_stage() {
-        let ends = [
-            AttemptEnd::Completed,
-            AttemptEnd::Completed,
-            AttemptEnd::Completed,
-            AttemptEnd::Infrastructure,
-        ];
-        let (started, status) = check(&ends, 0);
-        assert_eq!(started[3..5], [(Role::Finish, 0), (Role::Work, 0)]);
-        assert_eq!((started.len(), status.phase), (7, Phase::Completed));
+    fn a_failed_finish_is_first_retried_alone() {
+        use AttemptEnd::{Completed, Infrastructure, RunnerLost, UserError};
+        let roles = |failures: &[AttemptEnd]| -> Vec<Role> {
+            let (started, status) = check(&[&[Completed; 3], failures].concat(), 5);
+            assert_eq!(status.phase, Phase::Completed);
+            started[3..].iter().map(|(role, _)| *role).collect()
+        };
+        let (finish, work) = (Role::Finish, Role::Work);
+        assert_eq!(roles(&[Infrastructure]), [finish, finish]);
+        assert_eq!(roles(&[UserError]), [finish, finish]);
+        assert_eq!(roles(&[RunnerLost, RunnerLost]), [finish, finish, finish]);
+        assert_eq!(roles(&[Infrastructure; 2]), [finish, finish, work, work, finish]);
+        let later = [Infrastructure, UserError, Completed, Completed, Infrastructure];
+        assert_eq!(roles(&later), [finish, finish, work, work, finish, finish]);
+        let (_, status) = check(&[&[Completed; 3][..], &[UserError; 2]].concat(), 1);
+        assert_eq!(status.message.as_deref(), Some("finishing failed 2 times: why"));
+    }
+
+    #[test]
+    fn incomplete_shards_are_processed_again_at_once() {
+        let message = "shards without a complete part, including 3; they will be processed again";
+        assert_eq!(stage_after_failed_finish(1, message), Role::Work);
+        assert_eq!(stage_after_failed_finish(1, &format!("error: {message}")), Role::Work);
+        assert_eq!(stage_after_failed_finish(1, "the node was lost"), Role::Finish);
     }
 
     #[test]

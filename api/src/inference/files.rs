@@ -25,6 +25,9 @@ const FRESH_RUN: &str = "fresh.json";
 /// Directory name of the commits.
 pub const COMMITS: &str = "commits";
 
+/// Start of the message of a finishing process that found shards without a valid commit.
+pub const INCOMPLETE_SHARDS: &str = "shards without a complete part";
+
 /// Stage of a job, and role of its processes.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]

@@ -1,8 +1,8 @@
 //! Finishes a job: writes the manifest, which lists one part for each shard.
 
 use stoker_api::inference::{
-    Commit, ErrorsPart, FILES_FORMAT, InputFile, OutputManifest, OutputPart, PlanShard, ShardPlan,
-    commits_path,
+    Commit, ErrorsPart, FILES_FORMAT, INCOMPLETE_SHARDS, InputFile, OutputManifest, OutputPart,
+    PlanShard, ShardPlan, commits_path,
 };
 use stoker_api::names::MANIFEST;
 use stoker_storage::hash::sha256_hex;
@@ -75,7 +75,7 @@ fn committed(output: &OutputFolder, plan: &ShardPlan) -> Result<Vec<Commit>> {
     }
     missing.truncate(10);
     Err(infrastructure(format!(
-        "shards without a complete part, including {}; they will be processed again",
+        "{INCOMPLETE_SHARDS}, including {}; they will be processed again",
         missing.join(", ")
     )))
 }

@@ -51,12 +51,18 @@ fn pods_about_to_finish_are_not_deleted() {
     assert_eq!(job.plan().wake_seconds, Some(1));
 }
 
-/// All slots search for the missing shards.
+/// All slots search for missing shards, but only if the finish found them or failed twice.
 #[test]
-fn a_failed_finish_delays_only_slot_0() {
+fn a_failed_finish_is_first_retried_alone() {
+    check_workers("1C 2C 3E80", "+Finish0#3 +Finish0#4 Running");
+    check_workers("1C 2C 3E80 4C", "+Finish0#3 +Finish0#4 Completed");
+    check_workers("1C 2C 3X", "+Finish0#3 +Finish0#4 Running");
+    let script = "1C 2C 3E80 4E80";
+    check_workers(script, "+Finish0#3 +Finish0#4 +Work1#5 Running");
+    check_workers(&format!("{script} t10"), "+Finish0#3 +Finish0#4 +Work1#5 +Work0#6 Running");
     let repeated = "+Finish0#3 +Work0#4 +Work1#5";
-    check_workers("1C 2C 3E80", &format!("{repeated} Running"));
-    let script = "1C 2C 3E80 4C 5C 6E80";
+    check_workers("1C 2C 3I", &format!("{repeated} Running"));
+    let script = "1C 2C 3I 4C 5C 6I";
     check_workers(script, &format!("{repeated} +Finish0#6 +Work1#7 Running"));
     let after = format!("{repeated} +Finish0#6 +Work1#7 +Work0#8 Running");
     check_workers(&format!("{script} t10"), &after);
@@ -266,7 +272,8 @@ fn exit_code_0_without_report_is_a_failure() {
     assert_eq!(job.status.workers[0].consecutive_failures, 1);
     assert!(job.status.ends[0].message.contains("without a report"), "{:?}", job.status.ends);
     let job = Job::run("0R 0C 1C 2C 3Q", 2);
-    assert_eq!(job.status.stage, Role::Work, "{}", job.actions);
+    assert_eq!(job.status.stage, Role::Finish, "{}", job.actions);
+    assert!(job.actions.ends_with(" +Finish0#3 +Finish0#4"), "{}", job.actions);
 }
 
 #[test]

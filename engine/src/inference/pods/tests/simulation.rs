@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use stoker_api::experiment::DesiredState;
-use stoker_api::inference::{InferenceStatus, Role};
+use stoker_api::inference::{INCOMPLETE_SHARDS, InferenceStatus, Role};
 use stoker_api::time::Timestamp;
 
 use super::super::{JobPlan, JobView, plan};
@@ -95,9 +95,9 @@ impl Job {
     /// Applies an event: `go`, `pause`, `cancel` or `kill` by the user; `t60` lets 60 s pass;
     /// `3=5/9` is a report of attempt 3. `3` and a letter is an event of that attempt's pod:
     /// `S` scheduled, `R` running, `C` completed, `Q` completed without a report, `E7` exited with
-    /// code 7, `P` program exited with code 0 and the pod still runs, `W` scheduled with an image
-    /// that cannot be pulled, `X` deleted, `N` on a node that does not respond, `D50` deleted by a
-    /// drain that ends in 50 s.
+    /// code 7, `I` finished with incomplete shards, `P` program exited with code 0 and the pod still
+    /// runs, `W` scheduled with an image that cannot be pulled, `X` deleted, `N` on a node that does
+    /// not respond, `D50` deleted by a drain that ends in 50 s.
     pub(super) fn apply_event(&mut self, what: &str) {
         match what {
             "go" => self.desired_state = DesiredState::Active,
@@ -133,15 +133,18 @@ impl Job {
         let rest = if rest == "Q" { "C" } else { rest };
         let pod = self.pods.iter_mut().find(|pod| pod.attempt == attempt).unwrap();
         pod.scheduled_at.get_or_insert(now);
+        let message = if rest == "I" { INCOMPLETE_SHARDS } else { "" };
         let mut exit = |phase: PodPhase, code: i32| {
             pod.phase = phase;
-            pod.exit = Some(Exit { code, finished_at: Some(now), ..Exit::default() });
+            let (message, finished_at) = (message.to_owned(), Some(now));
+            pod.exit = Some(Exit { code, message, finished_at, ..Exit::default() });
         };
         match rest.split_at(1) {
             ("S", _) => {}
             ("R", _) => pod.phase = PodPhase::Running,
             ("C", _) => exit(PodPhase::Succeeded, 0),
             ("E", code) => exit(PodPhase::Failed, code.parse().unwrap()),
+            ("I", _) => exit(PodPhase::Failed, 80),
             ("P", _) => exit(PodPhase::Running, 0),
             ("W", _) => pod.waiting = Some(image_pull_error(now)),
             ("N", _) => pod.node = NodeState::NotReady(now),

@@ -213,6 +213,9 @@ pub(crate) fn progress(job: &InferenceJob) -> String {
     )
 }
 
+/// Warning for a completed job whose input has no rows.
+pub(crate) const EMPTY_INPUT: &str = "warning: the input has no rows, so the output is empty";
+
 /// Prints a job's outcome in the format of `stoker job run`.
 pub(crate) fn print_outcome(job: &InferenceJob, output: Output) {
     let status = job.status.clone().unwrap_or_default();
@@ -222,6 +225,9 @@ pub(crate) fn print_outcome(job: &InferenceJob, output: Output) {
     let is_complete = status.phase == stoker_api::experiment::Phase::Completed;
     let rows = status.rows.saturating_sub(status.rejected);
     let manifest = is_complete.then(|| format!("{folder}/manifest.json"));
+    if is_complete && status.rows_total == 0 {
+        print::err(EMPTY_INPUT);
+    }
     if output == Output::Json {
         print::out(json!({
             "job": name, "phase": status.phase, "rows": is_complete.then_some(rows),

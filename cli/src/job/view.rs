@@ -10,7 +10,7 @@ use stoker_api::inference::Role;
 use stoker_api::trial::AttemptEnd;
 
 use super::runner::stage_name;
-use crate::cluster::job::end_word;
+use crate::cluster::job::{EMPTY_INPUT, end_word};
 use crate::print::{self, Output, background};
 
 /// Minimum interval between progress lines, without a bar.
@@ -113,6 +113,9 @@ impl View {
 
     /// Prints the final state of the job. `remedy` tells how to resume a stopped one.
     pub(super) fn outcome(&self, outcome: &Value, remedy: &str) {
+        if outcome["manifest"].is_string() && outcome["inputRows"] == 0 {
+            print::err(EMPTY_INPUT);
+        }
         if self.output == Output::Json {
             print::out(outcome);
             return;

@@ -10,17 +10,20 @@ use stoker_storage::hash::sha256_hex;
 use super::output_folder::{OutputFolder, errors_name};
 use super::plan::refuse_other_jobs;
 use super::work::identity;
-use super::{infrastructure, print_line, progress, task};
-use crate::Result;
+use super::{infrastructure, print_line, progress, remedy, task};
 use crate::context::Context;
+use crate::{InvalidInput, Result};
+
+/// Maximum number of reasons in the error of a job whose rows were all rejected.
+const SHOWN_REASONS_MAX: usize = 3;
 
 /// Writes the manifest, then deletes the parts that it does not list. Only one process may do this,
 /// and no worker may run at the same time.
 ///
 /// # Errors
 ///
-/// Fails if a shard is not committed. If a commit exists but its part is missing or invalid, the
-/// commit is deleted.
+/// Fails if a shard is not committed, or if all rows of the input were rejected. If a commit exists
+/// but its part is missing or invalid, the commit is deleted.
 pub(super) fn finish(context: &Context) -> Result<()> {
     let (task, output) = (task(context)?, OutputFolder::open(context)?);
     let plan = output.plan()?;
@@ -29,6 +32,7 @@ pub(super) fn finish(context: &Context) -> Result<()> {
         Some(manifest) if manifest.job_id == plan.job_id => manifest.clone(),
         _ => {
             let commits = committed(&output, &plan)?;
+            refuse_rejected(context, &plan, &commits)?;
             let errors = write_errors(&output, &plan, &commits)?;
             // Another job may have written its manifest after this job began. Check this as late as
             // possible: many commits take minutes to read.
@@ -43,6 +47,9 @@ pub(super) fn finish(context: &Context) -> Result<()> {
     // The output is complete, so a failure to delete other files is only logged.
     if let Err(error) = clean_up(&output, &manifest, before.as_ref()) {
         eprintln!("stoker: cannot delete parts that the manifest does not list: {error}");
+    }
+    if manifest.input_rows == 0 {
+        eprintln!("stoker: warning: the input has no rows, so the output is empty");
     }
     progress(context, manifest.rows, manifest.input_rows);
     print_line(&format!(
@@ -78,6 +85,29 @@ fn committed(output: &OutputFolder, plan: &ShardPlan) -> Result<Vec<Commit>> {
         "{INCOMPLETE_SHARDS}, including {}; they will be processed again",
         missing.join(", ")
     )))
+}
+
+/// Fails if the input has rows and all of them were rejected: the input or the program is then not
+/// the intended one. Keeps the commits, which contain the reasons.
+fn refuse_rejected(context: &Context, plan: &ShardPlan, commits: &[Commit]) -> Result<()> {
+    let input_rows = plan.rows();
+    if input_rows == 0 || commits.iter().any(|commit| commit.rows > 0) {
+        return Ok(());
+    }
+    let rejected = plan.shards.iter().zip(commits).flat_map(|(planned, commit)| {
+        let file = &plan.files[planned.file as usize].name;
+        commit
+            .rejected
+            .iter()
+            .map(move |error| format!("{file}: row {}: {}", error.row + 1, error.reason))
+    });
+    let first: Vec<String> = rejected.take(SHOWN_REASONS_MAX).collect();
+    let why = format!(
+        "all {input_rows} rows of the input were rejected: {}; {}",
+        first.join("; "),
+        remedy::of_rejected_input(context)
+    );
+    Err(InvalidInput(why).into())
 }
 
 /// Returns `true` if a commit belongs to this shard and accounts for all of its rows.

@@ -50,6 +50,16 @@ pub(super) fn of_changed_input(context: &Context) -> &'static str {
     }
 }
 
+/// Returns the remedies for an input whose rows were all rejected.
+pub(super) fn of_rejected_input(context: &Context) -> &'static str {
+    match Runner::of(context) {
+        Runner::Alone | Runner::Local => {
+            "correct the input or the program, and start over with --fresh"
+        }
+        Runner::Operator => "correct the input or the program, and create another job",
+    }
+}
+
 /// Returns the remedies for an output directory that another job has written.
 pub(super) fn of_other_output(context: &Context) -> String {
     match Runner::of(context) {
@@ -80,8 +90,13 @@ mod tests {
         assert!(of_other_output(&context).contains("--fresh"));
         // On a cluster, a job cannot start over.
         context.config.report_endpoint.url = "http://operator".to_owned();
-        let of_other_output = of_other_output(&context);
-        for remedy in [of_bad_row(&context), of_changed_input(&context), &of_other_output] {
+        let remedies = [
+            of_bad_row(&context).to_owned(),
+            of_changed_input(&context).to_owned(),
+            of_rejected_input(&context).to_owned(),
+            of_other_output(&context),
+        ];
+        for remedy in remedies {
             assert!(remedy.contains("create another job"), "{remedy}");
             assert!(!remedy.contains("--fresh"), "{remedy}");
         }

@@ -16,6 +16,9 @@ use crate::context::Context;
 use crate::error::Interrupted;
 use crate::{InvalidInput, Result};
 
+/// Maximum number of rows between two checks for a stop request. Rejected rows reach no batch.
+const INTERRUPT_ROWS: u64 = 1024;
+
 /// Processes the shards of this process's slot that are not committed.
 ///
 /// # Errors
@@ -40,6 +43,7 @@ pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
     let mut worker: Option<Worker<'_, T>> = None;
     for (shard, planned) in assigned {
         if !committed.contains(&shard) {
+            check_interrupt(context)?;
             let worker = match &mut worker {
                 Some(worker) => worker,
                 // Load the model only if there is a shard to process.
@@ -101,6 +105,9 @@ impl<'a, T: Inference> Worker<'a, T> {
             (PartWriter::new(&self.task.output)?, 0, vec![]);
         let mut batch = vec![];
         for (row, input) in (planned.first_row..).zip(rows) {
+            if (row - planned.first_row).is_multiple_of(INTERRUPT_ROWS) {
+                check_interrupt(self.context)?;
+            }
             let checked = input.and_then(|row| match self.program.check(&row) {
                 Ok(()) => Ok(row),
                 Err(error) => Err(error.to_string()),
@@ -146,7 +153,7 @@ impl<'a, T: Inference> Worker<'a, T> {
 
     /// Processes one batch and returns its number of rows.
     fn batch(&mut self, inputs: Vec<T::Input>, part: &mut PartWriter) -> Result<u32> {
-        self.check_interrupt()?;
+        check_interrupt(self.context)?;
         let num = inputs.len();
         let outputs = self.program.batch(inputs)?;
         if outputs.len() != num {
@@ -159,21 +166,6 @@ impl<'a, T: Inference> Worker<'a, T> {
         }
         outputs.iter().try_for_each(|output| part.push(output))?;
         Ok(u32::try_from(num)?)
-    }
-
-    fn check_interrupt(&self) -> Result<()> {
-        if self.context.stop.is_set() {
-            return Err(interrupted());
-        }
-        let io = self.context.io();
-        match io.directive() {
-            Some(Directive::Preempt | Directive::Stop) => Err(interrupted()),
-            Some(Directive::Fenced) => {
-                let why = "fenced: another attempt has replaced this one".to_owned();
-                Err(Interrupted { code: ExitCode::Infrastructure, fenced: true, why }.into())
-            }
-            Some(Directive::Continue { .. } | Directive::Wait) | None => Ok(()),
-        }
     }
 
     /// Reads the bytes of a shard, or of its file, and verifies their hash.
@@ -202,6 +194,22 @@ impl<'a, T: Inference> Worker<'a, T> {
             self.file = Some((planned.file, bytes.clone()));
         }
         Ok(bytes)
+    }
+}
+
+/// Fails if the process is requested to stop.
+fn check_interrupt(context: &Context) -> Result<()> {
+    if context.stop.is_set() {
+        return Err(interrupted());
+    }
+    let io = context.io();
+    match io.directive() {
+        Some(Directive::Preempt | Directive::Stop) => Err(interrupted()),
+        Some(Directive::Fenced) => {
+            let why = "fenced: another attempt has replaced this one".to_owned();
+            Err(Interrupted { code: ExitCode::Infrastructure, fenced: true, why }.into())
+        }
+        Some(Directive::Continue { .. } | Directive::Wait) | None => Ok(()),
     }
 }
 

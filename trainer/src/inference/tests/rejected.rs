@@ -1,6 +1,59 @@
-//! Tests of rejected rows.
+//! Tests of rejected rows: stop requests, and inputs without a valid row.
+
+use std::cell::Cell;
 
 use super::*;
+use crate::stop::StopSignal;
+
+/// Rejects all rows, and requests a stop with the row whose index is in `data`.
+struct Reject {
+    stop: StopSignal,
+    stop_at: u64,
+    num_checked: Cell<u64>,
+}
+
+impl Inference for Reject {
+    type Input = Row;
+    type Output = Value;
+
+    fn new(context: &Context) -> Result<Self> {
+        let (stop, stop_at) = (context.stop.clone(), context.data()?);
+        Ok(Self { stop, stop_at, num_checked: Cell::new(0) })
+    }
+
+    fn check(&self, _: &Row) -> Result<()> {
+        if self.num_checked.get() == self.stop_at {
+            self.stop.set();
+        }
+        self.num_checked.set(self.num_checked.get() + 1);
+        Err("rejected".into())
+    }
+
+    fn batch(&mut self, _: Vec<Row>) -> Result<Vec<Value>> {
+        unreachable!("no row is valid")
+    }
+}
+
+/// Returns the number of shards that were committed before the stop.
+fn commits_before_stop(num_rows: i64, shard_rows: u32, stop_at: u64) -> u32 {
+    let text: String = (0..num_rows).map(|i| row("x", i)).collect();
+    let mut job = TestJob::new(&[("a.jsonl", &text)]);
+    (job.task.shard_rows, job.task.on_error) = (shard_rows, OnError::Skip);
+    let mut context = job.context(0, 1, 0);
+    context.config.data = json!(stop_at);
+    plan::plan(&context).unwrap();
+    check_error(work::work::<Reject>(&context), ExitCode::Preempted, "committed shards are kept");
+    (0..).find(|shard| !job.commit(*shard).exists()).unwrap()
+}
+
+#[test]
+fn rejected_rows_do_not_delay_a_stop() {
+    assert_eq!(commits_before_stop(9, 3, 0), 1);
+    assert_eq!(commits_before_stop(9, 3, 4), 2);
+    // Within a shard, the stop takes effect after at most 1,024 rows.
+    assert_eq!(commits_before_stop(2000, 2000, 10), 0);
+    assert_eq!(commits_before_stop(6000, 3000, 3000), 1);
+}
 
 #[test]
 fn jobs_without_a_valid_row_fail() {

@@ -18,6 +18,12 @@ use crate::{InvalidInput, Result};
 
 /// Maximum number of rows between two checks for a stop request. Rejected rows reach no batch.
 const INTERRUPT_ROWS: u64 = 1024;
+/// Maximum length of the reason of a rejected row, in characters.
+const REASON_CHARS_MAX: usize = 200;
+/// Length of the end of a shortened reason, in characters. It contains the expected type.
+const REASON_END_CHARS: usize = 75;
+/// Mark in the middle of a shortened reason.
+const OMITTED: &str = " ... ";
 
 /// Processes the shards of this process's slot that are not committed.
 ///
@@ -112,7 +118,7 @@ impl<'a, T: Inference> Worker<'a, T> {
                 Ok(()) => Ok(row),
                 Err(error) => Err(error.to_string()),
             });
-            match checked {
+            match checked.map_err(shorten) {
                 Ok(input) => batch.push(input),
                 Err(reason) if self.task.on_error == OnError::Skip => {
                     rejected.push(RowError { row, reason });
@@ -211,6 +217,20 @@ fn check_interrupt(context: &Context) -> Result<()> {
         }
         Some(Directive::Continue { .. } | Directive::Wait) | None => Ok(()),
     }
+}
+
+/// Shortens the reason of a rejected row in the middle. It may quote a value of any length, but
+/// commits and messages must stay small.
+fn shorten(reason: String) -> String {
+    let num_chars = reason.chars().count();
+    if num_chars <= REASON_CHARS_MAX {
+        return reason;
+    }
+    let position =
+        |chars: usize| reason.char_indices().nth(chars).map_or(reason.len(), |(at, _)| at);
+    let num_start = REASON_CHARS_MAX - REASON_END_CHARS - OMITTED.len();
+    let (start, end) = (position(num_start), position(num_chars - REASON_END_CHARS));
+    format!("{}{OMITTED}{}", &reason[..start], &reason[end..])
 }
 
 /// Returns the hash that identifies a shard's content: its own, or that of its file.

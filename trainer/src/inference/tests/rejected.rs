@@ -1,4 +1,4 @@
-//! Tests of rejected rows: stop requests, and inputs without a valid row.
+//! Tests of rejected rows: stop requests, lengths of reasons, and inputs without a valid row.
 
 use std::cell::Cell;
 
@@ -53,6 +53,22 @@ fn rejected_rows_do_not_delay_a_stop() {
     // Within a shard, the stop takes effect after at most 1,024 rows.
     assert_eq!(commits_before_stop(2000, 2000, 10), 0);
     assert_eq!(commits_before_stop(6000, 3000, 3000), 1);
+}
+
+#[test]
+fn long_reasons_are_shortened_in_the_middle() {
+    let long = "ä".repeat(100_000);
+    let mut job = TestJob::new(&[("a.jsonl", &(row("a", 1) + &row("b", long.as_str())))]);
+    let message = job.run().unwrap_err().to_string();
+    assert!(message.contains("use --skip-errors") && message.len() < 1000, "{message}");
+    job.task.on_error = OnError::Skip;
+    job.run().unwrap();
+    let errors = job.manifest().errors.unwrap();
+    let listed: Value = read(&job.out(&errors.name));
+    let reason = listed["reason"].as_str().unwrap();
+    assert_eq!(reason.chars().count(), 200, "{reason}");
+    assert!(reason.starts_with("size: invalid type: string \"ää"), "{reason}");
+    assert!(reason.contains("ä ... ä") && reason.contains("ä\", expected i64"), "{reason}");
 }
 
 #[test]

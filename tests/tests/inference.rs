@@ -203,7 +203,7 @@ fn unreadable_rows_are_reported_or_skipped() {
     assert_eq!(last_line(&output)["attempts"], 2, "a bad row must not be retried");
     fixture.spec["onError"] = json!("skip");
     let output = fixture.run(&[]);
-    check(&output, 0, r#"changed: spec.onError: was \"fail\", now \"skip\""#);
+    check(&output, 0, r#"changed: spec.onError: was "fail", now "skip""#);
     assert_eq!(
         (&last_line(&output)["rows"], &last_line(&output)["rejected"]),
         (&json!(248), &json!(2))

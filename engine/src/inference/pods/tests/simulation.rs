@@ -95,9 +95,9 @@ impl Job {
     /// Applies an event: `go`, `pause`, `cancel` or `kill` by the user; `t60` lets 60 s pass;
     /// `3=5/9` is a report of attempt 3. `3` and a letter is an event of that attempt's pod:
     /// `S` scheduled, `R` running, `C` completed, `Q` completed without a report, `E7` exited with
-    /// code 7, `I` finished with incomplete shards, `P` program exited with code 0 and the pod still
-    /// runs, `W` scheduled with an image that cannot be pulled, `X` deleted, `N` on a node that does
-    /// not respond, `D50` deleted by a drain that ends in 50 s.
+    /// code 7, `I` finished with incomplete shards, `P` program exited with code 0 and the pod
+    /// still runs, `W` scheduled with an image that cannot be pulled, `X` deleted, `N` on a node
+    /// that does not respond, `D50` deleted by a drain that ends in 50 s.
     pub(super) fn apply_event(&mut self, what: &str) {
         match what {
             "go" => self.desired_state = DesiredState::Active,

@@ -51,6 +51,8 @@ pub const ENV_TERMINATION_FILE: &str = "STOKER_TERMINATION_FILE";
 pub const ENV_POD_INDEX: &str = "STOKER_POD_INDEX";
 /// `off` if the process that started the launcher stores its output.
 pub const ENV_LAUNCHER_LOGS: &str = "STOKER_LAUNCHER_LOGS";
+/// Set to `1` for each rank by the launcher, or by a runner that starts a rank without it.
+pub const ENV_LAUNCHED: &str = "STOKER_LAUNCHED";
 /// Port of rank 0's rendezvous and of `TF_CONFIG`. Default: [`RENDEZVOUS_PORT`].
 pub const ENV_RENDEZVOUS_PORT: &str = "C10D_PORT";
 /// Default of [`ENV_RENDEZVOUS_PORT`].

@@ -12,7 +12,9 @@ use std::process;
 use std::time::{Duration, SystemTime};
 
 use stoker_api::contract::{ExitCode, Report, Termination, TrialConfig};
-use stoker_api::names::{ENV_LAUNCHER_LOGS, ENV_POD_INDEX, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG};
+use stoker_api::names::{
+    ENV_LAUNCHED, ENV_LAUNCHER_LOGS, ENV_POD_INDEX, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG,
+};
 use stoker_api::time::Timestamp;
 use stoker_storage::Storage;
 use stoker_storage::segments::SegmentWriter;
@@ -58,7 +60,8 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// The output is printed, and stored in the trial's logs. Signals are forwarded to the ranks. If a
 /// rank fails, the others are terminated. Without a trial in the environment, there is one rank and
-/// no storage.
+/// no storage. Refuses to run as a rank, because Stoker itself starts the launcher around the
+/// program of an experiment.
 pub fn main(command: &[String]) -> process::ExitCode {
     finish(launch(command))
 }
@@ -89,6 +92,14 @@ fn report_error(error: &(dyn std::error::Error + 'static)) -> process::ExitCode 
 fn launch(command: &[String]) -> Result<LaunchOutcome> {
     if command.is_empty() {
         return Err("launch requires a program: stoker-trainer launch -- PROGRAM ARGS".into());
+    }
+    if std::env::var_os(ENV_LAUNCHED).is_some() {
+        let program = command.join(" ");
+        let text = format!(
+            "launch cannot start ranks below another launcher or `stoker run`; set \
+             spec.entrypoint.command to the program alone, without the launcher: {program}"
+        );
+        return Err(text.into());
     }
     let runtime = runtime()?;
     runtime.block_on(async {
@@ -250,6 +261,7 @@ fn environment(folder: &Path, topology: &RankTopology) -> (PathBuf, Vec<(&'stati
     let file = folder.join(format!("{}.json", topology.rank));
     let mut environment = topology.environment();
     environment.push((ENV_TERMINATION_FILE, file.display().to_string()));
+    environment.push((ENV_LAUNCHED, "1".to_owned()));
     environment.extend(thread_limit(topology.local_world_size));
     (file, environment)
 }

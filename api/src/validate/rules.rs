@@ -118,6 +118,11 @@ pub(super) fn check_entrypoint(entrypoint: &Entrypoint, errors: &mut Vec<FieldEr
             let rule = "the first word must name the program to run";
             errors.push(FieldError::new(&item(path, 0), &json!(program), rule));
         }
+        Some(_) if starts_launcher(entrypoint) => {
+            let rule = "must be the program alone, because Stoker starts the launcher itself; \
+                        remove `stoker-trainer launch --`";
+            errors.push(FieldError::new(path, &json!(command), rule));
+        }
         Some(_) => {}
     }
     for (path, words) in [(path, command), ("spec.entrypoint.args", &entrypoint.args)] {
@@ -125,6 +130,14 @@ pub(super) fn check_entrypoint(entrypoint: &Entrypoint, errors: &mut Vec<FieldEr
             check_no_nul(&item(path, i), word, errors);
         }
     }
+}
+
+/// Returns `true` if the command is the launcher of the stock trainer. A second launcher would
+/// start all ranks of the pod again for each of them.
+fn starts_launcher(entrypoint: &Entrypoint) -> bool {
+    let mut words = entrypoint.command.iter().chain(&entrypoint.args);
+    let program = words.next().and_then(|program| program.rsplit('/').next());
+    program == Some("stoker-trainer") && words.next().is_some_and(|word| word == "launch")
 }
 
 fn check_no_nul(path: &str, text: &str, errors: &mut Vec<FieldError>) {

@@ -181,6 +181,8 @@ fn each_rule_names_its_field() {
     let rate = |rest: &str| format!("spec.hyperparameters.rate{rest}");
     check("entrypoint/command", json!([]), "spec.entrypoint.command", "program");
     check("entrypoint/command", json!([" "]), "spec.entrypoint.command[0]", "first word");
+    let launcher = json!(["/bin/stoker-trainer", "launch", "--", "train"]);
+    check("entrypoint/command", launcher, "spec.entrypoint.command", "the program alone");
     check("entrypoint/args", json!(["a\0"]), "spec.entrypoint.args[0]", "NUL");
     check("data", json!([1]), "spec.data", "object");
     check("searcher/metric", json!(" "), "spec.searcher.metric", "validation metric");

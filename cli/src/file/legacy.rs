@@ -2,6 +2,7 @@
 //! translated with a note, ignored with a note, or refused.
 
 mod credentials;
+mod entrypoint;
 mod hyperparameters;
 mod known_fields;
 mod parts;

@@ -12,7 +12,7 @@ use serde_json::json;
 use stoker_api::contract::{ReportEndpoint, TrialConfig};
 use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::{InferenceJobSpec, OutputManifest, Role, ShardPlan};
-use stoker_api::names::{ENV_TERMINATION_FILE, MANIFEST};
+use stoker_api::names::{ENV_LAUNCHED, ENV_TERMINATION_FILE, MANIFEST};
 use stoker_api::trial::AttemptEnd;
 use stoker_engine::devices::GpuPool;
 use stoker_engine::inference::config::{JobContext, trial_config};
@@ -187,6 +187,7 @@ impl<'a> Runner<'a> {
             .map(|variable| (variable.name.clone(), variable.value.clone()))
             .collect();
         env.push((ENV_TERMINATION_FILE.to_owned(), termination_file.display().to_string()));
+        env.push((ENV_LAUNCHED.to_owned(), "1".to_owned()));
         let visible = self.job.devices.of_worker(slot);
         env.extend(visible.map(|gpu| (gpus::ENV_VISIBLE.to_owned(), gpu.to_owned())));
         let program = spec.entrypoint.command.iter().chain(&spec.entrypoint.args);

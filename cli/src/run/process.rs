@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use stoker_api::contract::Termination;
 use stoker_api::exit::ExitClass;
-use stoker_api::names::ENV_TRIAL_CONFIG;
+use stoker_api::names::{ENV_LAUNCHED, ENV_TRIAL_CONFIG};
 use stoker_api::trial::AttemptEnd;
 use stoker_storage::Storage;
 use stoker_storage::layout;
@@ -137,6 +137,8 @@ pub(crate) fn start(
     if let Some(folder) = start.folder {
         command.current_dir(folder);
     }
+    // A trial may run `stoker run`, whose trainers do not run below that trial's launcher.
+    command.env_remove(ENV_LAUNCHED);
     command.envs(start.env);
     command.env(ENV_TRIAL_CONFIG, start.config);
     command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use stoker_api::contract::CheckpointRef;
-use stoker_api::names::{ENV_LAUNCHER_LOGS, ENV_TERMINATION_FILE};
+use stoker_api::names::{ENV_LAUNCHED, ENV_LAUNCHER_LOGS, ENV_TERMINATION_FILE};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::devices::GpuPool;
 use stoker_engine::trial::{NextStep, unreported_since};
@@ -275,17 +275,16 @@ impl<'a> Runner<'a> {
         self.shared.state().begin(index, attempt, &token)?;
         let spec = &self.valid.spec;
         let program = spec.entrypoint.command.iter().chain(&spec.entrypoint.args).cloned();
-        let mut env: Vec<_> = spec
-            .env
-            .iter()
-            .map(|variable| (variable.name.clone(), variable.value.clone()))
-            .collect();
+        let mut env: Vec<_> =
+            spec.env.iter().map(|var| (var.name.clone(), var.value.clone())).collect();
         let mut command = vec![];
         if gang.is_some() {
             command.extend([LAUNCHER, "launch", "--"].map(str::to_owned));
             env.push((ENV_LAUNCHER_LOGS.to_owned(), "off".to_owned()));
             let file = folder.join(TERMINATION_FILE).display().to_string();
             env.push((ENV_TERMINATION_FILE.to_owned(), file));
+        } else {
+            env.push((ENV_LAUNCHED.to_owned(), "1".to_owned()));
         }
         command.extend(program);
         env.extend(visible.map(|gpus| (gpus::ENV_VISIBLE.to_owned(), gpus)));

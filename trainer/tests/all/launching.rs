@@ -46,6 +46,18 @@ fn without_a_trial_there_is_one_rank() {
     assert_eq!((left.code, left.out.as_str()), (0, "0 of 1\n"), "{left:?}");
 }
 
+/// With a second launcher, each rank would start all ranks of the pod.
+#[test]
+fn launcher_refuses_to_run_as_a_rank() {
+    let pod = Pod::new();
+    let left = pod.launch_script("echo launched=$STOKER_LAUNCHED");
+    assert_eq!((left.code, left.out.as_str()), (0, "launched=1\n"), "{left:?}");
+    let left = Pod::new().env("STOKER_LAUNCHED", "1").launch(&["sh", "-c", "echo started"]);
+    assert_eq!((left.code, left.out.as_str()), (1, ""), "{left:?}");
+    let message = left.termination.unwrap().message.unwrap();
+    assert!(message.contains("to the program alone, without the launcher: sh -c"), "{message}");
+}
+
 /// Runs a script on two ranks of a pod and checks the launcher's exit code and message. The
 /// launcher must end before it would kill ranks that ignore its signal, 30 s after the first exit.
 fn check(script: &str, code: i32, message: Option<&str>) {

@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 
 use super::searcher::{length, steps_length};
-use super::{Translation, hyperparameters, item, searcher};
+use super::{Translation, entrypoint, hyperparameters, item, searcher};
 
 /// All parts, in the order of their notes.
 pub(super) const ALL: [fn(&mut Translation<'_>); 11] = [
     plain,
     data,
-    entrypoint,
+    entrypoint::translate,
     hyperparameters::translate,
     searcher::translate,
     periods,
@@ -65,37 +65,6 @@ fn data(translation: &mut Translation<'_>) {
         translation.refuse("data.secrets", &json!("..."), rule);
     }
     translation.set("spec.data", data, "data");
-}
-
-fn entrypoint(translation: &mut Translation<'_>) {
-    let from = "entrypoint";
-    let Some(value) = translation.take(from) else { return };
-    match value {
-        Value::String(text) if is_class(text) => {
-            let rule = "is a Python class, which Stoker cannot train; set a program to run";
-            translation.refuse(from, value, rule);
-            translation.set("spec.entrypoint.command", json!([text]), from);
-        }
-        Value::String(text) => {
-            translation.set("spec.entrypoint.command", json!(["sh", "-c", text]), from);
-            translation
-                .notes
-                .push(r#"entrypoint -> spec.entrypoint.command: ["sh", "-c", TEXT]"#.to_owned());
-        }
-        other => {
-            translation.set("spec.entrypoint.command", other.clone(), from);
-            translation.note(from, "spec.entrypoint.command");
-        }
-    }
-}
-
-/// Returns `true` for `module.of.python:Class`.
-fn is_class(text: &str) -> bool {
-    let is_name = |text: &str| {
-        !text.is_empty()
-            && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.')
-    };
-    text.split_once(':').is_some_and(|(module, class)| is_name(module) && is_name(class))
 }
 
 fn periods(translation: &mut Translation<'_>) {

@@ -40,6 +40,23 @@ fn sets_of_the_name_field_rename_the_object() {
     }
 }
 
+#[test]
+fn determineds_launchers_are_left_out() {
+    let check = |entrypoint: &str, expected: Value| {
+        let text = LEGACY.replace("python3 train.py", entrypoint);
+        let loaded = load_text(&text, &[]).unwrap();
+        assert_eq!(loaded.spec_json["entrypoint"]["command"], expected, "{entrypoint}");
+        let notes = loaded.notes.join("\n");
+        assert!(notes.contains("without determined.launch.t"), "{notes}");
+    };
+    let launcher = "python3 -m determined.launch.tensorflow";
+    check(&format!("{launcher} -- python3 train.py"), json!(["python3", "train.py"]));
+    let shell = format!("{launcher} train  a | tee b");
+    check(&shell, json!(["sh", "-c", "train  a | tee b"]));
+    let words = "[python3, -m, determined.launch.torch_distributed, --nnodes=2, --, train, $x]";
+    check(words, json!(["train", "$x"]));
+}
+
 /// Without `type`, the names of parameters are those of groups.
 #[test]
 fn groups_of_constants_stay_constant() {
@@ -207,6 +224,16 @@ const REFUSED: &[Case] = &[
         ],
     ),
     ("python3 train.py", "model_def:Trial", &[("2:1: entrypoint:", "Python class")]),
+    (
+        "python3 train.py",
+        "python3 -m determined.launch.horovod --trial model_def:Trial",
+        &[("2:1: entrypoint:", "Python class")],
+    ),
+    (
+        "python3 train.py",
+        "cd a && python3 -m determined.launch.tensorflow train",
+        &[("2:1: entrypoint:", "set the program that the launcher starts")],
+    ),
     (
         "max_length: {batches: 900}",
         "max_time: 900",

@@ -130,7 +130,8 @@ impl StorageRecord {
 pub struct BestTrial {
     /// Index of the trial.
     pub index: u32,
-    /// Value of the searched metric, as a decimal string.
+    /// Value of the searched metric, as a decimal string: the best result, or of a trial that
+    /// stopped early, its best validation if that is better.
     pub metric: String,
     /// Name of the newest checkpoint with this metric that no attempt refused, if one exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]

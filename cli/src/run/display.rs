@@ -136,7 +136,8 @@ impl MetricRanking<'_> {
         searched.of(&trial.status.metrics).cloned()
     }
 
-    /// Returns the metric by which the search compares the trial: the best of its results.
+    /// Returns the metric by which trials are compared: the best result, or a better validation of
+    /// a trial that stopped early.
     pub(crate) fn best_of(&self, trial: &TrialRecord) -> Option<String> {
         best_metric(trial, self.smaller_is_better)
     }

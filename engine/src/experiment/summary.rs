@@ -318,16 +318,16 @@ fn objectives(config: &SearchConfig, record: &TrialRecord) -> Option<(Vec<Loss>,
     Some((recorded::losses(latest, config), values))
 }
 
-/// Returns the metric by which a trial is compared: the best of its results. A trial without one,
-/// because its program stopped early, is compared by its best validation.
+/// Returns the metric by which a trial is compared: the best of its results. A trial whose program
+/// stopped early has no result at its length, so its best validation counts, too.
 pub fn best_metric(record: &TrialRecord, smaller_is_better: bool) -> Option<String> {
     let results = record.status.facts.iter().filter_map(|fact| match fact {
         Fact::Result(result) => Some(result.metric.clone()),
         Fact::Closed(_) | Fact::Reopened(_) => None,
     });
     let has_stopped = closed(record) == Some(CloseCause::StoppedEarly);
-    let of_validations = || record.status.best_metric.clone().filter(|_| has_stopped);
-    results.min_by(|a, b| compare(a, b, smaller_is_better)).or_else(of_validations)
+    let of_validations = record.status.best_metric.clone().filter(|_| has_stopped);
+    results.chain(of_validations).min_by(|a, b| compare(a, b, smaller_is_better))
 }
 
 /// Returns the newest checkpoint with this metric that no attempt refused.

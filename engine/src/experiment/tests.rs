@@ -134,13 +134,17 @@ fn rejection_of_all_hyperparameters_is_explained() {
     assert_eq!((status.phase, status.message.as_deref()), (Phase::Failed, Some(expected)));
 }
 
-/// Each trial has one result, or none. A trial that stopped early has validations instead.
+/// Each trial has one result, or none. A trial that stopped early has validations instead, or after
+/// the result of a rung.
 fn check_best(smaller: bool, results: &[&str], expected: Option<(u32, &str)>) {
     let mut trials = Vec::new();
     for (index, metric) in (0..).zip(results) {
         let mut record = plain_record(index);
-        match metric.strip_prefix("stopped ") {
-            Some(metric) => {
+        match metric.split_once("stopped ") {
+            Some((rung, metric)) => {
+                if let Some(metric) = rung.strip_suffix(' ') {
+                    record.status.facts.push(result(3, metric));
+                }
                 begin_attempt(&mut record, 0);
                 for (batches, metric) in (1..).zip([metric, "1e9"]) {
                     let report = report(0, batches, validated(metric, None));
@@ -169,6 +173,10 @@ fn best_trial_has_best_metric_then_lowest_index() {
     check_best(false, &["NaN", "-inf"], Some((1, "-inf")));
     check_best(true, &["", "NaN", "NaN"], Some((1, "NaN")));
     check_best(true, &["0.5", "stopped 0.4"], Some((1, "0.4")));
+    check_best(true, &["0.5", "0.6 stopped 0.4"], Some((1, "0.4")));
+    check_best(true, &["0.5", "0.3 stopped 0.4"], Some((1, "0.3")));
+    check_best(true, &["0.5", "NaN stopped 0.4"], Some((1, "0.4")));
+    check_best(false, &["0.5", "0.25 stopped 0.75"], Some((1, "0.75")));
 }
 
 #[test]

@@ -105,7 +105,11 @@ fn facts(run: &Run) -> Vec<Fact> {
                 value: run.trial_base(best.index),
             }),
             is_best: true,
-            title: format!("{}, the best of the results that the search compares", best.metric),
+            title: format!(
+                "{}, the best of the results that the search compares, and of the validations of \
+                 trials that stopped early",
+                best.metric
+            ),
             ..fact(&best_label, text::result_text(Some(&best.metric)), best_at(run, best))
         },
         None => fact(&best_label, "none".to_owned(), String::new()),
@@ -155,8 +159,8 @@ pub(crate) fn ran(run: &Run) -> u64 {
     u64::try_from(end.0 - created(run)).unwrap_or(0)
 }
 
-/// Returns the length at which the best trial had its result. Its best validation may be better,
-/// and at a length at which the search compares no trials.
+/// Returns the length at which the best trial had its result; empty for the best validation of a
+/// trial that stopped early. Validations at other lengths may be better.
 fn best_at(run: &Run, best: &BestTrial) -> String {
     let Some(trial) = run.trials.get(&best.index) else { return String::new() };
     let metric = number::parse(&best.metric);

@@ -207,7 +207,9 @@ fn precision(translation: &mut Translation<'_>) {
     let from = "optimizations.gradient_compression";
     if translation.source.value["optimizations"].get("gradient_compression") == Some(&json!(true)) {
         translation.take(from);
-        translation.set("spec.optimizations.gradientCompression", json!("f16"), from);
+        let to = "spec.optimizations.gradientCompression";
+        translation.set(to, json!("f16"), from);
+        translation.notes.push(format!("{from} -> {to}: f16, which rounds the gradients"));
     }
     let from = "optimizations.mixed_precision";
     let level =
@@ -227,11 +229,9 @@ fn ignored_fields(translation: &mut Translation<'_>) {
         translation.ignore(field, "use labels to group experiments");
     }
     translation.ignore("debug", "it only affects logs");
-    let defaults = [
-        ("average_training_metrics", json!(true)),
-        ("mixed_precision", json!("O0")),
-        ("gradient_compression", json!(false)),
-    ];
+    let why = "metrics are always over all ranks";
+    translation.ignore("optimizations.average_training_metrics", why);
+    let defaults = [("mixed_precision", json!("O0")), ("gradient_compression", json!(false))];
     for (field, default) in defaults {
         let path = format!("optimizations.{field}");
         if translation.source.value["optimizations"].get(field) == Some(&default) {

@@ -93,6 +93,22 @@ fn optimizations_of_determined_are_translated() {
 }
 
 #[test]
+fn optimizations_with_other_effects_are_noted() {
+    let check = |fields: &str, note: &str| {
+        let loaded = load_text(&format!("{LEGACY}optimizations: {fields}\n"), &[]).unwrap();
+        let count = loaded.notes.iter().filter(|line| line.starts_with(note)).count();
+        assert_eq!(count, 1, "{note}: {:?}", loaded.notes);
+    };
+    let path = "optimizations.average_training_metrics";
+    let note = format!("{path}: ignored, metrics are always over all ranks");
+    check("{average_training_metrics: false}", &note);
+    check("{average_training_metrics: true}", &note);
+    let path = "optimizations.gradient_compression";
+    let note = format!("{path} -> spec.optimizations.gradientCompression: f16");
+    check("{gradient_compression: true}", &note);
+}
+
+#[test]
 fn steps_of_0_12_are_batches() {
     let text = "\
 searcher: {name: single, metric: loss, max_steps: 20}

@@ -306,6 +306,11 @@ impl<B: Send + 'static> Data<B> {
         if self.origin.is_batched() { plan.world_size } else { plan.global_batch }
     }
 
+    /// Returns whether the source determines the size of the batches.
+    pub(crate) fn has_own_batches(&self) -> bool {
+        self.origin.is_batched() || self.origin.is_sequential()
+    }
+
     /// Returns the number of batches in an epoch, which is the same on every rank.
     pub fn steps(&self, plan: &LoaderPlan) -> u64 {
         #[cfg(feature = "learner")]

@@ -34,6 +34,10 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         fit.validation.as_ref().map_or(Ok(()), |data| data.check_validation(&plan))?;
         let model = optimizers.initialize_weights(context, model);
         optimizers.check(&record::trained_paths(&model))?;
+        let warning = batch_size_warning(context, &plan).filter(|_| !fit.train.has_own_batches());
+        if let Some(text) = warning {
+            print_warning(context, &text);
+        }
         let mut run = Self::new(context, model, optimizers, step, fit, &plan)?;
         run.update_control();
         let ranks = context.distributed();
@@ -135,6 +139,26 @@ pub(super) fn check_validation_data<B>(fit: &Fit<B>) -> Result<()> {
     }
 }
 
+fn print_warning(context: &Context, text: &str) {
+    if context.distributed().rank() == 0 {
+        eprintln!("stoker: {text}");
+    }
+}
+
+/// Returns a warning if the batch size of a script contradicts the hyperparameter of the trial.
+fn batch_size_warning(context: &Context, plan: &LoaderPlan) -> Option<String> {
+    let size = context.hparam("global_batch_size").filter(|_| context.io().has_runner())?;
+    let (ranks, trained) = (plan.world_size, plan.global_batch);
+    let requested = size.as_u64().and_then(|size| usize::try_from(size).ok());
+    let is_requested = requested.is_some_and(|size| size / ranks * ranks == trained);
+    (!is_requested).then(|| {
+        format!(
+            "the hyperparameter global_batch_size is {size}, but the program trains batches of \
+             {trained} over all ranks; set `Fit::batch_size(context.batch_size()?)`"
+        )
+    })
+}
+
 /// Marks this process as training. Fails in an inference job, with a length in the program's own
 /// count, and after a training that saved or restored a checkpoint.
 fn begin_loop(context: &Context) -> Result<()> {
@@ -190,12 +214,51 @@ pub(super) fn check_same_data(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
     use stoker_api::contract::ExitCode;
     use stoker_api::experiment::Length;
 
     use super::*;
-    use crate::Standalone;
     use crate::error::exit_code;
+    use crate::reporter::tests::TestReportServer;
+    use crate::train::program;
+    use crate::train::tests::early_ends::config_under_runner;
+    use crate::Standalone;
+
+    /// Returns the context of a trial with a runner and changes of its configuration.
+    fn under_runner(changes: &serde_json::Value) -> Context {
+        let folder = tempfile::tempdir().unwrap();
+        let server = TestReportServer::scripted(vec![]);
+        let config = config_under_runner(&server, "val_loss", folder.path());
+        let mut config = serde_json::to_value(config).unwrap();
+        for (name, value) in changes.as_object().unwrap() {
+            config[name] = value.clone();
+        }
+        program::context(serde_json::from_value(config).unwrap(), None).unwrap()
+    }
+
+    #[test]
+    fn contradicting_batch_size_of_script_is_reported() {
+        let check = |context: &Context, batch_size: usize, expected: Option<&str>| {
+            let mut plan = context.loader_plan(batch_size, true);
+            // As with two ranks.
+            (plan.world_size, plan.global_batch) = (2, 2 * batch_size);
+            let warning = batch_size_warning(context, &plan);
+            match expected {
+                Some(words) => assert!(warning.as_ref().unwrap().contains(words), "{warning:?}"),
+                None => assert_eq!(warning, None),
+            }
+        };
+        let searched = json!({"hyperparameters": {"global_batch_size": 65}});
+        let context = under_runner(&searched);
+        check(&context, 32, None);
+        let words = "global_batch_size is 65, but the program trains batches of 128 over";
+        check(&context, 64, Some(words));
+        check(&under_runner(&json!({})), 64, None);
+        let hyperparameters = searched["hyperparameters"].clone();
+        let standalone = Standalone { hyperparameters, quiet: true, ..Standalone::default() };
+        check(&standalone.context().unwrap(), 64, None);
+    }
 
     #[test]
     fn training_loops_refuse_units() {

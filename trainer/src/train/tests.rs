@@ -27,7 +27,7 @@ mod copies;
 mod cubecl_resume;
 mod custom_loop;
 mod data_kinds;
-mod early_ends;
+pub(super) mod early_ends;
 mod early_loader;
 mod exchange;
 mod gan;

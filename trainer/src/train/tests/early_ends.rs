@@ -125,7 +125,7 @@ pub(super) fn under_runner(door: &TestReportServer, metric: &str, folder: &Path)
 }
 
 /// Returns the configuration of that trial.
-pub(super) fn config_under_runner(
+pub(in crate::train) fn config_under_runner(
     door: &TestReportServer,
     metric: &str,
     folder: &Path,

@@ -80,6 +80,7 @@ impl Context {
     ) -> Result<Fitted<M>> {
         catch_raised(|| {
             start::check_validation_data(&fit)?;
+            start::warn_of_rare_validations(self, &fit);
             Run::start(self, model, optimizers, &step, fit)?.train()
         })
     }

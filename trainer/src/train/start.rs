@@ -139,10 +139,32 @@ pub(super) fn check_validation_data<B>(fit: &Fit<B>) -> Result<()> {
     }
 }
 
+/// Prints a warning if a callback requires validations, but the runner requests them only at the
+/// end of each length.
+pub(super) fn warn_of_rare_validations<B>(context: &Context, fit: &Fit<B>) {
+    if let Some(text) = validation_warning(context, fit) {
+        print_warning(context, &text);
+    }
+}
+
 fn print_warning(context: &Context, text: &str) {
     if context.distributed().rank() == 0 {
         eprintln!("stoker: {text}");
     }
+}
+
+fn validation_warning<B>(context: &Context, fit: &Fit<B>) -> Option<String> {
+    let period = context.config.validation_period.and_then(|length| length.get());
+    let has_period = period.is_some_and(|(_, units)| units > 0);
+    if has_period || !context.io().has_runner() {
+        return None;
+    }
+    let index = fit.callbacks.iter().position(|callback| callback.needs_validation())?;
+    let name = unique_names(&fit.callbacks).swap_remove(index);
+    Some(format!(
+        "callback {name} receives validations only at the end of each length that the search \
+         grants; set spec.minValidationPeriod"
+    ))
 }
 
 /// Returns a warning if the batch size of a script contradicts the hyperparameter of the trial.
@@ -214,16 +236,18 @@ pub(super) fn check_same_data(
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::{Device, Tensor};
     use serde_json::json;
     use stoker_api::contract::ExitCode;
     use stoker_api::experiment::Length;
 
     use super::*;
+    use crate::callback::Callback;
     use crate::error::exit_code;
     use crate::reporter::tests::TestReportServer;
     use crate::train::program;
     use crate::train::tests::early_ends::config_under_runner;
-    use crate::Standalone;
+    use crate::{EarlyStopping, Standalone};
 
     /// Returns the context of a trial with a runner and changes of its configuration.
     fn under_runner(changes: &serde_json::Value) -> Context {
@@ -258,6 +282,20 @@ mod tests {
         let hyperparameters = searched["hyperparameters"].clone();
         let standalone = Standalone { hyperparameters, quiet: true, ..Standalone::default() };
         check(&standalone.context().unwrap(), 64, None);
+    }
+
+    #[test]
+    fn callbacks_without_validation_period_are_reported() {
+        let data = || Data::arrays(Tensor::<1>::zeros([4], &Device::flex())).unwrap();
+        let fit = || Fit::new(data()).callbacks(vec![EarlyStopping::new("val_loss").boxed()]);
+        let warning = validation_warning(&under_runner(&json!({})), &fit()).unwrap();
+        assert!(warning.starts_with("callback EarlyStopping receives validations"), "{warning}");
+        assert!(warning.ends_with("; set spec.minValidationPeriod"), "{warning}");
+        let period = json!({"validationPeriod": {"batches": 5}});
+        assert_eq!(validation_warning(&under_runner(&period), &fit()), None);
+        assert_eq!(validation_warning(&under_runner(&json!({})), &Fit::new(data())), None);
+        let standalone = Standalone { quiet: true, ..Standalone::default() };
+        assert_eq!(validation_warning(&standalone.context().unwrap(), &fit()), None);
     }
 
     #[test]

@@ -190,7 +190,18 @@ impl StepOutput {
     ///
     /// - outputs, targets: `[samples, outputs]`
     /// - weights: `[samples]`
+    ///
+    /// # Panics
+    ///
+    /// If the shapes differ.
     pub fn weighted_regression(outputs: Tensor<2>, targets: Tensor<2>, weights: Tensor<1>) -> Self {
+        assert_same_shape(&outputs, &targets);
+        let ([samples], [rows, _]) = (weights.dims(), targets.dims());
+        assert!(
+            samples == rows,
+            "the weights have the shape [{samples}], but the targets have {rows} samples; give \
+             one weight for each sample"
+        );
         let num_elements = targets.shape().num_elements();
         let error = to_single(outputs) - to_single(targets);
         let absolute = sum_in_order(error.clone().abs());
@@ -207,7 +218,12 @@ impl StepOutput {
     /// # Shapes
     ///
     /// - outputs, targets: the same shape, of any rank
+    ///
+    /// # Panics
+    ///
+    /// If the shapes differ.
     pub fn regression<const D: usize>(outputs: Tensor<D>, targets: Tensor<D>) -> Self {
+        assert_same_shape(&outputs, &targets);
         let num_elements = targets.shape().num_elements();
         let error = to_single(outputs) - to_single(targets);
         let absolute = sum_in_order(error.clone().abs());
@@ -249,6 +265,17 @@ impl StepOutput {
     pub fn into_metrics(self) -> Metrics {
         UnreadMetrics::new(self.metrics).read()
     }
+}
+
+/// Panics if the shapes differ. Otherwise, the difference would be broadcast to a larger shape, and
+/// the loss would be too large.
+fn assert_same_shape<const D: usize>(outputs: &Tensor<D>, targets: &Tensor<D>) {
+    let (of_outputs, of_targets) = (outputs.dims(), targets.dims());
+    assert!(
+        of_outputs == of_targets,
+        "the outputs have the shape {of_outputs:?}, but the targets have {of_targets:?}; give both \
+         the same shape"
+    );
 }
 
 /// Returns the cross-entropy of each sample.
@@ -364,6 +391,29 @@ mod tests {
         let metrics = StepOutput::weighted_regression(outputs, targets, weights).into_metrics();
         assert_eq!(metrics.sum_and_count("loss"), Some((24.0, 6.0)));
         assert_eq!(metrics.sum_and_count("mean_absolute_error"), Some((12.0, 6.0)));
+    }
+
+    /// Broadcast to 2 × 3 elements, the loss would be the sum over 6 elements, divided by 2.
+    #[test]
+    fn shapes_that_would_be_broadcast_are_refused() {
+        let zeros = |shape: [usize; 2]| Tensor::<2>::zeros(shape, &Device::flex());
+        let message = |call: &dyn Fn() -> StepOutput| {
+            let call = std::panic::AssertUnwindSafe(call);
+            let panic = std::panic::catch_unwind(|| call().into_metrics()).unwrap_err();
+            panic.downcast_ref::<String>().unwrap().clone()
+        };
+        let expected = "the outputs have the shape [2, 3], but the targets have [2, 1]; give both \
+                        the same shape";
+        let (outputs, targets) = (zeros([2, 3]), zeros([2, 1]));
+        let plain = || StepOutput::regression(outputs.clone(), targets.clone());
+        assert_eq!(message(&plain), expected);
+        let weights = |num| Tensor::<1>::ones([num], &Device::flex());
+        let weighted =
+            || StepOutput::weighted_regression(outputs.clone(), targets.clone(), weights(2));
+        assert_eq!(message(&weighted), expected);
+        let weighted =
+            || StepOutput::weighted_regression(outputs.clone(), outputs.clone(), weights(1));
+        assert!(message(&weighted).starts_with("the weights have the shape [1], but"));
     }
 
     /// burn's sum of as many elements adds parts in the order in which threads finish.

@@ -47,7 +47,13 @@ impl CheckpointFiles {
         }
         match self.0.insert(format!("callbacks-{name}"), bytes.into()) {
             None => Ok(()),
-            Some(_) => Err(format!("checkpoint file {name:?} was already added").into()),
+            Some(_) => {
+                let text = format!(
+                    "checkpoint file {name:?} was already added by another callback; choose \
+                     another file name"
+                );
+                Err(text.into())
+            }
         }
     }
 

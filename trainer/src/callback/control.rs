@@ -1,6 +1,7 @@
 //! Requests from callbacks to the training loop.
 
-use super::Logs;
+use super::{CheckpointFiles, Logs};
+use crate::Result;
 use crate::tensorboard::{Display, Image};
 
 /// Requests from callbacks to the training loop, which applies them after each hook.
@@ -13,6 +14,8 @@ pub struct Control {
     pub(crate) keeps_weights: bool,
     pub(crate) batches: u64,
     pub(crate) learning_rate_scale: f64,
+    /// Checkpoint files that callbacks have claimed at the start.
+    pub(crate) claimed_files: CheckpointFiles,
 }
 
 impl Control {
@@ -74,6 +77,15 @@ impl Control {
     /// the current weights, and are larger by its size. A trial keeps one copy.
     pub fn keep_weights(&mut self) {
         self.keeps_weights = true;
+    }
+
+    /// Claims the name of a checkpoint file.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the name is not a plain file name, or if a callback has already claimed it.
+    pub(crate) fn claim_file(&mut self, name: &str) -> Result<()> {
+        self.claimed_files.add(name, vec![])
     }
 
     /// Returns whether there is a request that changes training.

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// Writes the metrics of each epoch as a row of a CSV file: `epoch`, and one column per metric that
 /// any epoch had. The file is complete after each epoch and keeps its rows across restarts.
-/// Checkpoints contain it as `callbacks-NAME`.
+/// Checkpoints contain it as `callbacks-NAME`, so the file names of several logs must differ.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CsvLog {
     path: PathBuf,
@@ -77,9 +77,9 @@ impl Callback for CsvLog {
         false
     }
 
-    fn on_train_begin(&mut self, _: &mut Control) -> Result<()> {
+    fn on_train_begin(&mut self, control: &mut Control) -> Result<()> {
         // Check name and directory now, not hours later at the end of the first epoch.
-        CheckpointFiles::default().add(&self.file_name(), vec![])?;
+        control.claim_file(&self.file_name())?;
         self.check_path()
     }
 
@@ -138,6 +138,21 @@ mod tests {
         log.on_checkpoint(&mut files, &mut control).unwrap();
         assert!(log.on_checkpoint(&mut files, &mut control).is_err());
         assert_eq!(files.into_files()["callbacks-log.csv"], read());
+    }
+
+    /// Checkpoints do not contain the directories.
+    #[test]
+    fn equal_file_names_fail_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("a")).unwrap();
+        let mut control = Control::default();
+        let mut begin = |name| CsvLog::new(folder.path().join(name)).on_train_begin(&mut control);
+        begin("log.csv").unwrap();
+        begin("a/other.csv").unwrap();
+        let error = begin("a/log.csv").unwrap_err().to_string();
+        let expected = "checkpoint file \"log.csv\" was already added by another callback; choose \
+                        another file name";
+        assert_eq!(error, expected);
     }
 
     #[test]

@@ -139,6 +139,13 @@ impl<'a> Translation<'a> {
         }
     }
 
+    /// Same as [`ignore`](Self::ignore), without a note if the value disables the feature.
+    fn ignore_enabled(&mut self, path: &str, why: &str) {
+        if self.take(path).is_some_and(|value| !parts::is_disabled(value)) {
+            self.notes.push(format!("{path}: ignored, {why}"));
+        }
+    }
+
     fn refuse(&mut self, path: &str, value: &Value, rule: &str) {
         self.errors.push(FieldError::new(path, value, rule));
     }

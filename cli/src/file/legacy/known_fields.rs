@@ -1,5 +1,34 @@
 //! Known fields of files in Determined's format.
 
+/// Fields that change no result, with the reason why they are left out and the alternative. Their
+/// values are not printed: some contain credentials.
+pub(super) const LEFT_OUT: &[(&str, &str)] = &[
+    ("data_layer", "each machine builds its data cache; set STOKER_DATA_CACHE for its directory"),
+    ("environment.drop_capabilities", "pods drop all capabilities"),
+    ("environment.ports", "use `kubectl port-forward`"),
+    ("environment.proxy_ports", "use `kubectl port-forward`"),
+    ("integrations", "no other service is notified; use `stoker experiment wait`"),
+    ("log_policies", "lines of the log change neither retries nor nodes; see spec.maxRestarts"),
+    ("optimizations.auto_tune_tensor_fusion", "it tunes Horovod"),
+    ("optimizations.grad_updates_size_file", "it tunes Horovod"),
+    ("optimizations.tensor_fusion_cycle_time", "it tunes Horovod"),
+    ("optimizations.tensor_fusion_threshold", "it tunes Horovod"),
+    ("pbs", "PBS starts no pods; use spec.resources and spec.pod"),
+    ("profiling", "the program starts the profiler; use `Session::profile`"),
+    ("resources.agent_label", "it has no effect"),
+    ("resources.devices", "name the device plugin's resource in spec.resources.limits"),
+    ("resources.max_slots", "set maxConcurrentTrials of the search"),
+    ("resources.native_parallel", "it has no effect"),
+    ("resources.priority", "its direction depends on the cluster; use spec.pod.priorityClassName"),
+    ("resources.resource_pool", "use spec.pod.nodeSelector and spec.pod.tolerations"),
+    ("resources.slots", "it has no effect on experiments"),
+    ("resources.weight", "the operator has no fair shares; use quotas of namespaces"),
+    ("retention_policy", "logs are kept with the records of the experiment"),
+    ("security", "it has no effect"),
+    ("slurm", "Slurm starts no pods; use spec.resources and spec.pod"),
+    ("tensorboard_storage", "event files are stored beside the checkpoints"),
+];
+
 /// Returns the known fields of an object. Those that no part reads have no counterpart.
 pub(super) fn known(parent: &str) -> &'static [&'static str] {
     match parent {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::searcher::{length, steps_length};
-use super::{Translation, entrypoint, hyperparameters, item, searcher};
+use super::{Translation, entrypoint, hyperparameters, item, known_fields, searcher};
 
 /// All parts, in the order of their notes.
 pub(super) const ALL: [fn(&mut Translation<'_>); 11] = [
@@ -99,9 +99,6 @@ fn resources(translation: &mut Translation<'_>) {
             .push(format!("{from}: 0, a CPU -> {to}: 1, which is a CPU on machines without GPUs"));
     } else {
         translation.copy_field(from, to);
-    }
-    for field in ["native_parallel", "agent_label"] {
-        translation.ignore(&format!("resources.{field}"), "it has no effect");
     }
 }
 
@@ -238,8 +235,7 @@ fn ignored_fields(translation: &mut Translation<'_>) {
             translation.ignore(&path, "it is the default");
         }
     }
-    for field in ["tensor_fusion_threshold", "tensor_fusion_cycle_time", "auto_tune_tensor_fusion"]
-    {
-        translation.ignore(&format!("optimizations.{field}"), "it tunes Horovod");
+    for (path, why) in known_fields::LEFT_OUT {
+        translation.ignore_enabled(path, why);
     }
 }

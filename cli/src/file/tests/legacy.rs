@@ -109,6 +109,34 @@ fn optimizations_with_other_effects_are_noted() {
 }
 
 #[test]
+fn fields_that_change_no_result_are_left_out() {
+    let check = |line: &str, expected: &[&str]| {
+        let text = LEGACY.replace("project: x", line);
+        let loaded = load_text(&text, &[]).unwrap();
+        for words in expected {
+            let count = loaded.notes.iter().filter(|note| note.starts_with(words)).count();
+            assert_eq!(count, 1, "{words}: {:?}", loaded.notes);
+        }
+        let notes = loaded.notes.join("\n");
+        assert!(!notes.contains("hunter2"), "{notes}");
+        assert!(!notes.contains("profiling"), "{notes}");
+    };
+    check("log_policies: [{pattern: hunter2}]", &["log_policies: ignored, lines of the log"]);
+    check("retention_policy: {log_retention_days: 9}", &["retention_policy: ignored, logs are"]);
+    check("integrations: {pachyderm: {token: hunter2}}", &["integrations: ignored, no other"]);
+    check("data_layer: {type: s3, secret_key: hunter2}", &["data_layer: ignored, each machine"]);
+    check("slurm: {slots_per_node: 2}", &["slurm: ignored, Slurm"]);
+    let file = "optimizations.grad_updates_size_file: ignored, it tunes Horovod";
+    check("optimizations: {grad_updates_size_file: a.json}", &[file]);
+    let text = LEGACY.replace("profiling: {enabled: false}", "profiling: {enabled: true}");
+    let text = text.replace("slots_per_trial: 0", "slots_per_trial: 1, max_slots: 4, weight: 2");
+    let notes = load_text(&text, &[]).unwrap().notes.join("\n");
+    for words in ["profiling: ignored, the program", "max_slots: ignored", "weight: ignored"] {
+        assert!(notes.contains(words), "{words}\n{notes}");
+    }
+}
+
+#[test]
 fn steps_of_0_12_are_batches() {
     let text = "\
 searcher: {name: single, metric: loss, max_steps: 20}

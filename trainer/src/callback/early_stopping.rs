@@ -117,7 +117,13 @@ impl EarlyStopping {
 /// Returns the error of a callback whose metric is not in the means of a validation.
 pub(crate) fn missing_metric(metric: &str, logs: &Logs) -> Error {
     let names = logs.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-    format!("metric {metric} not found: validation reported {names}").into()
+    let of_validation = format!("val_{metric}");
+    let remedy = if logs.contains_key(&of_validation) {
+        format!("callbacks watch the metrics of validations; did you mean {of_validation}?")
+    } else {
+        "watch one of these, or report it in validations".to_owned()
+    };
+    format!("metric {metric} not found: validation reported {names}; {remedy}").into()
 }
 
 impl Callback for EarlyStopping {
@@ -243,7 +249,13 @@ mod tests {
         let error = EarlyStopping::new("val_los").on_validation_end(&logs, &mut Control::default());
         assert_eq!(
             error.unwrap_err().to_string(),
-            "metric val_los not found: validation reported val_accuracy"
+            "metric val_los not found: validation reported val_accuracy; watch one of these, or \
+             report it in validations"
+        );
+        assert_eq!(
+            missing_metric("accuracy", &logs).to_string(),
+            "metric accuracy not found: validation reported val_accuracy; callbacks watch the \
+             metrics of validations; did you mean val_accuracy?"
         );
     }
 }

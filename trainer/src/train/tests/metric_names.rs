@@ -32,7 +32,7 @@ fn missing_watched_metric_fails_before_the_first_batch() {
     check(
         "val_los",
         "callback ReduceOnPlateau: metric val_los not found: validation reported val_accuracy, \
-         val_loss",
+         val_loss; watch one of these, or report it in validations",
     );
     check("validation_loss", "callback Fails: no");
 }

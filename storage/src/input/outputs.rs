@@ -50,7 +50,8 @@ impl JobOutput {
 }
 
 /// Lists local input files, sorted by name: files below `folder` that match, except those in the
-/// directory `without`, also if it is reached by a symbolic link. Follows the manifests of other jobs, as [`follow_manifests`] does.
+/// directory `without`, also if it is reached by a symbolic link. Follows the manifests of other
+/// jobs, as [`follow_manifests`] does.
 ///
 /// # Errors
 ///

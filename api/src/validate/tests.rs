@@ -175,15 +175,19 @@ fn each_pod_rule_names_its_field() {
 }
 
 #[test]
-fn each_rule_names_its_field() {
-    let log = |body: Value| json!({ "log": body });
-    let hyperparameters = "hyperparameters/rate";
-    let rate = |rest: &str| format!("spec.hyperparameters.rate{rest}");
+fn commands_are_programs_without_the_launcher() {
     check("entrypoint/command", json!([]), "spec.entrypoint.command", "program");
     check("entrypoint/command", json!([" "]), "spec.entrypoint.command[0]", "first word");
     let launcher = json!(["/bin/stoker-trainer", "launch", "--", "train"]);
     check("entrypoint/command", launcher, "spec.entrypoint.command", "the program alone");
     check("entrypoint/args", json!(["a\0"]), "spec.entrypoint.args[0]", "NUL");
+}
+
+#[test]
+fn each_rule_names_its_field() {
+    let log = |body: Value| json!({ "log": body });
+    let hyperparameters = "hyperparameters/rate";
+    let rate = |rest: &str| format!("spec.hyperparameters.rate{rest}");
     check("data", json!([1]), "spec.data", "object");
     check("searcher/metric", json!(" "), "spec.searcher.metric", "validation metric");
     check("searcher/random", Value::Null, "spec.searcher", "none is");

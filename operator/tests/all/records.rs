@@ -46,7 +46,7 @@ fn pods_get_the_records_of_their_experiment() {
         let mut operator = ns.operator("a", operator_port());
         operator.wait_ready(&ns);
         let script = |pod: &Pod| match pod.labels()[LABEL_ATTEMPT].as_str() {
-            "0" => Script::Exit { after_ms: 10, code: 80 },
+            "0" => Script::Exit { after_ms: 10, code: 1 },
             _ => Script::Train { unit_ms: 10 },
         };
         let kubelet = Kubelet::start(&ns.client, "records", script);
@@ -56,7 +56,7 @@ fn pods_get_the_records_of_their_experiment() {
         assert_eq!(trial.status.unwrap().attempts.len(), 1);
         let (_, trial) = start_records(&pod(&ns, &kubelet, "grid-0-a1-r0").await);
         let attempts = trial.status.unwrap().attempts;
-        assert_eq!(attempts[0].end, Some(AttemptEnd::Infrastructure), "{attempts:?}");
+        assert_eq!(attempts[0].end, Some(AttemptEnd::UserError), "{attempts:?}");
         assert_eq!((attempts.len(), attempts[1].end), (2, None));
 
         let cleanup = pod(&ns, &kubelet, "grid-cleanup-0").await;

@@ -246,7 +246,7 @@ mod tests {
     use crate::error::exit_code;
     use crate::reporter::tests::TestReportServer;
     use crate::train::program;
-    use crate::train::tests::early_ends::config_under_runner;
+    use crate::train::tests::config_under_runner;
     use crate::{EarlyStopping, Standalone};
 
     /// Returns the context of a trial with a runner and changes of its configuration.

@@ -27,7 +27,7 @@ mod copies;
 mod cubecl_resume;
 mod custom_loop;
 mod data_kinds;
-pub(super) mod early_ends;
+mod early_ends;
 mod early_loader;
 mod exchange;
 mod gan;
@@ -46,6 +46,8 @@ mod test_mode;
 mod unreported;
 mod validation_stops;
 mod warm_starts;
+
+pub(super) use early_ends::config_under_runner;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
 

@@ -85,7 +85,7 @@ impl Gang {
         let latest: Vec<Value> = latest.collect();
         let [port] = free_ports().unwrap();
         for pod in &mut self.pods {
-            pod.config["attempt"] = json!(4);
+            pod.config["attempt"] = json!(pod.config["attempt"].as_u64().unwrap() + 1);
             pod.config["resumeFrom"] = json!(latest);
             if !pod.config["gang"].is_null() {
                 pod.config["gang"]["rendezvous"] = json!(format!("127.0.0.1:{port}"));

@@ -227,7 +227,7 @@ fn runner_gets_the_metric_and_grants_lengths() {
 fn unknown_searched_metric_is_refused_early() {
     let gang = gang(1, false).with_config(&json!({"metric": "validation_f1"}));
     let left = gang.run_as("learn");
-    assert_eq!(codes(&left), [1], "{left:?}");
+    assert_eq!(codes(&left), [82], "{left:?}");
     let errors = &left[0].errors;
     assert!(errors.contains("searched metric validation_f1"), "{left:?}");
     assert!(errors.contains("validation_accuracy, validation_loss"), "{left:?}");

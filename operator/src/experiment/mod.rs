@@ -44,7 +44,7 @@ use crate::storage;
 
 /// Delay before a refused write is retried: no watch event announces that it would succeed.
 const REFUSAL_RETRY: Duration = Duration::from_secs(10);
-/// What the user can do with an experiment that newer rules reject.
+/// Remedies for an experiment that newer rules reject.
 const NO_LONGER_VALID_REMEDY: &str = "its trials train without decisions of the operator: use the \
                                       earlier version of the operator, or pause, cancel, kill or \
                                       delete the experiment";

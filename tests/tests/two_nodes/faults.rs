@@ -169,13 +169,14 @@ fn trials_survive_a_store_outage_of_a_minute() {
     assert!(accuracy > 0.97, "{accuracy}");
 }
 
-/// Returns an experiment with a trial of one pod.
+/// Returns an experiment with a trial of one pod. It trains for much longer than it takes to delete
+/// its pods and to stop the operator.
 fn single(name: &str) -> String {
     let change = json!({
         "minCheckpointPeriod": { "batches": 100 },
         "searcher": {
             "metric": "validation_accuracy", "smallerIsBetter": false,
-            "maxLength": { "batches": 2000 }, "single": {},
+            "maxLength": { "batches": 8000 }, "single": {},
         },
     });
     mnist(name, &change).to_string()
@@ -199,6 +200,17 @@ fn force_delete_pods(cluster: &Cluster, experiment: &str) {
     cluster.kubectl(&delete).unwrap();
 }
 
+/// Gives an object the spec and status of a backup.
+fn restore(cluster: &Cluster, mut backup: Value) {
+    backup["metadata"].as_object_mut().unwrap().remove("resourceVersion");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("backup.json");
+    std::fs::write(&file, backup.to_string()).unwrap();
+    let replace = ["replace", "-f", file.to_str().unwrap()];
+    cluster.kubectl(&replace).unwrap();
+    cluster.kubectl(&[&replace[..], &["--subresource=status"]].concat()).unwrap();
+}
+
 /// After etcd is restored from a backup, objects have earlier states, and later pods do not exist.
 #[test]
 fn restored_records_find_later_checkpoints() {
@@ -215,19 +227,15 @@ fn restored_records_find_later_checkpoints() {
         })
     };
     cluster.apply(&single("past")).unwrap();
-    let mut backup = has_checkpoint_of(0);
+    let trial = has_checkpoint_of(0);
+    let backup = [get(cluster, "experiment", "past"), trial];
     for attempt in 1..3 {
         force_delete_pods(cluster, "past");
         has_checkpoint_of(attempt);
     }
     scale_operator(cluster, 0);
     force_delete_pods(cluster, "past");
-    backup["metadata"].as_object_mut().unwrap().remove("resourceVersion");
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("backup.json");
-    std::fs::write(&file, backup.to_string()).unwrap();
-    let restore = ["replace", "--subresource=status", "-f", file.to_str().unwrap()];
-    cluster.kubectl(&restore).unwrap();
+    backup.into_iter().for_each(|object| restore(cluster, object));
     scale_operator(cluster, 2);
     let end = ended(cluster, "past");
     assert_eq!(end["status"]["phase"], "Completed", "{}", state(cluster));

@@ -21,6 +21,9 @@ use stoker_tests::{describe_output, facts_without_times, program, repository};
 /// Namespace of the experiments. It requires pod security `restricted`.
 const NAMESPACE: &str = "ml";
 
+/// Label of the operator's pods. Those of the page have the same name, but another component.
+const OPERATOR_PODS: &str = "app.kubernetes.io/name=stoker,app.kubernetes.io/component=operator";
+
 /// Returns the cluster that these tests share, and a lock on it. The tests run one at a time,
 /// because some of them kill a node.
 fn cluster() -> (&'static Cluster, MutexGuard<'static, ()>) {

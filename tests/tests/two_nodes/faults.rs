@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use stoker_test_cluster::{Cluster, PATIENCE};
 
 use super::{
-    KilledNode, NAMESPACE, cluster, ended, ended_within, get, mnist, outcome, state, wait_for,
-    wait_for_checkpoints, weights,
+    KilledNode, NAMESPACE, OPERATOR_PODS, cluster, ended, ended_within, get, mnist, outcome, state,
+    wait_for, wait_for_checkpoints, weights,
 };
 
 /// Returns an experiment with a gang of four pods, two on each node if both nodes are available.
@@ -182,15 +182,32 @@ fn single(name: &str) -> String {
     mnist(name, &change).to_string()
 }
 
-/// Sets the number of operators, and waits until the others have ended.
-fn scale_operator(cluster: &Cluster, replicas: u32) {
-    let replicas = format!("--replicas={replicas}");
-    let operator = ["-n", "stoker-system", "scale", "deployment/stoker-operator", &replicas];
-    cluster.kubectl(&operator).unwrap();
-    if replicas.ends_with('0') {
-        let label = ["-l", "app.kubernetes.io/name=stoker"];
+/// Operators that have ended. Dropping it starts them again, also after a failure, since later
+/// tests need them.
+struct StoppedOperators<'a>(&'a Cluster);
+
+impl<'a> StoppedOperators<'a> {
+    /// Stops the operators, and waits until their pods are gone.
+    fn new(cluster: &'a Cluster) -> Self {
+        let stopped = Self(cluster);
+        stopped.scale(0).unwrap();
         let wait = ["-n", "stoker-system", "wait", "pods", "--for=delete", "--timeout=120s"];
-        cluster.kubectl(&[&wait[..], &label].concat()).unwrap();
+        cluster.kubectl(&[&wait[..], &["-l", OPERATOR_PODS]].concat()).unwrap();
+        stopped
+    }
+
+    fn scale(&self, replicas: u32) -> Result<String, stoker_test_cluster::Error> {
+        let replicas = format!("--replicas={replicas}");
+        let operator = ["-n", "stoker-system", "scale", "deployment/stoker-operator", &replicas];
+        self.0.kubectl(&operator)
+    }
+}
+
+impl Drop for StoppedOperators<'_> {
+    fn drop(&mut self) {
+        let result = self.scale(2);
+        // A second panic would end the process.
+        assert!(result.is_ok() || std::thread::panicking(), "{result:?}");
     }
 }
 
@@ -233,10 +250,10 @@ fn restored_records_find_later_checkpoints() {
         force_delete_pods(cluster, "past");
         has_checkpoint_of(attempt);
     }
-    scale_operator(cluster, 0);
+    let stopped = StoppedOperators::new(cluster);
     force_delete_pods(cluster, "past");
     backup.into_iter().for_each(|object| restore(cluster, object));
-    scale_operator(cluster, 2);
+    drop(stopped);
     let end = ended(cluster, "past");
     assert_eq!(end["status"]["phase"], "Completed", "{}", state(cluster));
     let status = get(cluster, "trial", "past-0")["status"].clone();

@@ -9,7 +9,7 @@ use stoker_storage::Storage;
 use stoker_test_cluster::{Cluster, PATIENCE};
 use stoker_tests::{describe_output, repository};
 
-use super::{NAMESPACE, cluster, ended, get, state, stoker_on, wait_for};
+use super::{NAMESPACE, OPERATOR_PODS, cluster, ended, get, state, stoker_on, wait_for};
 
 /// Number of input rows.
 const ROWS: usize = 6000;
@@ -122,7 +122,7 @@ fn kills_neither_lose_nor_duplicate_cluster_rows() {
         cluster.kubectl(&[&["-n", NAMESPACE, "delete", "pod", pod], &now[..]].concat()).unwrap();
     };
     kill(&pod_of(cluster, name, 0));
-    let operators = ["app.kubernetes.io/name=stoker", "-n", "stoker-system", "--wait=false"];
+    let operators = [OPERATOR_PODS, "-n", "stoker-system", "--wait=false"];
     cluster.kubectl(&[&["delete", "pod", "-l"], &operators[..]].concat()).unwrap();
     kill(&pod_of(cluster, name, 1));
     let done = job(cluster, name)["rows"].as_u64().unwrap();

@@ -9,7 +9,7 @@ use stoker_test_cluster::Cluster;
 
 use super::{Log, now};
 use crate::interrupted::SeededRng;
-use crate::two_nodes::{NAMESPACE, helm_install};
+use crate::two_nodes::{NAMESPACE, OPERATOR_PODS, helm_install};
 
 /// Kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,7 +258,7 @@ impl<F: Fn() -> bool> Injector<'_, F> {
                 }
                 return Ok(());
             }
-            let select = ["-n", "stoker-system", "-l", "app.kubernetes.io/name=stoker"];
+            let select = ["-n", "stoker-system", "-l", OPERATOR_PODS];
             let mut pods = this.pods(&select)?;
             if is_one && let Some(pod) = this.pick(&pods) {
                 pods = vec![pod];

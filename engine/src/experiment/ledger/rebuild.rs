@@ -1,6 +1,7 @@
 //! Rebuilds the search of an experiment from its record.
 
 mod homes;
+mod indices;
 
 use std::collections::BTreeMap;
 
@@ -11,6 +12,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::{Grant, TrialSource, TrialSpec};
 
 use self::homes::{Home, homes, unreadable};
+use self::indices::check_indices;
 use super::answers;
 use super::edits::settings;
 use super::sources::Sources;
@@ -65,6 +67,7 @@ impl Ledger {
         record: Record<'_>,
         watch: Watch<'_>,
     ) -> Result<(Self, Vec<Write>), Unreadable> {
+        check_indices(record)?;
         let initial = record.log.iter().find_map(settings);
         let config = initial.map_or_else(|| config.clone(), |initial| config.with(initial));
         let mut ledger = Self {

@@ -361,7 +361,7 @@ impl<'a> Run<'a> {
             self.num_busy -= 1;
         }
         self.drop_legs(&turns, now);
-        while self.machine.workers == 0 || self.num_busy < self.machine.workers {
+        while self.num_busy < self.max_busy() {
             let (trial, cost, is_first) = match (self.resuming.pop_front(), &mut self.starting) {
                 (Some(trial), _) => (trial, self.machine.resume_seconds, false),
                 (None, starting) => match starting.pop_front() {
@@ -375,6 +375,12 @@ impl<'a> Run<'a> {
             }
         }
         Ok(turns)
+    }
+
+    /// Returns the number of trials that may train at the same time.
+    fn max_busy(&self) -> u32 {
+        let workers = Some(self.machine.workers).filter(|workers| *workers > 0);
+        workers.into_iter().chain(self.search.places()).min().unwrap_or(u32::MAX)
     }
 }
 

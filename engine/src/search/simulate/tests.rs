@@ -308,6 +308,25 @@ fn external_searcher_gets_the_tags_of_trials() {
     assert_eq!(seen[..2], [vec![], vec![Some("a".to_owned()), None]]);
 }
 
+#[test]
+fn external_search_uses_only_its_places() {
+    let mut ask = |_: &SearchState, question: DueQuestion, _: &[Option<String>]| {
+        let actions = match question.call {
+            0 => json!([{ "create": {} }, { "create": {} }, { "create": {} }, { "create": {} }]),
+            _ => json!([]),
+        };
+        Ok(Answer { call: question.call, actions: serde_json::from_value(actions).unwrap() })
+    };
+    let external = json!({ "command": ["searcher"], "maxTrials": 4, "maxConcurrentTrials": 2 });
+    let lines = [0, 1, 2, 3].map(|trial| json!({ "trial": trial, "units": 1, "metric": 0.5 }));
+    for (workers, seconds) in [(0, 6.0), (1, 12.0), (3, 6.0)] {
+        let machine = Machine { workers, ..Machine::default() };
+        let searcher = json!({ "external": external });
+        let simulation = simulate_three_on(searcher, &lines, machine, &mut ask).unwrap();
+        assert_eq!((simulation.units_total, simulation.time_total), (12, seconds), "{workers}");
+    }
+}
+
 /// When trial 0 completes after three seconds, trial 1 has trained one unit and half of the next.
 #[test]
 fn stopped_trials_end_at_once() {
@@ -343,6 +362,6 @@ fn impossible_simulations_name_what_is_missing() {
     let expected = "the curve of trial 0 has no metric at or below 3 units";
     check(json!({ "single": {} }), &[late], expected);
     let external = json!({ "external": { "command": ["searcher"], "maxTrials": 2 } });
-    let expected = "the external searcher has not answered call 0: this simulation has no";
+    let expected = "the external searcher gave no valid answer to call 0: this simulation has";
     check(external, &[], expected);
 }

@@ -1,6 +1,8 @@
 //! Rules of new experiments. Experiments that have started may violate them, because an earlier
 //! version accepted them.
 
+mod names;
+
 use serde_json::{Value, json};
 
 use super::searches::RUNGS_MAX;
@@ -17,6 +19,7 @@ pub(super) fn check_values(spec: &ExperimentSpec) -> Vec<FieldError> {
     // `rules` reports invalid hyperparameters.
     let Ok(space) = Space::parse(&spec.hyperparameters) else { return errors };
     check_logs(&space, ROOT, &mut errors);
+    names::check(&space, &mut errors);
     let (data, hyperparameters) = (&spec.data, Some(&spec.hyperparameters));
     let too_large = rules::check_trial_bytes(spec, &space)
         .or_else(|| rules::check_program_bytes(data, hyperparameters, &spec.for_programs()));

@@ -1,5 +1,6 @@
 //! Each rule, tested by an experiment that violates only this rule.
 
+mod names;
 mod samplers;
 mod sizes;
 

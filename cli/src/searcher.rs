@@ -17,9 +17,13 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::failure::Failure;
+use crate::print;
 use crate::run::open_files;
 use crate::run::programs::require_program;
 
+/// Time within which a program must answer the first question after its start. It includes loading
+/// the program, and repeating the history of the search.
+const START_TIMEOUT: Duration = Duration::from_mins(10);
 /// Time within which a program must exit after the end of its input.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -85,17 +89,27 @@ impl Searcher {
             }
             Target::Command(command) => command,
         };
-        let mut program = match self.program.take() {
-            Some(program) => program,
-            None => Program::start(command)?,
+        let (mut program, is_new) = match self.program.take() {
+            Some(program) => (program, false),
+            None => (Program::start(command)?, true),
         };
-        let late = |_| {
-            AskError::Unavailable(format!(
-                "no answer of `{}` within {ANSWER_SECONDS_MAX} s",
-                command.join(" ")
-            ))
+        let answer = {
+            let answer = program.ask(question);
+            tokio::pin!(answer);
+            match timeout(ANSWER_TIMEOUT, &mut answer).await {
+                Ok(answer) => answer?,
+                Err(_) if is_new => {
+                    let (name, minutes) = (command.join(" "), START_TIMEOUT.as_secs() / 60);
+                    print::err(format!(
+                        "`{name}` has not answered its first question within \
+                         {ANSWER_SECONDS_MAX} s; it has {minutes} min to start"
+                    ));
+                    let more = START_TIMEOUT - ANSWER_TIMEOUT;
+                    timeout(more, answer).await.map_err(|_| late(command, START_TIMEOUT))??
+                }
+                Err(_) => return Err(late(command, ANSWER_TIMEOUT)),
+            }
         };
-        let answer = timeout(ANSWER_TIMEOUT, program.ask(question)).await.map_err(late)??;
         self.program = Some(program);
         Ok(answer)
     }
@@ -112,6 +126,11 @@ impl Searcher {
             let _ = timeout(EXIT_TIMEOUT, child.wait()).await;
         }
     }
+}
+
+fn late(command: &[String], limit: Duration) -> AskError {
+    let (name, seconds) = (command.join(" "), limit.as_secs());
+    AskError::Unavailable(format!("no answer of `{name}` within {seconds} s"))
 }
 
 /// A running program. Dropping it kills it.

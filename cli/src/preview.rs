@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use stoker_api::experiment::Unit;
+use stoker_api::decisions::SearchLimit;
+use stoker_api::experiment::{SearchLimits, Unit};
 use stoker_api::validate::Method;
 use stoker_engine::experiment::explain::length;
 use stoker_engine::preview::{self, Preview};
@@ -49,20 +50,23 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     let valid = &loaded.valid;
-    if let Method::External(search) = &valid.method {
-        let what = External { max_trials: search.max_trials, max_length: valid.units_max };
-        match output {
-            Output::Json => print::out(what.to_json()),
-            Output::Text => print::out(what.text(valid.unit)),
-        }
-        return Ok(0);
-    }
-    let config = SearchConfig::new(valid, experiment_seed(valid, UID));
-    let preview = preview::preview(&config, args.samples);
     let cost = args.seconds_per_unit.map(|seconds_per_unit| Cost {
         seconds_per_unit,
         slots_per_trial: valid.spec.resources.slots_per_trial,
     });
+    let note = limits_note(&valid.spec.searcher.limits.unwrap_or_default(), valid.unit);
+    if let Method::External(search) = &valid.method {
+        let what = External { max_trials: search.max_trials, max_length: valid.units_max, cost };
+        match output {
+            Output::Json => print::out(what.to_json()),
+            Output::Text => print::out(what.text(valid.unit)),
+        }
+        note.iter().for_each(print::err);
+        return Ok(0);
+    }
+    let config = SearchConfig::new(valid, experiment_seed(valid, UID));
+    let preview = preview::preview(&config, args.samples);
+    note.iter().for_each(print::err);
     if output == Output::Json {
         let value = serde_json::to_value(&preview);
         let value = value.map_err(|error| Failure::System(error.to_string()))?;
@@ -80,28 +84,53 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Returns a note about the limits, which the preview does not apply; `None` without a limit.
+fn limits_note(limits: &SearchLimits, unit: Unit) -> Option<String> {
+    let limits: Vec<String> = limits
+        .all()
+        .map(|(limit, maximum)| match limit {
+            SearchLimit::Units => length(maximum, unit),
+            SearchLimit::SlotSeconds => format!("{} of slots", slot_time(maximum as f64)),
+            SearchLimit::Seconds => format!("{} after its begin", slot_time(maximum as f64)),
+        })
+        .collect();
+    (!limits.is_empty()).then(|| {
+        let limits = limits.join(", or ");
+        format!("note: searcher.limits ends the search at {limits}; this preview is without limits")
+    })
+}
+
 /// All that is known about the trials of an external searcher.
 #[derive(Clone, Copy, Debug)]
 struct External {
     max_trials: u32,
     max_length: u64,
+    cost: Option<Cost>,
 }
 
 impl External {
+    /// Returns the greatest slot time of the search, in seconds.
+    fn slot_seconds(self) -> Option<f64> {
+        let units = u64::from(self.max_trials).saturating_mul(self.max_length);
+        Some(self.cost?.slot_seconds(units))
+    }
+
     fn to_json(self) -> Value {
-        json!({
-            "lengths": [],
-            "samples": [],
-            "external": { "maxTrials": self.max_trials, "maxLength": self.max_length },
-        })
+        let mut external = json!({ "maxTrials": self.max_trials, "maxLength": self.max_length });
+        if let Some(seconds) = self.slot_seconds() {
+            external["maxSlotSeconds"] = seconds.into();
+        }
+        json!({ "lengths": [], "samples": [], "external": external })
     }
 
     fn text(self, unit: Unit) -> String {
-        let Self { max_trials, max_length } = self;
+        let Self { max_trials, max_length, .. } = self;
+        let time = self.slot_seconds().map(|time| format!(", {} of slots", slot_time(time)));
         format!(
             "the external searcher decides how many trials run, with which hyperparameters, and \
-             how long: at most {max_trials} trials of {}; `stoker simulate` asks it",
-            length(max_length, unit)
+             how long: at most {max_trials} trials of {}{}; `stoker simulate` asks it",
+            length(max_length, unit),
+            time.unwrap_or_default()
         )
     }
 }
@@ -227,10 +256,23 @@ mod tests {
 
     #[test]
     fn external_searcher_has_only_limits() {
-        let external = External { max_trials: 9, max_length: 1 };
+        let external = External { max_trials: 9, max_length: 1, cost: None };
         let text = external.text(Unit::Epochs);
         assert!(text.contains("at most 9 trials of 1 epoch;"), "{text}");
         assert_eq!(external.to_json()["lengths"], json!([]));
+        let external = External { cost: Some(COST), ..external };
+        let text = external.text(Unit::Epochs);
+        assert!(text.contains("at most 9 trials of 1 epoch, 54 min of slots;"), "{text}");
+        assert_eq!(external.to_json()["external"]["maxSlotSeconds"], 3240.0);
+    }
+
+    #[test]
+    fn limits_are_noted() {
+        let note =
+            |limits: Value| limits_note(&serde_json::from_value(limits).unwrap(), Unit::Epochs);
+        assert_eq!(note(json!({})), None);
+        let both = note(json!({ "units": 50, "slotSeconds": 7200 })).unwrap();
+        assert!(both.contains("at 2.0 h of slots, or 50 epochs;"), "{both}");
     }
 
     #[test]

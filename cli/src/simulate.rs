@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::search::SearchConfig;
 use stoker_engine::search::simulate::{
-    Decision, Exit, Machine, Outcome, ParetoPoint, Simulation, simulate,
+    Decision, Exit, Machine, Outcome, ParetoPoint, SimulateError, Simulation, simulate,
 };
 use stoker_engine::search::state::SearchState;
 use stoker_engine::trial::config::experiment_seed;
@@ -88,9 +88,15 @@ pub(crate) fn run_simulations(args: &Args, output: Output) -> Result<u8, Failure
         let mut asker = Asker::new(valid, &config)?;
         let mut ask =
             |search: &SearchState, question, tags: &[_]| asker.ask(search, question, tags);
-        let simulation = simulate(&config, machine, &mut ask, curve_of).map_err(|error| {
-            Failure::Input(format!("{}: seed {number}: {error}", args.curves.display()))
-        })?;
+        let simulation =
+            simulate(&config, machine, &mut ask, curve_of).map_err(|error| match error {
+                SimulateError::NoCurve { .. } | SimulateError::NoMetric { .. } => {
+                    Failure::Input(format!("{}: seed {number}: {error}", args.curves.display()))
+                }
+                SimulateError::NoAnswer { .. } => {
+                    Failure::System(format!("seed {number}: {error}"))
+                }
+            })?;
         match output {
             Output::Json => print::out(to_json(&simulation, (args.seeds > 1).then_some(number))),
             Output::Text => print_text(&simulation, (args.seeds > 1).then_some(number)),

@@ -17,7 +17,7 @@ pub enum SimulateError {
         /// Length of the result.
         units: u64,
     },
-    /// The external searcher gives no answer, or its answer is refused.
+    /// The external searcher gave no answer, or its answer was refused.
     NoAnswer {
         /// Number of the question.
         call: u64,
@@ -39,7 +39,7 @@ impl fmt::Display for SimulateError {
                 "the curve of trial {trial} has no metric at or below {units} units; add one"
             ),
             Self::NoAnswer { call, why } => {
-                write!(f, "the external searcher has not answered call {call}: {why}")
+                write!(f, "the external searcher gave no valid answer to call {call}: {why}")
             }
         }
     }

@@ -139,7 +139,8 @@ class Search:
                 for trial in range(len(self.tags)):
                     self.fail(trial)
 
-    def take_in_result(self, trial, tag, units, metric):
+    def take_in_result(self, trial, tag, units, metric, **_):
+        # Later versions of Stoker may add fields.
         if metric is None:
             metric = float("nan")
         self.trials[tag].report(metric, units)

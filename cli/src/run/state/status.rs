@@ -71,7 +71,12 @@ impl State {
         let name = name_in_commands(&self.experiment);
         let status = self.summary.status(&self.ledger, is_cancelled, &name, record_of);
         let before = self.experiment.status.get_or_insert_default();
-        let mut status = ExperimentStatus { conditions: before.conditions.clone(), ..status };
+        let mut conditions = before.conditions.clone();
+        if self.refusal.is_none() {
+            // Only a refusal sets this condition in a local record.
+            conditions.retain(|condition| condition.type_ != "Running");
+        }
+        let mut status = ExperimentStatus { conditions, ..status };
         if is_paused {
             let trials: Vec<&TrialRecord> = self.trials.values().collect();
             set_phase(&mut status, &trials, DesiredState::Paused);

@@ -12,27 +12,23 @@
 //! `docs/data-cache.md` describes when files are verified, and
 //! `docs/decisions/0021-dataset-cache.md` the reasons.
 
-use std::fmt;
 use std::fs::File;
-use std::marker::PhantomData;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use burn::tensor::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stoker_api::contract::ExitCode;
 use stoker_api::names::{ENV_DATA_CACHE, ENV_DATA_CACHE_BYTES};
 use stoker_storage::Storage;
 
+use crate::Result;
 use crate::context::Context;
-use crate::data::{BatchContext, Data, Source};
 use crate::error::{Infrastructure, Interrupted};
 use crate::stop::StopSignal;
-use crate::{Error, Result};
 
 mod bucket;
 mod build;
+mod cached;
 mod dataset;
 mod dataset_dir;
 mod lock;
@@ -47,6 +43,7 @@ mod segment;
 mod tests;
 
 use bucket::DatasetBucket;
+pub use cached::Cached;
 use dataset::{CacheState, Dataset};
 use dataset_dir::DatasetDir;
 pub(crate) use ranks::OpenedSets;
@@ -163,9 +160,7 @@ impl DataCache {
                     if let (Some(bucket), None) = (&self.bucket, &new_set_lock) {
                         bucket.resume_upload(&dir);
                     }
-                    let samples = set.len();
-                    let inner = Inner { set, dir, _reader: reader };
-                    return Ok(Cached { inner: Arc::new(inner), samples, items: PhantomData });
+                    return Ok(Cached::new(set, dir, reader));
                 }
                 CacheState::Corrupt(why) => eprintln!("stoker: {dir}: {why}; building it again"),
                 CacheState::Missing => {}
@@ -282,8 +277,8 @@ impl Context {
         // Building may take long: keep the watchdog from reporting this rank as stuck.
         let open = || cache.open(id, version, split, build);
         let cached = self.distributed().progress.while_waiting(open)?;
-        let Inner { set, dir, .. } = &*cached.inner;
-        self.opened_sets.add(dir.to_string(), set.sha256());
+        let inner = &cached.inner;
+        self.opened_sets.add(inner.dir.to_string(), inner.set.sha256());
         Ok(cached)
     }
 
@@ -302,95 +297,5 @@ impl Context {
             storage,
             &format!("{namespace}/datasets"),
         )))
-    }
-}
-
-/// A data set on the local disk. It is not deleted while this value or a clone of it exists.
-pub struct Cached<T> {
-    inner: Arc<Inner>,
-    samples: usize,
-    items: PhantomData<fn() -> T>,
-}
-
-struct Inner {
-    set: Dataset,
-    dir: DatasetDir,
-    _reader: File,
-}
-
-impl<T> Clone for Cached<T> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), ..*self }
-    }
-}
-
-impl<T> fmt::Debug for Cached<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cached")
-            .field("set", &self.inner.dir.to_string())
-            .field("samples", &self.samples)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<T: DeserializeOwned> Cached<T> {
-    /// Returns the number of samples, at least 1.
-    #[expect(clippy::len_without_is_empty, reason = "there are no empty sets")]
-    pub fn len(&self) -> usize {
-        self.samples
-    }
-
-    /// Returns the sample at this index, from 0. Any number of threads may read concurrently.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the index is out of range, if the checksum of the sample's bytes is wrong, or if
-    /// the stored sample has another type.
-    pub fn get(&self, sample: usize) -> Result<T> {
-        let Inner { set, dir, .. } = &*self.inner;
-        if sample >= self.samples {
-            let num = self.samples;
-            return Err(format!("sample {sample} not found: {dir} has {num} samples").into());
-        }
-        let bytes = set.record(sample).map_err(|why| -> Error {
-            dir.invalidate_check();
-            let text = format!("{dir}: {why}; the next `open` builds the set again");
-            Infrastructure(text).into()
-        })?;
-        Ok(build::decode(bytes).map_err(|why| {
-            format!(
-                "{dir}: the type of sample {sample} differs from the program's: {why}; change \
-                 the version of the set"
-            )
-        })?)
-    }
-}
-
-impl<T: DeserializeOwned + Send + 'static> Cached<T> {
-    /// Creates [`Data`] from the samples and a batcher.
-    pub fn data<B: Send + 'static>(
-        &self,
-        batcher: impl Fn(Vec<T>, &Device) -> B + Send + Sync + 'static,
-    ) -> Data<B> {
-        Data::new(CachedSource { set: self.clone(), batcher })
-    }
-}
-
-struct CachedSource<T, F> {
-    set: Cached<T>,
-    batcher: F,
-}
-
-impl<T: DeserializeOwned, B, F: Fn(Vec<T>, &Device) -> B + Send + Sync> Source<B>
-    for CachedSource<T, F>
-{
-    fn samples(&self) -> usize {
-        self.set.len()
-    }
-
-    fn batch(&self, samples: &[usize], at: &BatchContext) -> Result<B> {
-        let items =
-            samples.iter().map(|sample| self.set.get(*sample)).collect::<Result<Vec<_>>>()?;
-        Ok((self.batcher)(items, at.device))
     }
 }

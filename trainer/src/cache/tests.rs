@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::{Standalone, mix_seed};
+use crate::{Error, Standalone, mix_seed};
 
 mod bucket;
 mod limits;

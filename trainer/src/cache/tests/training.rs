@@ -2,7 +2,7 @@
 
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::*;
 use crate::callback::{Callback, Control, Logs};

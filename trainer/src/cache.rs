@@ -17,7 +17,6 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use stoker_api::contract::ExitCode;
 use stoker_api::names::{ENV_DATA_CACHE, ENV_DATA_CACHE_BYTES};
 use stoker_storage::Storage;
 
@@ -75,7 +74,7 @@ pub struct DataCache {
     root: PathBuf,
     bytes_max: Option<u64>,
     bucket: Option<DatasetBucket>,
-    /// Stop request, checked while a set is built or waited for.
+    /// Stop request, checked while a set is built, transferred, verified or waited for.
     stop: StopSignal,
 }
 
@@ -154,11 +153,11 @@ impl DataCache {
         let mut new_set_lock = None;
         for _ in 0..ATTEMPTS_MAX {
             let reader = dir.lock_for_reading()?;
-            match Dataset::open(&dir)? {
+            match Dataset::open(&dir, &self.stop)? {
                 CacheState::Complete(set) => {
                     dir.touch(&reader)?;
                     if let (Some(bucket), None) = (&self.bucket, &new_set_lock) {
-                        bucket.resume_upload(&dir);
+                        bucket.resume_upload(&dir, &self.stop);
                     }
                     return Ok(Cached::new(set, dir, reader));
                 }
@@ -177,16 +176,6 @@ impl DataCache {
         .into())
     }
 
-    fn check_interrupt(&self, dir: &DatasetDir) -> Result<()> {
-        match self.stop.is_set() {
-            true => {
-                let why = format!("preempted before {dir} was complete");
-                Err(Interrupted { code: ExitCode::Preempted, fenced: false, why }.into())
-            }
-            false => Ok(()),
-        }
-    }
-
     /// Downloads or builds a missing set, unless another process did so meanwhile. Returns the
     /// reader's lock of the new set.
     fn build_or_download<T, I, F>(
@@ -199,17 +188,18 @@ impl DataCache {
         I: IntoIterator<Item = Result<T>>,
         F: FnOnce() -> Result<I>,
     {
-        let builder = dir.lock_for_building(|| self.check_interrupt(dir))?;
-        if let CacheState::Complete(_) = Dataset::open(dir)? {
+        let builder = dir.lock_for_building(|| dir.check_interrupt(&self.stop))?;
+        if let CacheState::Complete(_) = Dataset::open(dir, &self.stop)? {
             return Ok(None);
         }
         dir.prepare_staging()?;
         let quota = quota::CacheQuota::new(&self.root, self.bytes_max, dir)?;
         let mut is_corrupt = false;
         if let Some(bucket) = &self.bucket {
-            match bucket.download(dir, &quota) {
+            match bucket.download(dir, &quota, &self.stop) {
                 Ok(true) => return publish(dir).map(Some),
                 Ok(false) => {}
+                Err(error) if error.is::<Interrupted>() => return Err(error),
                 Err(error) => {
                     is_corrupt = bucket::is_corruption(&error);
                     eprintln!("stoker: cannot download {dir} from the bucket: {error}");
@@ -224,7 +214,7 @@ impl DataCache {
             return Err(Infrastructure(text).into());
         };
         let built = build().and_then(|items| {
-            let unless_stopped = |item| self.check_interrupt(dir).and(item);
+            let unless_stopped = |item| dir.check_interrupt(&self.stop).and(item);
             build::write(dir, items.into_iter().map(unless_stopped), &quota)
         });
         if let Err(error) = built {
@@ -236,7 +226,9 @@ impl DataCache {
         let reader = publish(dir)?;
         drop(builder);
         if let (Some(bucket), Some(lock)) = (&self.bucket, upload) {
-            bucket.upload(dir, lock);
+            bucket.upload(dir, lock, &self.stop);
+            // The next open continues an interrupted upload.
+            dir.check_interrupt(&self.stop)?;
         }
         Ok(Some(reader))
     }

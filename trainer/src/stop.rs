@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// Pause between two checks of the flag by tasks that wait for it.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Flag set once, by a signal or by a holder of a clone.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +22,13 @@ impl StopSignal {
 
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the flag is set.
+    pub(crate) async fn wait(&self) {
+        while !self.is_set() {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
     }
 
     /// Sets this flag on SIGTERM and, without a runner, on SIGINT. A terminal sends SIGINT to all

@@ -7,6 +7,7 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use bytes::Bytes;
 use stoker_storage::{Storage, StorageError, hash};
@@ -17,10 +18,16 @@ use super::dataset_dir::{DatasetDir, io_error};
 use super::manifest::{MANIFEST_FILE, Manifest, SegmentEntry, has_other_format};
 use super::pending::PendingUpload;
 use super::quota::CacheQuota;
+use crate::error::Interrupted;
+use crate::stop::StopSignal;
 use crate::{Error, Result};
 
 /// Maximum number of concurrent segment downloads.
 pub(super) const TRANSFERS_MAX: usize = 4;
+
+/// Time that an upload of a segment has after a stop request. An upload that is cut off may leave
+/// parts in the bucket.
+const UPLOAD_GRACE: Duration = Duration::from_secs(10);
 
 /// Stores a downloaded segment in a directory. Tests delay it.
 pub(super) trait StoreSegment:
@@ -53,8 +60,13 @@ impl DatasetBucket {
     }
 
     /// Downloads a set to the staging directory; returns `false` if the bucket does not have it.
-    pub(super) fn download(&self, dir: &DatasetDir, quota: &CacheQuota) -> Result<bool> {
-        self.download_with(dir, quota, store_segment)
+    pub(super) fn download(
+        &self,
+        dir: &DatasetDir,
+        quota: &CacheQuota,
+        stop: &StopSignal,
+    ) -> Result<bool> {
+        self.download_with(dir, quota, stop, store_segment)
     }
 
     /// Same as [`download`](Self::download), with a function that stores each segment.
@@ -62,9 +74,11 @@ impl DatasetBucket {
         &self,
         dir: &DatasetDir,
         quota: &CacheQuota,
+        stop: &StopSignal,
         store: impl StoreSegment,
     ) -> Result<bool> {
-        let text = match self.rt.block_on(self.storage.get(&self.path(dir, MANIFEST_FILE))) {
+        let path = self.path(dir, MANIFEST_FILE);
+        let text = match self.rt.block_on(unless_stopped(dir, stop, self.storage.get(&path)))? {
             Ok(text) => text,
             Err(StorageError::NotFound { .. }) => return Ok(false),
             Err(error) => return Err(error.into()),
@@ -75,7 +89,7 @@ impl DatasetBucket {
         })?;
         quota.check_size(manifest.bytes())?;
         quota.evict_for(manifest.bytes())?;
-        let downloaded = self.rt.block_on(self.download_segments(dir, &manifest, store));
+        let downloaded = self.rt.block_on(self.download_segments(dir, &manifest, stop, store));
         if let Err(error) = downloaded {
             dir.prepare_staging()?;
             return Err(error);
@@ -88,6 +102,7 @@ impl DatasetBucket {
         &self,
         dir: &DatasetDir,
         manifest: &Manifest,
+        stop: &StopSignal,
         store: impl StoreSegment,
     ) -> Result<()> {
         let folder = dir.staging_dir();
@@ -100,10 +115,11 @@ impl DatasetBucket {
             {
                 let (storage, folder, store) =
                     (self.storage.clone(), folder.clone(), store.clone());
-                let path = self.path(dir, &object_name(&entry));
+                let (dir, stop) = (dir.clone(), stop.clone());
+                let path = self.path(&dir, &object_name(&entry));
                 downloads.spawn_on(
                     async move {
-                        let bytes = storage.get(&path).await?;
+                        let bytes = unless_stopped(&dir, &stop, storage.get(&path)).await??;
                         let stored = move || store(&folder, &entry, &bytes);
                         tokio::task::spawn_blocking(stored).await?
                     },
@@ -132,36 +148,40 @@ impl DatasetBucket {
         DatasetDir::try_lock_exclusive(&dir.lock_file("upload"))
     }
 
-    /// Uploads a marked set. Logs a failure; the mark stays then.
-    pub(super) fn upload(&self, dir: &DatasetDir, lock: Option<File>) {
+    /// Uploads a marked set. Logs a failure or an interruption by a stop request; the mark stays
+    /// then.
+    pub(super) fn upload(&self, dir: &DatasetDir, lock: Option<File>, stop: &StopSignal) {
         if let Some(lock) = lock {
-            self.rt.block_on(self.upload_pending(dir, lock));
+            self.rt.block_on(self.upload_pending(dir, lock, stop));
         }
     }
 
     /// Uploads a set in the background if it is marked and no other process uploads it.
-    pub(super) fn resume_upload(&self, dir: &DatasetDir) {
+    pub(super) fn resume_upload(&self, dir: &DatasetDir, stop: &StopSignal) {
         if !PendingUpload::path(&dir.folder()).exists() {
             return;
         }
         let Ok(Some(lock)) = DatasetDir::try_lock_exclusive(&dir.lock_file("upload")) else {
             return;
         };
-        let (this, dir) = (self.clone(), dir.clone());
-        self.rt.spawn(async move { this.upload_pending(&dir, lock).await });
+        let (this, dir, stop) = (self.clone(), dir.clone(), stop.clone());
+        self.rt.spawn(async move { this.upload_pending(&dir, lock, &stop).await });
     }
 
-    async fn upload_pending(&self, dir: &DatasetDir, lock: File) {
+    async fn upload_pending(&self, dir: &DatasetDir, lock: File, stop: &StopSignal) {
         let folder = dir.folder();
         let pending = PendingUpload::read(&folder);
         let Some(pending) = pending.filter(|pending| pending.bucket == self.location()) else {
             return;
         };
-        match self.upload_files(dir, pending.replace).await {
+        match self.upload_files(dir, pending.replace, stop).await {
             // Another process may have built the set again meanwhile, and marked it.
             Ok(text) if fs::read(folder.join(MANIFEST_FILE)).ok().as_ref() != Some(&text) => {}
             // Ignore the error: the next open finds the set in the bucket.
             Ok(_) => drop(fs::remove_file(PendingUpload::path(&folder))),
+            Err(error) if error.is::<Interrupted>() => {
+                eprintln!("stoker: stopped uploading {dir} to the bucket; the next open tries again");
+            }
             Err(error) => eprintln!(
                 "stoker: cannot upload {dir} to the bucket, so other machines must build it: \
                  {error}; the next open tries again"
@@ -177,25 +197,54 @@ impl DatasetBucket {
 
     /// Uploads a complete set, unless the bucket has it. With `replace`, always uploads it. Returns
     /// its manifest.
-    async fn upload_files(&self, dir: &DatasetDir, replace: bool) -> Result<Vec<u8>> {
+    async fn upload_files(
+        &self,
+        dir: &DatasetDir,
+        replace: bool,
+        stop: &StopSignal,
+    ) -> Result<Vec<u8>> {
         let _reader = dir.lock_for_reading()?;
         let folder = dir.folder();
         let path = folder.join(MANIFEST_FILE);
         let text = fs::read(&path).map_err(|error| io_error("read", &path, &error))?;
         let manifest = Manifest::parse(dir, &text)?;
         let target = self.path(dir, MANIFEST_FILE);
-        if !replace && self.storage.exists(&target).await? {
+        if !replace && unless_stopped(dir, stop, self.storage.exists(&target)).await?? {
             return Ok(text);
         }
         for entry in &manifest.segments {
+            dir.check_interrupt(stop)?;
             let path = folder.join(&entry.file);
             let bytes = tokio::fs::read(&path).await;
             let bytes = bytes.map_err(|error| io_error("read", &path, &error))?;
-            self.storage.put(&self.path(dir, &object_name(entry)), bytes.into()).await?;
+            let target = self.path(dir, &object_name(entry));
+            tokio::select! {
+                put = self.storage.put(&target, bytes.into()) => put?,
+                () = grace_after(stop) => return Err(dir.interrupted()),
+            }
         }
         self.storage.put(&target, text.clone().into()).await?;
         Ok(text)
     }
+}
+
+/// Awaits `act`; fails at a stop request.
+async fn unless_stopped<T>(
+    dir: &DatasetDir,
+    stop: &StopSignal,
+    act: impl Future<Output = T>,
+) -> Result<T> {
+    tokio::select! {
+        biased;
+        () = stop.wait() => Err(dir.interrupted()),
+        done = act => Ok(done),
+    }
+}
+
+/// Waits for a stop request, and then as long as an upload may take to end.
+async fn grace_after(stop: &StopSignal) {
+    stop.wait().await;
+    tokio::time::sleep(UPLOAD_GRACE).await;
 }
 
 /// Damaged object in the bucket.

@@ -9,6 +9,7 @@ use super::dataset_dir::{DatasetDir, io_error};
 use super::manifest::{MANIFEST_FILE, Manifest};
 use super::segment::Segment;
 use crate::Result;
+use crate::stop::StopSignal;
 
 /// The segments of a data set.
 #[derive(Debug)]
@@ -28,8 +29,9 @@ pub(super) enum CacheState {
 }
 
 impl Dataset {
-    /// Opens a set, verifying the segments that changed since their last verification.
-    pub(super) fn open(dir: &DatasetDir) -> Result<CacheState> {
+    /// Opens a set, verifying the segments that changed since their last verification. Fails if a
+    /// stop request interrupts the verification.
+    pub(super) fn open(dir: &DatasetDir, stop: &StopSignal) -> Result<CacheState> {
         let folder = dir.folder();
         let path = folder.join(MANIFEST_FILE);
         let text = match fs::read(&path) {
@@ -43,7 +45,7 @@ impl Dataset {
             Err(error) => return Err(io_error("read", &path, &error)),
         };
         let set = Manifest::parse(dir, &text).and_then(|manifest| {
-            manifest.check(&folder)?;
+            manifest.check(&folder, stop)?;
             let open = manifest.segments.iter().map(|entry| Segment::open(&folder, entry));
             let segments = open.collect::<Result<Vec<_>, _>>()?;
             let mut firsts = vec![0];
@@ -54,7 +56,12 @@ impl Dataset {
             let sha256 = sha256_hex(hashes.collect::<Vec<_>>().concat().as_bytes());
             Ok(Self { segments, firsts, sha256 })
         });
-        Ok(set.map_or_else(CacheState::Corrupt, CacheState::Complete))
+        match set {
+            Ok(set) => Ok(CacheState::Complete(set)),
+            // The segments were not all verified. The next attempt finds the defect, if any.
+            Err(_) if stop.is_set() => Err(dir.interrupted()),
+            Err(why) => Ok(CacheState::Corrupt(why)),
+        }
     }
 
     /// Returns a hash of the samples and their order.

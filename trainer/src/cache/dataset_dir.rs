@@ -6,9 +6,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use stoker_api::contract::ExitCode;
+
 use super::Split;
 use super::manifest::VERIFIED_FILE;
-use crate::error::Infrastructure;
+use crate::error::{Infrastructure, Interrupted};
+use crate::stop::StopSignal;
 use crate::{Error, Result};
 
 /// Name prefix of directories that are being removed.
@@ -45,6 +48,20 @@ impl DatasetDir {
         let parent = root.join(id).join(version);
         fs::create_dir_all(&parent).map_err(|error| io_error("create", &parent, &error))?;
         Ok(Self { id: id.into(), version: version.into(), split, parent })
+    }
+
+    /// Fails if a stop is requested.
+    pub(super) fn check_interrupt(&self, stop: &StopSignal) -> Result<()> {
+        match stop.is_set() {
+            true => Err(self.interrupted()),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the error of a process that stops before it has opened the set.
+    pub(super) fn interrupted(&self) -> Error {
+        let why = format!("preempted before {self} was ready");
+        Interrupted { code: ExitCode::Preempted, fenced: false, why }.into()
     }
 
     /// Returns the directory of the complete set.

@@ -14,6 +14,7 @@ use stoker_storage::hash::hex;
 
 use super::dataset_dir::{DatasetDir, io_error};
 use crate::Result;
+use crate::stop::StopSignal;
 
 /// Version of the file formats.
 const FORMAT: u32 = 1;
@@ -89,8 +90,9 @@ impl Manifest {
         written.map_err(|error| io_error("write", &path, &error))
     }
 
-    /// Verifies, on all cores, the segments that changed since their last verification.
-    pub(super) fn check(&self, folder: &Path) -> Result<(), String> {
+    /// Verifies, on all cores, the segments that changed since their last verification. Fails if a
+    /// stop request interrupts this; the next verification then continues.
+    pub(super) fn check(&self, folder: &Path, stop: &StopSignal) -> Result<(), String> {
         let known: BTreeMap<String, Stamp> = fs::read(folder.join(VERIFIED_FILE))
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
@@ -104,22 +106,12 @@ impl Manifest {
         if new.is_empty() {
             return Ok(());
         }
-        let (next, wrong) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        std::thread::scope(|scope| {
-            for _ in 0..cores.min(new.len()) {
-                scope.spawn(|| {
-                    while let Some(entry) = new.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        if let Err(why) = entry.check(folder) {
-                            let mut wrong = wrong.lock().unwrap_or_else(PoisonError::into_inner);
-                            wrong.insert(&entry.file, why);
-                        }
-                    }
-                });
-            }
+        let checked = check_each(&new, folder, stop);
+        let is_complete = checked.len() == new.len();
+        stamps.retain(|file, stamp| {
+            checked.contains_key(file.as_str()) || known.get(file) == Some(stamp)
         });
-        let wrong = wrong.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let Some(why) = wrong.into_values().next() {
+        if let Some(why) = checked.into_values().find_map(Result::err) {
             return Err(why);
         }
         // Ignore errors: the file only avoids another verification.
@@ -127,8 +119,36 @@ impl Manifest {
         let text = serde_json::to_vec(&stamps).unwrap_or_default();
         let _ = fs::write(&temporary, text)
             .and_then(|()| fs::rename(&temporary, folder.join(VERIFIED_FILE)));
-        Ok(())
+        match is_complete {
+            true => Ok(()),
+            false => Err("the verification was interrupted".into()),
+        }
     }
+}
+
+/// Verifies segments on all cores. Returns the result of each file. After a stop request, leaves
+/// the other segments out.
+pub(super) fn check_each<'a>(
+    segments: &[&'a SegmentEntry],
+    folder: &Path,
+    stop: &StopSignal,
+) -> BTreeMap<&'a str, Result<(), String>> {
+    let (next, checked) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores.min(segments.len()) {
+            scope.spawn(|| {
+                while !stop.is_set()
+                    && let Some(entry) = segments.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    let result = entry.check(folder);
+                    let mut checked = checked.lock().unwrap_or_else(PoisonError::into_inner);
+                    checked.insert(entry.file.as_str(), result);
+                }
+            });
+        }
+    });
+    checked.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SegmentEntry {

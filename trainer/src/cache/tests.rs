@@ -3,12 +3,15 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use stoker_api::contract::ExitCode;
+
 use super::*;
 use crate::{Error, Standalone, mix_seed};
 
 mod bucket;
 mod limits;
 mod training;
+mod transfers;
 
 type Sample = (u64, Vec<u8>);
 
@@ -88,7 +91,9 @@ fn damaged_set_is_rebuilt_on_open() {
         let builds = AtomicUsize::new(0);
         damage(root.path(), at);
         let dir = DatasetDir::new(root.path(), "a", "v1", Split::Training).unwrap();
-        let CacheState::Corrupt(why) = Dataset::open(&dir).unwrap() else { panic!("byte {at}") };
+        let CacheState::Corrupt(why) = Dataset::open(&dir, &cache.stop).unwrap() else {
+            panic!("byte {at}")
+        };
         assert!(why.starts_with("00000.seg has SHA-256 "), "{why}");
         check_all(&open(&cache, "a", 20, &builds).unwrap(), 20);
         assert_eq!(builds.load(Ordering::Relaxed), 1, "byte {at}");
@@ -158,6 +163,22 @@ fn preemption_stops_building_and_waiting() {
     assert_eq!(std::fs::read_dir(dir.staging_dir()).unwrap().count(), 0);
     let _builder = dir.lock_for_building(|| Ok(())).unwrap();
     check(cache.open::<u32, _>("a", "v1", Split::Training, || Ok([Ok(1)])).unwrap_err());
+}
+
+#[test]
+fn interrupted_verification_keeps_the_set() {
+    let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
+    let cache = DataCache::new(root.path());
+    open(&cache, "a", 20, &builds).unwrap();
+    std::fs::remove_file(root.path().join("a/v1/training/checked.json")).unwrap();
+    let stopped = DataCache { stop: StopSignal::default(), ..cache.clone() };
+    stopped.stop.set();
+    let error = open(&stopped, "a", 20, &builds).unwrap_err();
+    assert_eq!(crate::error::exit_code(&*error), ExitCode::Preempted, "{error}");
+    check_all(&open(&cache, "a", 20, &builds).unwrap(), 20);
+    // A verified set opens at once.
+    check_all(&open(&stopped, "a", 20, &builds).unwrap(), 20);
+    assert_eq!(builds.load(Ordering::Relaxed), 1);
 }
 
 #[test]

@@ -10,7 +10,32 @@ use stoker_test_cluster::PATIENCE;
 
 use super::*;
 use crate::cache::bucket::{TRANSFERS_MAX, store_segment};
-use crate::cache::manifest::SegmentEntry;
+use crate::cache::manifest::{Manifest, SegmentEntry};
+
+/// Waits for a file.
+pub(super) fn until_exists(path: &Path) {
+    let start = Instant::now();
+    while !path.exists() {
+        assert!(start.elapsed() < PATIENCE, "{} is missing", path.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Builds a set of this many segments and uploads it.
+pub(super) fn uploaded_set(sets: &DatasetBucket, dir: &DatasetDir, segments: usize) -> Manifest {
+    dir.prepare_staging().unwrap();
+    let segments = (0..segments).map(|number| {
+        let mut writer = segment::Writer::new(&dir.staging_dir(), number).unwrap();
+        writer.record(&[number as u8; 100]).unwrap();
+        writer.finish().unwrap()
+    });
+    let manifest = Manifest::new(dir, segments.collect());
+    manifest.write(&dir.staging_dir()).unwrap();
+    let lock = sets.prepare_upload(dir, false).unwrap();
+    dir.publish().unwrap();
+    sets.upload(dir, lock, &StopSignal::default());
+    manifest
+}
 
 /// The other segments are in flight when the first is found damaged.
 #[test]
@@ -21,18 +46,8 @@ fn failed_download_leaves_the_staging_directory_empty() {
     let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();
     let bucket_sets = DatasetBucket::new(rt, storage, "ml/datasets");
     let dir = DatasetDir::new(here.path(), "a", "v1", Split::Training).unwrap();
-    dir.prepare_staging().unwrap();
     // As many segments as are downloaded concurrently.
-    let segments = (0..TRANSFERS_MAX).map(|number| {
-        let mut writer = segment::Writer::new(&dir.staging_dir(), number).unwrap();
-        writer.record(&[number as u8; 100]).unwrap();
-        writer.finish().unwrap()
-    });
-    let manifest = manifest::Manifest::new(&dir, segments.collect());
-    manifest.write(&dir.staging_dir()).unwrap();
-    let lock = bucket_sets.prepare_upload(&dir, false).unwrap();
-    dir.publish().unwrap();
-    bucket_sets.upload(&dir, lock);
+    let manifest = uploaded_set(&bucket_sets, &dir, TRANSFERS_MAX);
     let stored = bucket.path().join("ml/datasets/a/v1/training");
     let first = stored.join(format!("{}.seg", manifest.segments[0].sha256));
     std::fs::write(first, "damaged").unwrap();
@@ -40,7 +55,7 @@ fn failed_download_leaves_the_staging_directory_empty() {
     let quota = quota::CacheQuota::new(here.path(), None, &dir).unwrap();
     // All segments are in memory before the first is verified. The gate holds the others then.
     let (gate, all) = (Arc::new(Mutex::new(())), Arc::new(Barrier::new(TRANSFERS_MAX)));
-    let (end, ends) = channel();
+    let ((end, ends), stop) = (channel(), StopSignal::default());
     let store = {
         let gate = gate.clone();
         move |folder: &Path, entry: &SegmentEntry, bytes: &Bytes| {
@@ -56,7 +71,7 @@ fn failed_download_leaves_the_staging_directory_empty() {
     };
     let error = std::thread::scope(|scope| {
         let closed = gate.lock().unwrap();
-        let download = scope.spawn(|| bucket_sets.download_with(&dir, &quota, store));
+        let download = scope.spawn(|| bucket_sets.download_with(&dir, &quota, &stop, store));
         assert!(ends.recv_timeout(PATIENCE).unwrap(), "a segment passed the closed gate");
         // A download that does not wait for the other segments returns now.
         let start = Instant::now();

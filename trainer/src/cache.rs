@@ -22,7 +22,7 @@ use stoker_storage::Storage;
 
 use crate::Result;
 use crate::context::Context;
-use crate::error::{Infrastructure, Interrupted};
+use crate::error::Infrastructure;
 use crate::stop::StopSignal;
 
 mod bucket;
@@ -134,8 +134,8 @@ impl DataCache {
     ///
     /// # Errors
     ///
-    /// Fails if `build` does, if `id` or `version` is not a valid name, or if the disk fails or is
-    /// full.
+    /// Fails if `build` does, if `id` or `version` is not a valid name, if the storage is
+    /// unavailable, or if the disk fails or is full.
     pub fn open<T, I>(
         &self,
         id: &str,
@@ -199,11 +199,12 @@ impl DataCache {
             match bucket.download(dir, &quota, &self.stop) {
                 Ok(true) => return publish(dir).map(Some),
                 Ok(false) => {}
-                Err(error) if error.is::<Interrupted>() => return Err(error),
-                Err(error) => {
+                Err(error) if bucket::is_unusable(&error) => {
                     is_corrupt = bucket::is_corruption(&error);
                     eprintln!("stoker: cannot download {dir} from the bucket: {error}");
                 }
+                // The bucket may have the set, so do not build it: that may take hours.
+                Err(error) => return Err(error),
             }
         }
         let Some(build) = build.take() else {
@@ -251,8 +252,9 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Fails if `build` does, if `id` or `version` is not a valid name, or if the disk fails or is
-    /// full. Returns [`Interrupted`] on preemption.
+    /// Fails if `build` does, if `id` or `version` is not a valid name, if the storage is
+    /// unavailable, or if the disk fails or is full. Returns
+    /// [`Interrupted`](crate::Interrupted) on preemption.
     pub fn cached<T, I>(
         &self,
         id: &str,

@@ -60,6 +60,7 @@ impl DatasetBucket {
     }
 
     /// Downloads a set to the staging directory; returns `false` if the bucket does not have it.
+    /// During an outage, retries for 15 minutes, because a failure uses up an attempt.
     pub(super) fn download(
         &self,
         dir: &DatasetDir,
@@ -77,19 +78,20 @@ impl DatasetBucket {
         stop: &StopSignal,
         store: impl StoreSegment,
     ) -> Result<bool> {
+        let storage = self.storage.clone().with_long_retries();
         let path = self.path(dir, MANIFEST_FILE);
-        let text = match self.rt.block_on(unless_stopped(dir, stop, self.storage.get(&path)))? {
+        let text = match self.rt.block_on(unless_stopped(dir, stop, storage.get(&path)))? {
             Ok(text) => text,
             Err(StorageError::NotFound { .. }) => return Ok(false),
             Err(error) => return Err(error.into()),
         };
         let manifest = Manifest::parse(dir, &text).map_err(|why| -> Error {
             // Another version can read a manifest of another format, so it is not damaged.
-            if has_other_format(&text) { why.into() } else { Corrupt(why).into() }
+            if has_other_format(&text) { OtherFormat(why).into() } else { Corrupt(why).into() }
         })?;
         quota.check_size(manifest.bytes())?;
         quota.evict_for(manifest.bytes())?;
-        let downloaded = self.rt.block_on(self.download_segments(dir, &manifest, stop, store));
+        let downloaded = self.rt.block_on(self.download_segments(storage, dir, &manifest, stop, store));
         if let Err(error) = downloaded {
             dir.prepare_staging()?;
             return Err(error);
@@ -100,6 +102,7 @@ impl DatasetBucket {
 
     async fn download_segments(
         &self,
+        storage: Storage,
         dir: &DatasetDir,
         manifest: &Manifest,
         stop: &StopSignal,
@@ -113,8 +116,7 @@ impl DatasetBucket {
                 && downloads.len() < TRANSFERS_MAX
                 && let Some(entry) = waiting.next()
             {
-                let (storage, folder, store) =
-                    (self.storage.clone(), folder.clone(), store.clone());
+                let (storage, folder, store) = (storage.clone(), folder.clone(), store.clone());
                 let (dir, stop) = (dir.clone(), stop.clone());
                 let path = self.path(&dir, &object_name(&entry));
                 downloads.spawn_on(
@@ -251,6 +253,17 @@ async fn grace_after(stop: &StopSignal) {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}; building the set again to replace it")]
 struct Corrupt(String);
+
+/// Set in the bucket that another version of Stoker has written.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; building the set on this machine only")]
+struct OtherFormat(String);
+
+/// Returns `true` if a download failed because this version cannot use the set in the bucket, so a
+/// retry would not help.
+pub(super) fn is_unusable(error: &Error) -> bool {
+    is_corruption(error) || error.is::<OtherFormat>()
+}
 
 /// Returns `true` if a download failed because objects in the bucket are damaged or missing.
 pub(super) fn is_corruption(error: &Error) -> bool {

@@ -157,9 +157,13 @@ fn interrupted_upload_is_resumed_by_the_next_open() {
     };
     let builds = AtomicUsize::new(0);
     let mark = one.path().join("a/v1/training/upload.json");
-    // The bucket is unavailable: a file has the name of a directory.
-    std::fs::write(bucket.path().join("ml"), "").unwrap();
-    check_all(&open(&of(one.path()), "a", 50, &builds).unwrap(), 50);
+    // The bucket becomes unavailable during the build: a file has the name of a directory.
+    let build = || {
+        std::fs::write(bucket.path().join("ml"), "").unwrap();
+        builds.fetch_add(1, Ordering::Relaxed);
+        Ok((0..50).map(|index| Ok(sample(index))))
+    };
+    check_all(&of(one.path()).open("a", "v1", Split::Training, build).unwrap(), 50);
     assert!(mark.exists());
     std::fs::remove_file(bucket.path().join("ml")).unwrap();
     let set = open(&of(one.path()), "a", 50, &builds).unwrap();

@@ -83,3 +83,14 @@ fn stop_request_ends_an_upload() {
     assert_eq!(builds.load(Ordering::Relaxed), 1);
     bucket::until_exists(&shared.object("manifest.json"));
 }
+
+#[test]
+fn set_is_not_built_while_the_bucket_is_unavailable() {
+    let (shared, builds) = (Shared::new(), AtomicUsize::new(0));
+    // A file has the name of a directory.
+    std::fs::write(shared.bucket.path().join("ml"), "").unwrap();
+    let error = open(&shared.cache(), "a", 20, &builds).unwrap_err();
+    assert_eq!(crate::error::exit_code(&*error), ExitCode::Infrastructure, "{error}");
+    assert!(error.to_string().contains("datasets/a/v1/training/manifest.json"), "{error}");
+    assert_eq!(builds.load(Ordering::Relaxed), 0);
+}

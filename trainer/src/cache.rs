@@ -6,7 +6,7 @@
 //!                 training.build     locked by the process that builds or downloads the set
 //!                 training.upload    locked by the process that uploads the set
 //!                 training.use       shared lock of readers; mtime: when the set was last opened
-//!                 .training.half     staging directory during the build
+//!                 .training.half     staging directory during the build or download
 //! ```
 //!
 //! `docs/data-cache.md` describes when files are verified, and
@@ -33,6 +33,7 @@ mod dataset_dir;
 mod lock;
 mod manifest;
 mod mapped_file;
+mod partial;
 mod pending;
 mod quota;
 mod ranks;
@@ -192,7 +193,6 @@ impl DataCache {
         if let CacheState::Complete(_) = Dataset::open(dir, &self.stop)? {
             return Ok(None);
         }
-        dir.prepare_staging()?;
         let quota = quota::CacheQuota::new(&self.root, self.bytes_max, dir)?;
         let mut is_corrupt = false;
         if let Some(bucket) = &self.bucket {
@@ -214,6 +214,7 @@ impl DataCache {
             );
             return Err(Infrastructure(text).into());
         };
+        dir.prepare_staging()?;
         let built = build().and_then(|items| {
             let unless_stopped = |item| dir.check_interrupt(&self.stop).and(item);
             build::write(dir, items.into_iter().map(unless_stopped), &quota)

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 
 use super::dataset_dir::{DatasetDir, io_error};
 use super::manifest::{MANIFEST_FILE, Manifest, SegmentEntry, has_other_format};
+use super::partial::PartialDownload;
 use super::pending::PendingUpload;
 use super::quota::CacheQuota;
 use crate::error::Interrupted;
@@ -59,7 +60,10 @@ impl DatasetBucket {
         format!("{}/{id}/{version}/{}/{name}", self.prefix, split.name())
     }
 
-    /// Downloads a set to the staging directory; returns `false` if the bucket does not have it.
+    /// Downloads a set to the staging directory, where verified segments of an earlier download are
+    /// reused; returns `false` if the bucket does not have the set. The process needs the lock of
+    /// the set's builder.
+    ///
     /// During an outage, retries for 15 minutes, because a failure uses up an attempt.
     pub(super) fn download(
         &self,
@@ -91,25 +95,22 @@ impl DatasetBucket {
         })?;
         quota.check_size(manifest.bytes())?;
         quota.evict_for(manifest.bytes())?;
-        let downloaded = self.rt.block_on(self.download_segments(storage, dir, &manifest, stop, store));
-        if let Err(error) = downloaded {
-            dir.prepare_staging()?;
-            return Err(error);
-        }
-        manifest.write(&dir.staging_dir())?;
-        Ok(true)
+        let partial = PartialDownload::open(dir, &manifest, &text)?;
+        let missing = partial.missing(stop)?;
+        self.rt.block_on(self.download_segments(storage, dir, missing, stop, store))?;
+        partial.finish().map(|()| true)
     }
 
     async fn download_segments(
         &self,
         storage: Storage,
         dir: &DatasetDir,
-        manifest: &Manifest,
+        segments: Vec<SegmentEntry>,
         stop: &StopSignal,
         store: impl StoreSegment,
     ) -> Result<()> {
         let folder = dir.staging_dir();
-        let (mut waiting, mut downloads) = (manifest.segments.iter().cloned(), JoinSet::new());
+        let (mut waiting, mut downloads) = (segments.into_iter(), JoinSet::new());
         let mut first_error = None;
         loop {
             while first_error.is_none()
@@ -129,8 +130,8 @@ impl DatasetBucket {
                 );
             }
             // Wait for all downloads even after a failure. A blocking task that stores a segment
-            // cannot be cancelled, and would write into the directory in which the set is built
-            // next.
+            // cannot be cancelled, and would write into the directory after this process has
+            // released the lock of the set's builder, or has begun to build the set.
             match downloads.join_next().await {
                 Some(downloaded) => {
                     if let Err(error) = downloaded.map_err(Error::from).flatten() {
@@ -182,7 +183,9 @@ impl DatasetBucket {
             // Ignore the error: the next open finds the set in the bucket.
             Ok(_) => drop(fs::remove_file(PendingUpload::path(&folder))),
             Err(error) if error.is::<Interrupted>() => {
-                eprintln!("stoker: stopped uploading {dir} to the bucket; the next open tries again");
+                eprintln!(
+                    "stoker: stopped uploading {dir} to the bucket; the next open tries again"
+                );
             }
             Err(error) => eprintln!(
                 "stoker: cannot upload {dir} to the bucket, so other machines must build it: \

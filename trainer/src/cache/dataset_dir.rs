@@ -90,15 +90,20 @@ impl DatasetDir {
         let _ = fs::remove_file(self.folder().join(VERIFIED_FILE));
     }
 
+    /// Removes an incomplete set. Existing readers are not affected.
+    pub(super) fn remove_incomplete(&self) -> Result<()> {
+        let folder = self.folder();
+        if folder.exists() { remove(&folder) } else { Ok(()) }
+    }
+
     /// Removes the staging directory of an interrupted build and an incomplete set, then creates an
     /// empty staging directory. Existing readers are not affected.
     pub(super) fn prepare_staging(&self) -> Result<()> {
-        let (folder, staging_dir) = (self.folder(), self.staging_dir());
-        for path in [&staging_dir, &folder] {
-            if path.exists() {
-                remove(path)?;
-            }
+        let staging_dir = self.staging_dir();
+        if staging_dir.exists() {
+            remove(&staging_dir)?;
         }
+        self.remove_incomplete()?;
         fs::create_dir(&staging_dir).map_err(|error| io_error("create", &staging_dir, &error))
     }
 

@@ -9,6 +9,7 @@ use stoker_api::names::ENV_DATA_CACHE_BYTES;
 use super::Split;
 use super::dataset_dir::{DatasetDir, REMOVED_PREFIX, io_error, remove, staging_dir_of};
 use super::manifest::{MANIFEST_FILE, Manifest};
+use super::partial::PartialDownload;
 use crate::Result;
 
 /// Size limit of a cache, while a new set is built.
@@ -19,10 +20,11 @@ pub(super) struct CacheQuota {
     own: DatasetDir,
 }
 
-/// A set that may be deleted.
+/// A set or an interrupted download that may be deleted.
 struct EvictionCandidate {
     used: SystemTime,
     folder: PathBuf,
+    /// Exclusive while this process deletes the directory.
     lock: PathBuf,
     bytes: u64,
 }
@@ -38,7 +40,9 @@ impl CacheQuota {
                 let free = disk.f_bavail.saturating_mul(disk.f_frsize);
                 let used_bytes: u64 =
                     quota.candidates().iter().map(|candidate| candidate.bytes).sum();
-                (free + used_bytes + quota.staging_bytes()) / 2
+                // An interrupted download of the set counts too, since the set will contain it.
+                let own_bytes = files_bytes(&own.staging_dir());
+                (free + used_bytes + quota.staging_bytes() + own_bytes) / 2
             }
         };
         Ok(quota)
@@ -72,6 +76,7 @@ impl CacheQuota {
         let mut candidates = self.candidates();
         let mut used_bytes =
             self.staging_bytes() + candidates.iter().map(|candidate| candidate.bytes).sum::<u64>();
+        candidates.extend(self.partial_downloads());
         candidates.sort_by(|a, b| (a.used, &a.folder).cmp(&(b.used, &b.folder)));
         for candidate in candidates {
             if used_bytes.saturating_add(bytes) <= self.bytes_max {
@@ -85,7 +90,8 @@ impl CacheQuota {
         Ok(())
     }
 
-    /// Deletes files that killed processes left in other sets. Ignores errors.
+    /// Deletes files that killed processes left in other sets, except interrupted downloads.
+    /// Ignores errors.
     fn delete_leftovers(&self) {
         for version in folders(&self.root).iter().flat_map(|id| folders(id)) {
             for folder in folders(&version) {
@@ -98,6 +104,9 @@ impl CacheQuota {
                 let Some(split) = split.filter(|_| folder != self.own.staging_dir()) else {
                     continue;
                 };
+                if PartialDownload::path(&folder).exists() {
+                    continue;
+                }
                 if let Ok(Some(_lock)) =
                     DatasetDir::try_lock_exclusive(&version.join(format!("{split}.build")))
                 {
@@ -107,16 +116,35 @@ impl CacheQuota {
         }
     }
 
-    /// Returns the current size of all sets that other processes are building.
+    /// Returns the current size of all sets that other processes are building, and of interrupted
+    /// downloads.
     fn staging_bytes(&self) -> u64 {
+        self.staging_dirs().map(|(staging_dir, _)| files_bytes(&staging_dir)).sum()
+    }
+
+    /// Returns the staging directories of other sets, each with the lock file of its builder.
+    fn staging_dirs(&self) -> impl Iterator<Item = (PathBuf, PathBuf)> {
         let versions = folders(&self.root).into_iter().flat_map(|id| folders(&id));
-        let staging_dirs = versions.flat_map(|version| {
-            [Split::Training, Split::Validation].map(|split| staging_dir_of(&version, split))
+        let dirs = versions.flat_map(|version| {
+            [Split::Training, Split::Validation].map(|split| {
+                let lock = version.join(format!("{}.build", split.name()));
+                (staging_dir_of(&version, split), lock)
+            })
         });
-        let candidates = staging_dirs.filter(|staging_dir| *staging_dir != self.own.staging_dir());
-        let files = candidates
-            .flat_map(|staging_dir| fs::read_dir(staging_dir).into_iter().flatten().flatten());
-        files.filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).sum()
+        dirs.filter(|(staging_dir, _)| *staging_dir != self.own.staging_dir())
+    }
+
+    /// Returns the downloads of other sets, which are interrupted if their lock is free.
+    fn partial_downloads(&self) -> Vec<EvictionCandidate> {
+        let dirs = self.staging_dirs().filter(|(dir, _)| PartialDownload::path(dir).exists());
+        let candidates = dirs.map(|(folder, lock)| {
+            // A directory changes when a segment is added.
+            let used = fs::metadata(&folder).and_then(|meta| meta.modified());
+            let used = used.unwrap_or(SystemTime::UNIX_EPOCH);
+            let bytes = files_bytes(&folder);
+            EvictionCandidate { used, folder, lock, bytes }
+        });
+        candidates.collect()
     }
 
     /// Returns all complete sets except the new one.
@@ -145,6 +173,12 @@ impl CacheQuota {
         }
         candidates
     }
+}
+
+/// Returns the total size of the files in a directory.
+fn files_bytes(folder: &Path) -> u64 {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    files.filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).sum()
 }
 
 /// Returns the subdirectories of a directory.

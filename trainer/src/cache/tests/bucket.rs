@@ -39,7 +39,7 @@ pub(super) fn uploaded_set(sets: &DatasetBucket, dir: &DatasetDir, segments: usi
 
 /// The other segments are in flight when the first is found damaged.
 #[test]
-fn failed_download_leaves_the_staging_directory_empty() {
+fn failed_download_waits_for_all_segments() {
     let context = standalone(None);
     let rt = context.io().runtime().clone();
     let [bucket, here] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -85,7 +85,9 @@ fn failed_download_leaves_the_staging_directory_empty() {
     for _ in 1..TRANSFERS_MAX {
         ends.recv_timeout(PATIENCE).unwrap();
     }
-    assert_eq!(std::fs::read_dir(dir.staging_dir()).unwrap().count(), 0);
+    // Only the intact segments stay, with the mark of the download.
+    assert_eq!(std::fs::read_dir(dir.staging_dir()).unwrap().count(), TRANSFERS_MAX);
+    assert!(!dir.staging_dir().join("00000.seg").exists());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests of downloads and uploads that a stop request interrupts, or that fail.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use stoker_storage::Storage;
@@ -60,6 +60,94 @@ fn stop_request_ends_a_download() {
     };
     check_preempted(&shared.sets.download_with(&dir, &quota, &stop, store).unwrap_err());
     assert!(stores.load(Ordering::Relaxed) <= TRANSFERS_MAX, "{stores:?}");
+}
+
+/// Downloads the set, and returns the names of the segments that it fetched, in order.
+fn download(sets: &DatasetBucket, dir: &DatasetDir, quota: &quota::CacheQuota) -> Vec<String> {
+    let fetched = Arc::new(Mutex::new(vec![]));
+    let store = {
+        let fetched = fetched.clone();
+        move |folder: &Path, entry: &SegmentEntry, bytes: &Bytes| {
+            fetched.lock().unwrap().push(entry.file.clone());
+            store_segment(folder, entry, bytes)
+        }
+    };
+    assert!(sets.download_with(dir, quota, &StopSignal::default(), store).unwrap());
+    let mut fetched = std::mem::take(&mut *fetched.lock().unwrap());
+    fetched.sort();
+    fetched
+}
+
+#[test]
+fn interrupted_download_keeps_verified_segments() {
+    let shared = Shared::new();
+    let dir = DatasetDir::new(shared.root.path(), "a", "v1", Split::Training).unwrap();
+    let manifest = uploaded_set(&shared.sets, &dir, 4);
+    let quota = quota::CacheQuota::new(shared.root.path(), None, &dir).unwrap();
+    // The bucket fails after two segments, one of which is then damaged on the disk.
+    let objects = [2, 3].map(|number: usize| {
+        let object = shared.object(&format!("{}.seg", manifest.segments[number].sha256));
+        let bytes = std::fs::read(&object).unwrap();
+        std::fs::remove_file(&object).unwrap();
+        std::fs::create_dir(&object).unwrap();
+        (object, bytes)
+    });
+    shared.sets.download(&dir, &quota, &StopSignal::default()).unwrap_err();
+    let staged = |name: &str| dir.staging_dir().join(name);
+    assert!(staged("00000.seg").exists() && !staged("00002.seg").exists());
+    std::fs::write(staged("00001.seg"), "damaged").unwrap();
+    for (object, bytes) in objects {
+        std::fs::remove_dir(&object).unwrap();
+        std::fs::write(object, bytes).unwrap();
+    }
+    let fetched = download(&shared.sets, &dir, &quota);
+    assert_eq!(fetched, ["00001.seg", "00002.seg", "00003.seg"]);
+    dir.publish().unwrap();
+    let opened = Dataset::open(&dir, &StopSignal::default()).unwrap();
+    assert!(matches!(opened, CacheState::Complete(set) if set.len() == 4));
+    assert!(!dir.folder().join("download.json").exists());
+}
+
+#[test]
+fn partial_download_of_another_manifest_is_discarded() {
+    let shared = Shared::new();
+    let dir = DatasetDir::new(shared.root.path(), "a", "v1", Split::Training).unwrap();
+    uploaded_set(&shared.sets, &dir, 2);
+    let quota = quota::CacheQuota::new(shared.root.path(), None, &dir).unwrap();
+    assert_eq!(download(&shared.sets, &dir, &quota).len(), 2);
+    // The complete set is staged again, as a download of another build.
+    std::fs::write(dir.staging_dir().join("download.json"), "{}").unwrap();
+    assert_eq!(download(&shared.sets, &dir, &quota).len(), 2);
+}
+
+#[test]
+fn partial_downloads_are_evicted_like_sets() {
+    let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
+    let cache = DataCache::new(root.path()).bytes_max(build::SEGMENT_BYTES + 250_000);
+    let dir = DatasetDir::new(root.path(), "a", "v1", Split::Training).unwrap();
+    dir.prepare_staging().unwrap();
+    std::fs::write(dir.staging_dir().join("download.json"), "{}").unwrap();
+    std::fs::write(dir.staging_dir().join("00000.seg"), vec![0; 200_000]).unwrap();
+    open(&cache, "b", 40, &builds).unwrap();
+    assert!(dir.staging_dir().exists(), "the cache has space for it");
+    let builder = dir.lock_for_building(|| Ok(())).unwrap();
+    open(&cache, "c", 40, &builds).unwrap();
+    assert!(dir.staging_dir().exists(), "another process downloads it");
+    drop(builder);
+    open(&cache, "d", 40, &builds).unwrap();
+    assert!(!dir.staging_dir().exists(), "the cache exceeds its limit");
+}
+
+#[test]
+fn staged_segments_do_not_lower_the_limit() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = DatasetDir::new(root.path(), "a", "v1", Split::Training).unwrap();
+    dir.prepare_staging().unwrap();
+    // A sparse file, which is larger than the disk.
+    let file = std::fs::File::create(dir.staging_dir().join("00000.seg")).unwrap();
+    file.set_len(1 << 43).unwrap();
+    let quota = quota::CacheQuota::new(root.path(), None, &dir).unwrap();
+    quota.check_size(1 << 42).unwrap();
 }
 
 #[test]

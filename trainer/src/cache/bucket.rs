@@ -196,12 +196,12 @@ impl DatasetBucket {
     }
 
     /// Returns the location of data sets, which is unique among buckets.
-    fn location(&self) -> String {
+    pub(super) fn location(&self) -> String {
         format!("{}/{}", self.storage.url(), self.prefix)
     }
 
-    /// Uploads a complete set, unless the bucket has it. With `replace`, always uploads it. Returns
-    /// its manifest.
+    /// Uploads a complete set, unless the bucket has it. With `replace`, always uploads all of it;
+    /// otherwise, skips segments that an interrupted upload has stored. Returns the manifest.
     async fn upload_files(
         &self,
         dir: &DatasetDir,
@@ -219,17 +219,28 @@ impl DatasetBucket {
         }
         for entry in &manifest.segments {
             dir.check_interrupt(stop)?;
-            let path = folder.join(&entry.file);
-            let bytes = tokio::fs::read(&path).await;
-            let bytes = bytes.map_err(|error| io_error("read", &path, &error))?;
-            let target = self.path(dir, &object_name(entry));
-            tokio::select! {
-                put = self.storage.put(&target, bytes.into()) => put?,
-                () = grace_after(stop) => return Err(dir.interrupted()),
-            }
+            let upload = self.upload_segment(dir, entry, replace);
+            within_grace(dir, stop, upload).await??;
         }
-        self.storage.put(&target, text.clone().into()).await?;
+        within_grace(dir, stop, self.storage.put(&target, text.clone().into())).await??;
         Ok(text)
+    }
+
+    async fn upload_segment(
+        &self,
+        dir: &DatasetDir,
+        entry: &SegmentEntry,
+        replace: bool,
+    ) -> Result<()> {
+        let target = self.path(dir, &object_name(entry));
+        // The name contains the hash, and objects are stored atomically.
+        if !replace && self.storage.size(&target).await? == Some(entry.bytes) {
+            return Ok(());
+        }
+        let path = dir.folder().join(&entry.file);
+        let bytes = tokio::fs::read(&path).await;
+        let bytes = bytes.map_err(|error| io_error("read", &path, &error))?;
+        Ok(self.storage.put(&target, bytes.into()).await?)
     }
 }
 
@@ -246,10 +257,20 @@ async fn unless_stopped<T>(
     }
 }
 
-/// Waits for a stop request, and then as long as an upload may take to end.
-async fn grace_after(stop: &StopSignal) {
-    stop.wait().await;
-    tokio::time::sleep(UPLOAD_GRACE).await;
+/// Awaits an upload; fails some time after a stop request.
+async fn within_grace<T>(
+    dir: &DatasetDir,
+    stop: &StopSignal,
+    upload: impl Future<Output = T>,
+) -> Result<T> {
+    let grace_is_over = async {
+        stop.wait().await;
+        tokio::time::sleep(UPLOAD_GRACE).await;
+    };
+    tokio::select! {
+        done = upload => Ok(done),
+        () = grace_is_over => Err(dir.interrupted()),
+    }
 }
 
 /// Damaged object in the bucket.

@@ -9,6 +9,7 @@ use super::bucket::uploaded_set;
 use super::*;
 use crate::cache::bucket::{TRANSFERS_MAX, store_segment};
 use crate::cache::manifest::SegmentEntry;
+use crate::cache::pending::PendingUpload;
 
 /// A bucket in a directory, and a cache that uses it.
 struct Shared {
@@ -170,6 +171,37 @@ fn stop_request_ends_an_upload() {
     check_all(&open(&shared.cache(), "a", 20, &builds).unwrap(), 20);
     assert_eq!(builds.load(Ordering::Relaxed), 1);
     bucket::until_exists(&shared.object("manifest.json"));
+}
+
+#[test]
+fn next_upload_skips_stored_segments() {
+    let shared = Shared::new();
+    let dir = DatasetDir::new(shared.root.path(), "a", "v1", Split::Training).unwrap();
+    let manifest = uploaded_set(&shared.sets, &dir, 3);
+    let objects: Vec<PathBuf> = (manifest.segments.iter())
+        .map(|entry| shared.object(&format!("{}.seg", entry.sha256)))
+        .collect();
+    // Only the first two segments were stored, one of them not completely.
+    std::fs::remove_file(shared.object("manifest.json")).unwrap();
+    std::fs::write(&objects[1], "short").unwrap();
+    std::fs::remove_file(&objects[2]).unwrap();
+    let changed = |path: &Path| std::fs::metadata(path).unwrap().modified().unwrap();
+    let before = changed(&objects[0]);
+    let upload = |replace: bool| {
+        let pending = PendingUpload { bucket: shared.sets.location(), replace };
+        pending.write(&dir.folder()).unwrap();
+        let lock = DatasetDir::try_lock_exclusive(&dir.lock_file("upload")).unwrap();
+        shared.sets.upload(&dir, lock, &StopSignal::default());
+        assert!(!PendingUpload::path(&dir.folder()).exists());
+        assert!(shared.object("manifest.json").exists());
+        for (object, entry) in objects.iter().zip(&manifest.segments) {
+            assert_eq!(std::fs::metadata(object).unwrap().len(), entry.bytes);
+        }
+    };
+    upload(false);
+    assert_eq!(changed(&objects[0]), before, "the segment was stored again");
+    upload(true);
+    assert_ne!(changed(&objects[0]), before, "a replacement stores all segments");
 }
 
 #[test]

@@ -30,6 +30,7 @@ mod build;
 mod cached;
 mod dataset;
 mod dataset_dir;
+mod disk_full;
 mod lock;
 mod manifest;
 mod mapped_file;

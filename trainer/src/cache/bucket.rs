@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::dataset_dir::{DatasetDir, io_error};
+use super::disk_full::DiskFull;
 use super::manifest::{MANIFEST_FILE, Manifest, SegmentEntry, has_other_format};
 use super::partial::PartialDownload;
 use super::pending::PendingUpload;
@@ -95,10 +96,19 @@ impl DatasetBucket {
         })?;
         quota.check_size(manifest.bytes())?;
         quota.evict_for(manifest.bytes())?;
-        let partial = PartialDownload::open(dir, &manifest, &text)?;
-        let missing = partial.missing(stop)?;
-        self.rt.block_on(self.download_segments(storage, dir, missing, stop, store))?;
-        partial.finish().map(|()| true)
+        let downloaded = PartialDownload::open(dir, &manifest, &text).and_then(|partial| {
+            let missing = partial.missing(stop)?;
+            self.rt.block_on(self.download_segments(storage, dir, missing, stop, store))?;
+            partial.finish()
+        });
+        downloaded.map(|()| true).or_else(|error| {
+            // Free the disk for other programs.
+            if error.is::<DiskFull>() {
+                dir.prepare_staging()?;
+            }
+            let bytes = manifest.bytes();
+            Err(DiskFull::with_size(error, || format!("{dir} needs {bytes} bytes")))
+        })
     }
 
     async fn download_segments(

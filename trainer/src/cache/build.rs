@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::dataset_dir::DatasetDir;
+use super::disk_full::DiskFull;
 use super::manifest::Manifest;
 use super::quota::CacheQuota;
 use super::segment::Writer;
@@ -17,6 +18,19 @@ pub(super) fn write<T: Serialize + DeserializeOwned>(
     dir: &DatasetDir,
     items: impl IntoIterator<Item = Result<T>>,
     quota: &CacheQuota,
+) -> Result<()> {
+    let mut bytes = 0;
+    write_samples(dir, items, quota, &mut bytes).map_err(|error| {
+        DiskFull::with_size(error, || format!("{dir} needs more than {bytes} bytes"))
+    })
+}
+
+/// Same as [`write`]. Counts the bytes of the set in `bytes`.
+fn write_samples<T: Serialize + DeserializeOwned>(
+    dir: &DatasetDir,
+    items: impl IntoIterator<Item = Result<T>>,
+    quota: &CacheQuota,
+    bytes: &mut u64,
 ) -> Result<()> {
     let folder = dir.staging_dir();
     let (mut segments, mut writer, mut record, mut stored) = (vec![], None, vec![], 0);
@@ -39,6 +53,7 @@ pub(super) fn write<T: Serialize + DeserializeOwned>(
                 writer.insert(Writer::new(&folder, segments.len())?)
             }
         };
+        *bytes = stored + current.bytes();
         current.record(&record)?;
         quota.check_size(stored + current.bytes())?;
         if current.bytes() >= SEGMENT_BYTES {

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use stoker_api::contract::ExitCode;
 
 use super::Split;
+use super::disk_full::DiskFull;
 use super::manifest::VERIFIED_FILE;
 use crate::error::{Infrastructure, Interrupted};
 use crate::stop::StopSignal;
@@ -148,6 +149,9 @@ fn sync(folder: &Path) -> Result<()> {
 
 /// Builds the error for a failed operation on a path.
 pub(super) fn io_error(act: &str, path: &Path, error: &std::io::Error) -> Error {
+    if let Some(full) = DiskFull::new(act, path, error) {
+        return full.into();
+    }
     let text = format!("the data cache cannot {act} {}: {error}", path.display());
     Infrastructure(text).into()
 }

@@ -10,7 +10,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 use stoker_storage::hash::hex;
@@ -28,6 +28,7 @@ const FOOTER_BYTES: usize = 16;
 /// A segment being written.
 pub(super) struct Writer {
     file: BufWriter<File>,
+    path: PathBuf,
     name: String,
     sha256: Sha256,
     starts: Vec<u64>,
@@ -43,7 +44,8 @@ impl Writer {
         let file = File::create_new(&path).map_err(|error| io_error("create", &path, &error))?;
         let file = BufWriter::with_capacity(1 << 20, file);
         let (starts, checksums) = (vec![], vec![]);
-        let mut writer = Self { file, name, sha256: Sha256::new(), starts, checksums, bytes: 0 };
+        let sha256 = Sha256::new();
+        let mut writer = Self { file, path, name, sha256, starts, checksums, bytes: 0 };
         writer.put(START_MARK)?;
         Ok(writer)
     }
@@ -69,18 +71,17 @@ impl Writer {
         checksums.into_iter().try_for_each(|checksum| self.put(&checksum.to_le_bytes()))?;
         self.put(&(records as u64).to_le_bytes())?;
         self.put(END_MARK)?;
-        let Self { file, name, sha256, bytes, .. } = self;
+        let Self { file, path, name, sha256, bytes, .. } = self;
         let stored = file.into_inner().map_err(|error| error.into_error());
         let stored = stored.and_then(|file| file.sync_all());
-        stored.map_err(|error| io_error("write", Path::new(&name), &error))?;
+        stored.map_err(|error| io_error("write", &path, &error))?;
         Ok(SegmentEntry { file: name, records, bytes, sha256: hex(&sha256.finalize()) })
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.sha256.update(bytes);
         self.bytes += bytes.len() as u64;
-        let name = Path::new(&self.name);
-        self.file.write_all(bytes).map_err(|error| io_error("write", name, &error))
+        self.file.write_all(bytes).map_err(|error| io_error("write", &self.path, &error))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Stop requests from outside the training loop.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -10,11 +10,20 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Pause between two checks of the flag by tasks that wait for it.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Flag of the signals of this process, for code without a context.
+static OF_PROCESS: LazyLock<StopSignal> = LazyLock::new(StopSignal::default);
+
 /// Flag set once, by a signal or by a holder of a clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopSignal(Arc<AtomicBool>);
 
 impl StopSignal {
+    /// Returns the flag of the signals that this process has received since its last context was
+    /// created.
+    pub(crate) fn of_process() -> Self {
+        OF_PROCESS.clone()
+    }
+
     /// Requests that the loop saves a checkpoint and exits after the current batch.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
@@ -45,12 +54,14 @@ impl StopSignal {
         standalone: bool,
     ) -> std::io::Result<()> {
         let _guard = rt.enter();
+        OF_PROCESS.0.store(false, Ordering::Relaxed);
         let may_interrupt = !is_ignored(Signal::INT);
         let mut terminate = signal(SignalKind::terminate())?;
         let (term, int) = (self.clone(), self.clone());
         rt.spawn(async move {
             while terminate.recv().await.is_some() {
                 term.set();
+                OF_PROCESS.set();
             }
         });
         if !may_interrupt {
@@ -65,6 +76,7 @@ impl StopSignal {
                 }
                 if standalone {
                     int.set();
+                    OF_PROCESS.set();
                 }
             }
         });

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
+use stoker_api::contract::ExitCode;
 
 use super::{Data, Origin};
 use crate::Result;
+use crate::error::Interrupted;
 use crate::rng::{STREAM, mix_seed};
+use crate::stop::StopSignal;
 
 mod batches;
 mod items;
@@ -231,14 +234,19 @@ impl<T: Send + 'static> Stream<T> {
         Self { samples: Some(samples), ..self }
     }
 
-    /// Returns the number of samples, counting the items of the first pass if it is unknown.
-    fn count(&self) -> Result<usize> {
+    /// Returns the number of samples, counting the items of the first pass if it is unknown. A stop
+    /// request ends the count with an error.
+    fn count(&self, stop: &StopSignal) -> Result<usize> {
         if let Some(samples) = self.samples {
             return Ok(samples);
         }
         let (mut count, mut printed_at) = (0, Instant::now());
         for item in (self.open)(Pass { epoch: 0, seed: 0 })? {
             drop(item?);
+            if stop.is_set() {
+                let why = "preempted before the items of a stream were counted".into();
+                return Err(Interrupted { code: ExitCode::Preempted, fenced: false, why }.into());
+            }
             count += 1;
             if let Some(text) = count_notice(count, printed_at.elapsed()) {
                 eprintln!("stoker: {text}");
@@ -267,12 +275,13 @@ impl<B: Send + 'static> Data<B> {
     /// # Errors
     ///
     /// Returns the error of the stream while counting its items. Items are only counted if their
-    /// number is unknown; see [`Stream::samples`].
+    /// number is unknown; see [`Stream::samples`]. Returns [`Interrupted`] if a signal stops the
+    /// process meanwhile.
     pub fn stream<T: Send + 'static>(
         stream: Stream<T>,
         batcher: impl Fn(Vec<T>, &Device) -> B + Send + Sync + 'static,
     ) -> Result<Self> {
-        let samples = stream.count()?;
+        let samples = stream.count(&StopSignal::of_process())?;
         let batcher = Arc::new(batcher);
         Ok(Self::from_origin(Origin::Streamed(Arc::new(Batcher { stream, samples, batcher }))))
     }
@@ -281,6 +290,27 @@ impl<B: Send + 'static> Data<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::exit_code;
+
+    #[test]
+    fn stop_request_ends_the_count() {
+        let stop = StopSignal::default();
+        let endless = {
+            let stop = stop.clone();
+            move |_| {
+                let stop = stop.clone();
+                Ok((0_u64..).map(move |index| {
+                    if index == 1_000 {
+                        stop.set();
+                    }
+                    assert!(index < 1_010, "the count continues");
+                    Ok(index)
+                }))
+            }
+        };
+        let error = Stream::new(endless).count(&stop).unwrap_err();
+        assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
+    }
 
     #[test]
     fn long_counts_print_a_remedy() {

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use stoker_storage::Storage;
 use stoker_storage::metrics;
@@ -15,7 +16,7 @@ use stoker_trainer::burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use stoker_trainer::{Context, Data, Fit, Optimizers, Result, StepOutput, Stream, Trial, mix_seed};
 
 use crate::gang::{Gang, codes, to_the_end};
-use crate::process::Pod;
+use crate::process::{Pod, until};
 use crate::training::{ENV_OUT, ENV_SIGNAL, callbacks};
 
 /// Number of samples in an epoch: seven batches, the last of size 4.
@@ -66,6 +67,17 @@ fn data(kind: &str) -> Result<Data<Pair>> {
             };
             let stream = files.interleave(3, 2, lines).shuffle(16).map_seeded(noisy);
             Ok(Data::stream(stream, batch)?.workers(2))
+        }
+        "endless" => {
+            let mut is_first = true;
+            let items = move || {
+                if std::mem::take(&mut is_first) {
+                    eprintln!("counting");
+                }
+                Ok(item(0))
+            };
+            let stream = Stream::new(move |_| Ok(std::iter::repeat_with(items)));
+            Data::stream(stream, batch)
         }
         other => panic!("{other}"),
     }
@@ -159,6 +171,18 @@ fn indexed_data_resumes_bit_identical_after_kill() {
 #[test]
 fn streamed_data_resumes_bit_identical_after_kill() {
     check_killed("streamed");
+}
+
+#[test]
+fn sigterm_ends_the_count_of_a_stream() {
+    let pod = Pod::new();
+    let child = pod.start("kind endless");
+    let errors = || std::fs::read_to_string(pod.file("errors")).unwrap();
+    until("the count", || errors().contains("counting"));
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let left = pod.wait(child);
+    assert_eq!(left.code, 79, "{left:?}");
+    assert!(left.errors.contains("preempted before the items of a stream"), "{left:?}");
 }
 
 /// A trial of one batch.

@@ -9,6 +9,8 @@
 //!                 .training.half     staging directory during the build or download
 //! ```
 //!
+//! `training` is the name in format 1; later formats add their number.
+//!
 //! `docs/data-cache.md` describes when files are verified, and
 //! `docs/decisions/0021-dataset-cache.md` the reasons.
 

@@ -57,8 +57,8 @@ impl DatasetBucket {
     }
 
     fn path(&self, dir: &DatasetDir, name: &str) -> String {
-        let DatasetDir { id, version, split, .. } = dir;
-        format!("{}/{id}/{version}/{}/{name}", self.prefix, split.name())
+        let DatasetDir { id, version, .. } = dir;
+        format!("{}/{id}/{version}/{}/{name}", self.prefix, dir.name())
     }
 
     /// Downloads a set to the staging directory, where verified segments of an earlier download are

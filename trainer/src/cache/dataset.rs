@@ -3,10 +3,11 @@
 use std::fs;
 use std::io::ErrorKind;
 
+use stoker_api::names::ENV_DATA_CACHE;
 use stoker_storage::hash::sha256_hex;
 
 use super::dataset_dir::{DatasetDir, io_error};
-use super::manifest::{MANIFEST_FILE, Manifest};
+use super::manifest::{MANIFEST_FILE, Manifest, has_other_format};
 use super::segment::Segment;
 use crate::Result;
 use crate::stop::StopSignal;
@@ -44,6 +45,15 @@ impl Dataset {
             }
             Err(error) => return Err(io_error("read", &path, &error)),
         };
+        // Each format has its own path, so this is unexpected. Do not delete the set.
+        if has_other_format(&text) {
+            let text = format!(
+                "{dir}: {} has the format of another version of Stoker; set {ENV_DATA_CACHE} to \
+                 another directory, or delete the set",
+                path.display()
+            );
+            return Err(text.into());
+        }
         let set = Manifest::parse(dir, &text).and_then(|manifest| {
             manifest.check(&folder, stop)?;
             let open = manifest.segments.iter().map(|entry| Segment::open(&folder, entry));

@@ -10,7 +10,7 @@ use stoker_api::contract::ExitCode;
 
 use super::Split;
 use super::disk_full::DiskFull;
-use super::manifest::VERIFIED_FILE;
+use super::manifest::{FORMAT, VERIFIED_FILE};
 use crate::error::{Infrastructure, Interrupted};
 use crate::stop::StopSignal;
 use crate::{Error, Result};
@@ -65,18 +65,23 @@ impl DatasetDir {
         Interrupted { code: ExitCode::Preempted, fenced: false, why }.into()
     }
 
+    /// Returns the name of the set's directory.
+    pub(super) fn name(&self) -> String {
+        set_name(self.split, FORMAT)
+    }
+
     /// Returns the directory of the complete set.
     pub(super) fn folder(&self) -> PathBuf {
-        self.parent.join(self.split.name())
+        self.parent.join(self.name())
     }
 
     /// Returns the staging directory.
     pub(super) fn staging_dir(&self) -> PathBuf {
-        staging_dir_of(&self.parent, self.split)
+        self.parent.join(format!(".{}.half", self.name()))
     }
 
     pub(super) fn lock_file(&self, of: &str) -> PathBuf {
-        self.parent.join(format!("{}.{of}", self.split.name()))
+        self.parent.join(format!("{}.{of}", self.name()))
     }
 
     /// Records that the set is used now.
@@ -118,9 +123,22 @@ impl DatasetDir {
     }
 }
 
-/// Returns the staging directory for a split of this version.
-pub(super) fn staging_dir_of(version: &Path, split: Split) -> PathBuf {
-    version.join(format!(".{}.half", split.name()))
+/// Returns the name of the directory for a split in a format. Each format has another name, so that
+/// different versions of Stoker leave each other's sets alone. `FORMAT` 1 came before this
+/// rule.
+pub(super) fn set_name(split: Split, format: u32) -> String {
+    match format {
+        1 => split.name().into(),
+        _ => format!("{}.v{format}", split.name()),
+    }
+}
+
+/// Returns `true` if [`set_name`] returns this name for a split and a format.
+pub(super) fn is_set_name(name: &str) -> bool {
+    [Split::Training, Split::Validation].into_iter().any(|split| {
+        let format = name.strip_prefix(split.name()).and_then(|rest| rest.strip_prefix(".v"));
+        name == set_name(split, format.and_then(|format| format.parse().ok()).unwrap_or(1))
+    })
 }
 
 /// Removes a directory atomically for other processes, by renaming it before deleting its contents.

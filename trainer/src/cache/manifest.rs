@@ -16,8 +16,8 @@ use super::dataset_dir::{DatasetDir, io_error};
 use crate::Result;
 use crate::stop::StopSignal;
 
-/// Version of the file formats.
-const FORMAT: u32 = 1;
+/// Version of the file formats. Part of the paths, see [`set_name`](super::dataset_dir::set_name).
+pub(super) const FORMAT: u32 = 1;
 /// Name of the manifest file.
 pub(super) const MANIFEST_FILE: &str = "manifest.json";
 /// Name of the file that records the verified segments and their state at that time.

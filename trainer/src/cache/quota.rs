@@ -6,9 +6,8 @@ use std::time::SystemTime;
 
 use stoker_api::names::ENV_DATA_CACHE_BYTES;
 
-use super::Split;
-use super::dataset_dir::{DatasetDir, REMOVED_PREFIX, io_error, remove, staging_dir_of};
-use super::manifest::{MANIFEST_FILE, Manifest};
+use super::dataset_dir::{DatasetDir, REMOVED_PREFIX, io_error, is_set_name, remove};
+use super::manifest::{MANIFEST_FILE, Manifest, has_other_format};
 use super::partial::PartialDownload;
 use crate::Result;
 
@@ -93,25 +92,19 @@ impl CacheQuota {
     /// Deletes files that killed processes left in other sets, except interrupted downloads.
     /// Ignores errors.
     fn delete_leftovers(&self) {
-        for version in folders(&self.root).iter().flat_map(|id| folders(id)) {
-            for folder in folders(&version) {
-                let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                if name.starts_with(REMOVED_PREFIX) {
-                    let _ = fs::remove_dir_all(&folder);
-                    continue;
-                }
-                let split = name.strip_prefix('.').and_then(|name| name.strip_suffix(".half"));
-                let Some(split) = split.filter(|_| folder != self.own.staging_dir()) else {
-                    continue;
-                };
-                if PartialDownload::path(&folder).exists() {
-                    continue;
-                }
-                if let Ok(Some(_lock)) =
-                    DatasetDir::try_lock_exclusive(&version.join(format!("{split}.build")))
-                {
-                    let _ = fs::remove_dir_all(&folder);
-                }
+        for (folder, name) in self.version_dirs() {
+            if name.starts_with(REMOVED_PREFIX) {
+                let _ = fs::remove_dir_all(&folder);
+                continue;
+            }
+            let is_own = folder == self.own.staging_dir();
+            let Some(set) = staged_set(&name).filter(|_| !is_own) else { continue };
+            if PartialDownload::path(&folder).exists() {
+                continue;
+            }
+            let lock = folder.with_file_name(format!("{set}.build"));
+            if let Ok(Some(_lock)) = DatasetDir::try_lock_exclusive(&lock) {
+                let _ = fs::remove_dir_all(&folder);
             }
         }
     }
@@ -124,14 +117,21 @@ impl CacheQuota {
 
     /// Returns the staging directories of other sets, each with the lock file of its builder.
     fn staging_dirs(&self) -> impl Iterator<Item = (PathBuf, PathBuf)> {
-        let versions = folders(&self.root).into_iter().flat_map(|id| folders(&id));
-        let dirs = versions.flat_map(|version| {
-            [Split::Training, Split::Validation].map(|split| {
-                let lock = version.join(format!("{}.build", split.name()));
-                (staging_dir_of(&version, split), lock)
-            })
+        let dirs = self.version_dirs().filter_map(|(folder, name)| {
+            let set = staged_set(&name).filter(|set| is_set_name(set))?;
+            let lock = folder.with_file_name(format!("{set}.build"));
+            Some((folder, lock))
         });
         dirs.filter(|(staging_dir, _)| *staging_dir != self.own.staging_dir())
+    }
+
+    /// Returns the directories of all versions of sets, with their names.
+    fn version_dirs(&self) -> impl Iterator<Item = (PathBuf, String)> {
+        let versions = folders(&self.root).into_iter().flat_map(|id| folders(&id));
+        versions.flat_map(|version| folders(&version)).map(|folder| {
+            let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            (folder, name)
+        })
     }
 
     /// Returns the downloads of other sets, which are interrupted if their lock is free.
@@ -147,32 +147,28 @@ impl CacheQuota {
         candidates.collect()
     }
 
-    /// Returns all complete sets except the new one.
+    /// Returns all complete sets except the new one, also those in other formats.
     fn candidates(&self) -> Vec<EvictionCandidate> {
-        let mut candidates = vec![];
-        for id in folders(&self.root) {
-            for version in folders(&id) {
-                for split in [Split::Training, Split::Validation] {
-                    let folder = version.join(split.name());
-                    let lock = version.join(format!("{}.use", split.name()));
-                    let text = fs::read(folder.join(MANIFEST_FILE)).unwrap_or_default();
-                    let manifest: Option<Manifest> = serde_json::from_slice(&text).ok();
-                    let Some(manifest) = manifest.filter(|_| folder != self.own.folder()) else {
-                        continue;
-                    };
-                    let used = fs::metadata(&lock).and_then(|meta| meta.modified());
-                    let used = used.unwrap_or(SystemTime::UNIX_EPOCH);
-                    candidates.push(EvictionCandidate {
-                        used,
-                        folder,
-                        lock,
-                        bytes: manifest.bytes(),
-                    });
-                }
-            }
-        }
-        candidates
+        let of_set = |(folder, name): (PathBuf, String)| {
+            let text = fs::read(folder.join(MANIFEST_FILE)).ok()?;
+            let bytes = match serde_json::from_slice::<Manifest>(&text) {
+                Ok(manifest) => manifest.bytes(),
+                Err(_) if has_other_format(&text) => files_bytes(&folder),
+                Err(_) => return None,
+            };
+            let lock = folder.with_file_name(format!("{name}.use"));
+            let used = fs::metadata(&lock).and_then(|meta| meta.modified());
+            let used = used.unwrap_or(SystemTime::UNIX_EPOCH);
+            Some(EvictionCandidate { used, folder, lock, bytes })
+        };
+        let sets = self.version_dirs().filter(|(_, name)| is_set_name(name));
+        sets.filter(|(folder, _)| *folder != self.own.folder()).filter_map(of_set).collect()
     }
+}
+
+/// Returns the name of the set whose staging directory has this name.
+fn staged_set(name: &str) -> Option<&str> {
+    name.strip_prefix('.')?.strip_suffix(".half")
 }
 
 /// Returns the total size of the files in a directory.

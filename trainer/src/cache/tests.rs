@@ -108,6 +108,29 @@ fn damaged_set_is_rebuilt_on_open() {
     assert_eq!(builds.load(Ordering::Relaxed), 2);
 }
 
+#[test]
+fn set_of_another_format_is_not_deleted() {
+    let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
+    let cache = DataCache::new(root.path());
+    open(&cache, "a", 20, &builds).unwrap();
+    let manifest = root.path().join("a/v1/training/manifest.json");
+    std::fs::write(&manifest, "{\"format\": 2}").unwrap();
+    let error = open(&cache, "a", 20, &builds).unwrap_err().to_string();
+    assert!(error.contains("has the format of another version of Stoker; set STOKER"), "{error}");
+    assert!(manifest.exists() && segment(root.path(), "a").exists());
+    assert_eq!(builds.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn each_format_has_its_directory() {
+    let names = [1, 2, 10].map(|format| dataset_dir::set_name(Split::Training, format));
+    assert_eq!(names, ["training", "training.v2", "training.v10"]);
+    assert!(names.iter().all(|name| dataset_dir::is_set_name(name)));
+    for name in ["training.v", "training.v1", "training.v02", "training.use", ".training", ""] {
+        assert!(!dataset_dir::is_set_name(name), "{name}");
+    }
+}
+
 /// Flips a bit in a new file, since a disk error does not change existing mappings.
 fn damage(root: &Path, at: usize) {
     let path = segment(root, "a");

@@ -46,6 +46,26 @@ fn files_of_killed_processes_are_deleted() {
 }
 
 #[test]
+fn sets_of_other_formats_count_toward_the_limit() {
+    let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
+    let cache = DataCache::new(root.path()).bytes_max(build::SEGMENT_BYTES + 250_000);
+    let version = root.path().join("a/v1");
+    let folder = version.join("training.v2");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("manifest.json"), "{\"format\": 2}").unwrap();
+    std::fs::write(folder.join("00000.seg"), vec![0; 200_000]).unwrap();
+    let reader = std::fs::File::create(version.join("training.v2.use")).unwrap();
+    reader.lock_shared().unwrap();
+    // The set of this version is separate.
+    check_all(&open(&cache, "a", 10, &builds).unwrap(), 10);
+    open(&cache, "b", 100, &builds).unwrap();
+    assert!(folder.exists(), "another process reads it");
+    drop(reader);
+    open(&cache, "c", 100, &builds).unwrap();
+    assert!(!folder.exists(), "the cache exceeds its limit");
+}
+
+#[test]
 fn endless_set_is_refused_early() {
     let root = tempfile::tempdir().unwrap();
     let cache = DataCache::new(root.path()).bytes_max(70_000_000);

@@ -51,7 +51,8 @@ impl BackOffLimits {
 pub struct BackOff {
     /// Remaining wait.
     pub wait: Duration,
-    /// Message or reason of the last attempt.
+    /// Message or reason of the last attempt. If several attempts in a row were not started, also
+    /// their number and the end of the first: such attempts count against no limit.
     pub why: String,
 }
 
@@ -97,7 +98,17 @@ pub fn back_off(record: &TrialRecord, now: Timestamp, limits: &BackOffLimits) ->
     let elapsed = Duration::from_secs(now.seconds_since(ended_at));
     let wait = delay.checked_sub(elapsed).filter(|wait| !wait.is_zero())?;
     let why = last.message.clone().or_else(|| last.reason.clone()).unwrap_or_default();
-    Some(BackOff { wait, why })
+    Some(BackOff { wait, why: unstarted(attempts).unwrap_or_default() + &why })
+}
+
+/// Returns the number of attempts that were not started since another one; `None` if it is below 2.
+fn unstarted(attempts: &[Attempt]) -> Option<String> {
+    let is_unstarted = |attempt: &&Attempt| attempt.end == Some(AttemptEnd::NotStarted);
+    let latest: Vec<_> = attempts.iter().rev().take_while(is_unstarted).collect();
+    let first = latest.last().filter(|_| latest.len() > 1)?;
+    let since = first.ended_at.unwrap_or_default();
+    let num_attempts = latest.len();
+    Some(format!("the last {num_attempts} attempts, since {since}, ended before training: "))
 }
 
 #[cfg(test)]
@@ -215,6 +226,20 @@ mod tests {
         assert_eq!(wait(101), Some(rest));
         assert_eq!(wait(102).map(|back_off| back_off.wait), Some(Duration::from_millis(500)));
         assert_eq!(wait(103), None);
+    }
+
+    #[test]
+    fn attempts_that_were_not_started_are_counted() {
+        let check = |text: &str, expected: &str| {
+            let wait = back_off(&record(text), Timestamp(100), &BackOffLimits::CLUSTER).unwrap();
+            assert_eq!(wait.why, expected, "{text}");
+        };
+        check("Infra Infra", "why 1");
+        check("NotStarted Infra NotStarted", "why 2");
+        let prefix = "attempts, since 1970-01-01T00:01:40Z, ended before training: why";
+        check("NotStarted NotStarted", &format!("the last 2 {prefix} 1"));
+        let many = "Infra ".to_owned() + &"NotStarted ".repeat(12);
+        check(&many, &format!("the last 12 {prefix} 12"));
     }
 
     /// A leader whose clock was two hours ahead ended the last attempt of each trial at time 100.

@@ -8,6 +8,7 @@ use stoker_api::contract::ExitCode;
 use stoker_storage::StorageError;
 
 use crate::checkpoint::CheckpointError;
+use crate::datasets::DataError;
 
 /// Any error. The `?` operator converts errors of user code into it.
 pub type Error = Box<dyn StdError + Send + Sync>;
@@ -123,6 +124,10 @@ pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
         if let Some(CheckpointError::Contents { .. }) = error.downcast_ref() {
             return ExitCode::UserError;
         }
+        // The storage has answered, so this is not an outage.
+        if error.downcast_ref().is_some_and(DataError::is_missing) {
+            return ExitCode::UserError;
+        }
         if error.is::<CheckpointError>()
             || error.is::<StorageError>()
             || error.is::<Infrastructure>()
@@ -165,6 +170,17 @@ mod tests {
         check(contents, ExitCode::UserError);
         let corrupt = CheckpointError::Corrupt { name: "a".into(), reason: "b".into() };
         check(corrupt, ExitCode::Infrastructure);
+        let source = StorageError::BufferFull { url: "s3://b".into(), bytes: 9 };
+        check(source.clone(), ExitCode::Infrastructure);
+        check(DataError::Storage { url: "s3://b/a".into(), source }, ExitCode::Infrastructure);
+        let missing = StorageError::NotFound {
+            url: "s3://b".into(),
+            path: "a".into(),
+            reason: "no such key".into(),
+        };
+        check(missing.clone(), ExitCode::Infrastructure);
+        let missing = DataError::Storage { url: "s3://b/a".into(), source: missing };
+        check(missing, ExitCode::UserError);
         let code = ExitCode::Preempted;
         check(Interrupted { code, fenced: false, why: "stopped".into() }, code);
     }

@@ -47,11 +47,21 @@ pub(super) fn load_folder_with(
         let file_path = path_in(path, file).map_err(corrupt)?;
         let (bytes, hash) = File::open(file_path)
             .and_then(|opened| hash::read_file_with(&opened, entry.hash.algorithm(), on_read))
-            .map_err(|error| corrupt(format!("cannot read {file}: {error}")))?;
+            .map_err(|error| unreadable_file(path, file, &error))?;
         verify(file, entry, bytes.len(), &hash).map_err(corrupt)?;
         contents.insert(file.clone(), bytes);
     }
     Ok((manifest, contents))
+}
+
+/// Returns the error for a file of a checkpoint directory that cannot be read. The file may be
+/// intact, for example while the server of a network file system is unavailable.
+fn unreadable_file(folder: &Path, file: &str, error: &io::Error) -> CheckpointError {
+    let (name, reason) = (folder.display().to_string(), format!("cannot read {file}: {error}"));
+    match error.kind() {
+        io::ErrorKind::NotFound => CheckpointError::Corrupt { name, reason },
+        _ => CheckpointError::Local { name, reason },
+    }
 }
 
 /// Reads the manifest of a checkpoint in a local directory.
@@ -61,7 +71,7 @@ fn manifest_of_folder(path: &Path) -> Result<Manifest, CheckpointError> {
     }
     let corrupt = |reason| CheckpointError::Corrupt { name: path.display().to_string(), reason };
     let text = std::fs::read(path.join(MANIFEST))
-        .map_err(|error| corrupt(format!("cannot read {MANIFEST}: {error}")))?;
+        .map_err(|error| unreadable_file(path, MANIFEST, &error))?;
     parse(&text).map_err(corrupt)
 }
 

@@ -11,9 +11,9 @@ use stoker_api::time::Timestamp;
 use stoker_storage::{Storage, StorageError, hash, layout};
 
 use super::folder::load_folder_with;
-use super::{CheckpointContents, CheckpointStore, parse};
-use crate::Result;
+use super::{CheckpointContents, CheckpointError, CheckpointStore, parse};
 use crate::collective::ProgressState;
+use crate::{Error, Result};
 
 /// Remedy if a trial's name does not select the wanted run.
 const OTHER_RUN: &str = "to use a trial of another run, set `checkpoint.stored: {url, trialPath}` \
@@ -141,13 +141,13 @@ impl CheckpointSource {
     ) -> Result<(Manifest, CheckpointContents)> {
         if let Location::Folder(folder) = &self.location {
             self.check_folder(folder)?;
-            return Ok(load_folder_with(folder, &|| progress.record_transfer())?);
+            return load_folder_with(folder, &|| progress.record_transfer()).map_err(unusable);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let store = self.open_store(own).await?;
             let (name, manifest, _) = self.select(&store).await?;
-            let contents = store.contents(&name, &manifest).await?;
+            let contents = store.contents(&name, &manifest).await.map_err(unusable)?;
             Ok((manifest, contents))
         })
     }
@@ -263,6 +263,17 @@ impl CheckpointSource {
     }
 }
 
+/// Returns the error for a selected checkpoint that cannot be read. If it is missing or corrupt,
+/// the storage has answered, so this is not an outage, whose end a trial would wait for.
+fn unusable(error: CheckpointError) -> Error {
+    match error {
+        CheckpointError::Corrupt { .. } | CheckpointError::NotFound { .. } => {
+            error.to_string().into()
+        }
+        other => other.into(),
+    }
+}
+
 /// Returns attempt and batches. Checkpoints of a later attempt are later: it may have trained its
 /// batches again, because it could not use those of an earlier attempt.
 fn age(name: &str) -> Option<(u32, u64)> {
@@ -360,8 +371,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use serde_json::json;
+    use stoker_api::contract::ExitCode;
 
     use super::*;
+    use crate::error::exit_code;
 
     /// Writes checkpoints of a trial: name, metric, and whether each is complete.
     fn write(root: &Path, trial: &str, checkpoints: &[(&str, Option<&str>, bool)]) {
@@ -412,6 +425,27 @@ mod tests {
         check(source().smallest_metric(), "000000000100-1");
         check(source().largest_metric(), "000000000100-1");
         check(source(), "000000000200-1");
+    }
+
+    #[test]
+    fn missing_weights_are_no_outage() {
+        let root = tempfile::tempdir().unwrap();
+        let trial = "ml/mnist-0b3f9c1e/trials/3";
+        write(root.path(), trial, &[("000000000100-0", None, true)]);
+        let checkpoint = root.path().join(trial).join("checkpoints/000000000100-0");
+        std::fs::remove_file(checkpoint.join("x")).unwrap();
+        let url = root.path().display().to_string();
+        let own = StorageConfig { url: url.clone(), endpoint: None, trial_path: String::new() };
+        let check = |source: CheckpointSource, expected: ExitCode| {
+            let error = source.load(&own, &ProgressState::default()).unwrap_err();
+            assert_eq!(exit_code(&*error), expected, "{error}");
+        };
+        check(CheckpointSource::stored(&url, trial), ExitCode::UserError);
+        check(CheckpointSource::folder(&checkpoint), ExitCode::UserError);
+        check(CheckpointSource::folder(root.path().join("missing")), ExitCode::UserError);
+        // A file that exists and cannot be read.
+        std::fs::create_dir(checkpoint.join("x")).unwrap();
+        check(CheckpointSource::folder(&checkpoint), ExitCode::Infrastructure);
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! Shared state for tests, without an API server.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::task::{Context as TaskContext, Poll};
 
+use axum::http::{Request, Response};
 use clap::Parser as _;
 use kube::Client;
+use kube::client::Body;
+use tower_service::Service;
 
 use crate::context::Context;
 use crate::options::{Arguments, Command, Options};
@@ -26,4 +30,35 @@ pub(crate) fn context(client: Client) -> Arc<Context> {
     let options = options(key.to_str().unwrap());
     let operator_config = OperatorConfig::read(&options).unwrap_or_else(|error| panic!("{error}"));
     Context::new(client, options, operator_config).0
+}
+
+/// An API server that refuses each request, and records its method and the last part of its path.
+#[derive(Clone, Default)]
+pub(crate) struct RefusingServer(Arc<Mutex<Vec<String>>>);
+
+impl RefusingServer {
+    pub(crate) fn client(&self) -> Client {
+        Client::new(self.clone(), "default")
+    }
+
+    /// Returns the requests so far, such as `PATCH mnist`.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Service<Request<Body>> for RefusingServer {
+    type Response = Response<Body>;
+    type Error = std::convert::Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let path = request.uri().path().rsplit('/').next().unwrap_or_default();
+        self.0.lock().unwrap().push(format!("{} {path}", request.method()));
+        std::future::ready(Ok(Response::builder().status(500).body(Body::empty()).unwrap()))
+    }
 }

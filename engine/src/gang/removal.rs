@@ -2,6 +2,7 @@
 
 use stoker_api::experiment::DesiredState;
 use stoker_api::time::Timestamp;
+use stoker_api::trial::DesiredTrialState;
 
 use super::{ObservedPod, POD_GRACE_SECONDS_MAX, PodDeletion, Timeouts};
 
@@ -23,24 +24,25 @@ pub(crate) enum Removal {
 }
 
 /// Returns the pods to delete of a trial without a plan, after the user has paused, cancelled or
-/// killed its experiment. The trial cannot be parsed, or its experiment is no longer valid, so its
-/// pods would keep their GPUs.
+/// killed its experiment, or the trial was paused, stopped or killed. The trial or its experiment
+/// cannot be parsed, or the experiment is no longer valid, so its pods would keep their GPUs.
 ///
-/// After a pause or cancel, programs get the preemption timeout to store a checkpoint. Its report
-/// cannot be recorded, but the next attempt of a repaired trial finds the checkpoint in the
+/// Unless the trial is killed, programs get the preemption timeout to store a checkpoint. Its
+/// report cannot be recorded, but the next attempt of a repaired trial finds the checkpoint in the
 /// storage.
 pub fn pods_to_stop<'a>(
     pods: impl Iterator<Item = &'a ObservedPod>,
-    state: DesiredState,
+    (of_experiment, of_trial): (DesiredState, DesiredTrialState),
     preemption_timeout_seconds: u32,
     now: Timestamp,
 ) -> Vec<PodDeletion> {
-    let grace_seconds = match state {
-        DesiredState::Active => return vec![],
-        DesiredState::Paused | DesiredState::Cancelled => {
+    let grace_seconds = match (of_experiment, of_trial) {
+        (DesiredState::Killed, _) | (_, DesiredTrialState::Kill) => KILL_GRACE_SECONDS,
+        (DesiredState::Active, DesiredTrialState::Run) => return vec![],
+        (DesiredState::Active, DesiredTrialState::Pause | DesiredTrialState::Stop)
+        | (DesiredState::Paused | DesiredState::Cancelled, _) => {
             preemption_timeout_seconds.clamp(DELETE_GRACE_SECONDS, POD_GRACE_SECONDS_MAX)
         }
-        DesiredState::Killed => KILL_GRACE_SECONDS,
     };
     let deletion = |pod: &ObservedPod| match pod.removal_within(grace_seconds, now) {
         Removal::Wait(_) => None,
@@ -113,17 +115,26 @@ mod tests {
             pod("drained", PodPhase::Running, Some(500)),
             pod("killed", PodPhase::Running, Some(101)),
         ];
-        let check = |state: DesiredState, timeout: u32, expected: &[(&str, u32)]| {
-            let deletions = pods_to_stop(pods.iter(), state, timeout, Timestamp(100));
+        let check = |state, of_trial, timeout: u32, expected: &[(&str, u32)]| {
+            let states = (state, of_trial);
+            let deletions = pods_to_stop(pods.iter(), states, timeout, Timestamp(100));
             let found = deletions.iter().map(|pod| (&*pod.name, pod.grace_seconds));
-            assert_eq!(found.collect::<Vec<_>>(), expected, "{state:?} {timeout}");
+            assert_eq!(found.collect::<Vec<_>>(), expected, "{states:?} {timeout}");
         };
-        check(DesiredState::Active, 60, &[]);
+        let (run, kill) = (DesiredTrialState::Run, DesiredTrialState::Kill);
+        check(DesiredState::Active, run, 60, &[]);
+        let graceful = [("running", 60), ("pending", 60), ("drained", 60)];
         for state in [DesiredState::Paused, DesiredState::Cancelled] {
-            check(state, 60, &[("running", 60), ("pending", 60), ("drained", 60)]);
+            check(state, run, 60, &graceful);
         }
-        check(DesiredState::Cancelled, 9000, &[("running", 600), ("pending", 600)]);
-        check(DesiredState::Killed, 60, &[("running", 1), ("pending", 1), ("drained", 1)]);
+        for of_trial in [DesiredTrialState::Pause, DesiredTrialState::Stop] {
+            check(DesiredState::Active, of_trial, 60, &graceful);
+        }
+        check(DesiredState::Cancelled, run, 9000, &[("running", 600), ("pending", 600)]);
+        let killed = [("running", 1), ("pending", 1), ("drained", 1)];
+        check(DesiredState::Killed, DesiredTrialState::Stop, 60, &killed);
+        check(DesiredState::Active, kill, 60, &killed);
+        check(DesiredState::Paused, kill, 60, &killed);
     }
 
     #[test]

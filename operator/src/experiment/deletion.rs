@@ -7,7 +7,8 @@ use stoker_api::experiment::{DesiredState, Experiment};
 use stoker_engine::experiment::stops;
 
 use super::apply::{self, Writer};
-use super::{most_severe, unreadable};
+use super::most_severe;
+use super::unreadable::{self, Stop};
 use crate::cache::Key;
 use crate::context::Context;
 use crate::error::Error;
@@ -17,7 +18,7 @@ use crate::error::Error;
 const FINALIZERS_OF_KUBERNETES: [&str; 2] = ["foregroundDeletion", "orphan"];
 
 /// Asks the open trials of an experiment that is being deleted to stop, as after a cancel, or kills
-/// them if the user has killed the experiment.
+/// them if the user has killed the experiment. `is_valid` is whether its trials have plans.
 ///
 /// Stoker sets no finalizer, so Kubernetes normally deletes the experiment at once, and then its
 /// trials. A finalizer of another program postpones both, possibly for hours. The trials would keep
@@ -26,6 +27,7 @@ pub(super) async fn stop_trials(
     context: &Context,
     key: &Key,
     experiment: &Experiment,
+    is_valid: bool,
 ) -> Result<Option<Duration>, Error> {
     context.searchers.forget(key);
     if does_kubernetes_decide(&experiment.metadata) {
@@ -33,8 +35,8 @@ pub(super) async fn stop_trials(
     }
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let trials = apply::trials_of(context, key, uid);
-    let (unreadable, readable): (Vec<_>, Vec<_>) =
-        trials.into_iter().partition(|trial| trial.unreadable.is_some());
+    let (readable, unreadable): (Vec<_>, Vec<_>) =
+        trials.iter().cloned().partition(|trial| trial.unreadable.is_none());
     let mut writer = Writer::new(context, experiment, &readable);
     let state = match experiment.spec.state {
         DesiredState::Killed => DesiredState::Killed,
@@ -43,7 +45,11 @@ pub(super) async fn stop_trials(
         }
     };
     writer.want(&stops(&writer.records(), state)).await;
-    unreadable::stop_pods(&mut writer, &unreadable, state).await;
+    // Trials of an invalid experiment have no plan.
+    let without_plan = if is_valid { unreadable } else { trials };
+    let timeout_seconds = experiment.spec.preemption_timeout_seconds;
+    let stop = Stop { state, timeout_seconds };
+    writer.errors.extend(unreadable::stop_pods(context, &without_plan, stop).await);
     most_severe(writer.errors).map_or(Ok(Some(context.resync_interval(key))), Err)
 }
 

@@ -65,7 +65,8 @@ pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>,
         return unreadable::report_experiment(context, key, &cached).await;
     };
     if experiment.metadata.deletion_timestamp.is_some() {
-        return deletion::stop_trials(context, key, experiment).await;
+        let is_valid = matches!(cached.validation, Some(Ok(_)));
+        return deletion::stop_trials(context, key, experiment, is_valid).await;
     }
     let status = experiment.status.clone().unwrap_or_default();
     match &cached.validation {
@@ -222,8 +223,8 @@ async fn fail_invalid(
 }
 
 /// Reports a running experiment that newer validation rules reject, and stops its pods if the user
-/// has paused, cancelled or killed it. Otherwise its trials stay as they are, and continue once an
-/// operator accepts the experiment.
+/// has paused, cancelled or killed it or their trial. Otherwise its trials stay as they are, and
+/// continue once an operator accepts the experiment.
 async fn report_no_longer_valid(
     context: &Context,
     key: &Key,

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use kube::runtime::events::EventType;
 use stoker_api::condition::ConditionStatus;
-use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus};
+use stoker_api::experiment::{DesiredState, Experiment, ExperimentSpec, ExperimentStatus};
 use stoker_api::text;
 use stoker_engine::experiment::{Request, Unreadable, set_unreadable};
-use stoker_engine::gang::pods_to_stop;
+use stoker_engine::gang::{POD_GRACE_SECONDS_MAX, pods_to_stop};
 
 use super::apply::{self, Writer};
 use super::decide::want_without_search;
@@ -27,7 +27,8 @@ const REMEDY: &str = "nothing is decided until this is repaired: upgrade the ope
                       version wrote it, restore the object from a backup, or cancel or delete the \
                       experiment";
 
-/// Writes the parse error of an experiment to its status. Other objects are not affected.
+/// Writes the parse error of an experiment to its status. Its trials stay as they are, unless they
+/// were paused, stopped or killed.
 pub(super) async fn report_experiment(
     context: &Context,
     key: &Key,
@@ -35,16 +36,23 @@ pub(super) async fn report_experiment(
 ) -> Result<Option<Duration>, Error> {
     let Err(error) = &cached.object else { return Ok(None) };
     let generation = error.metadata.generation.unwrap_or_default();
-    if context.reported.contains(key, cached.uid(), generation) {
-        return Ok(Some(context.resync_interval(key)));
+    let mut errors = vec![];
+    if !context.reported.contains(key, cached.uid(), generation) {
+        tracing::warn!(experiment = %key, error = error.error, "cannot parse an experiment");
+        let version = error.metadata.resource_version.clone();
+        let valid =
+            new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
+        // A stop must not wait for this write.
+        match apply::mark_unreadable::<Experiment>(context, key, version, &valid).await {
+            Ok(()) => context.reported.add(key, cached.uid(), generation),
+            Err(error) => errors.push(error),
+        }
     }
-    tracing::warn!(experiment = %key, error = error.error, "cannot parse an experiment");
-    let version = error.metadata.resource_version.clone();
-    let valid =
-        new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
-    apply::mark_unreadable::<Experiment>(context, key, version, &valid).await?;
-    context.reported.add(key, cached.uid(), generation);
-    Ok(Some(context.resync_interval(key)))
+    // The desired state of the experiment and its preemption timeout are unknown.
+    let stop = Stop { state: DesiredState::Active, timeout_seconds: POD_GRACE_SECONDS_MAX };
+    let trials = apply::trials_of(context, key, cached.uid());
+    errors.extend(stop_pods(context, &trials, stop).await);
+    most_severe(errors).map_or(Ok(Some(context.resync_interval(key))), Err)
 }
 
 /// Reports a record from which the search cannot be rebuilt. Its trials train to what they were
@@ -71,7 +79,8 @@ pub(super) async fn wait_for_trials(
     after: ExperimentStatus,
 ) -> Result<Option<Duration>, Error> {
     let wait = want_without_search(&mut writer, request).await;
-    stop_pods(&mut writer, unreadable, request.state).await;
+    let stop = Stop::of(&writer.experiment.spec);
+    writer.errors.extend(stop_pods(writer.context, unreadable, stop).await);
     let first = unreadable.first().and_then(|trial| Some((trial, trial.unreadable.as_ref()?)));
     if let Some((trial, error)) = first {
         let mut error = error.clone();
@@ -83,45 +92,59 @@ pub(super) async fn wait_for_trials(
     most_severe(writer.errors).map_or(Ok(Some(wait)), Err)
 }
 
-/// Stops the trials of an experiment without a valid spec if the user has paused, cancelled or
-/// killed it. Records the desired state of each trial that can be parsed, and deletes the pods of
-/// all. Returns the errors.
+/// Stops the trials of an experiment without a valid spec that the user has paused, cancelled or
+/// killed, by their own states or by that of the experiment. Records the state of the experiment in
+/// each trial that can be parsed, and deletes the pods. Returns the errors.
 pub(super) async fn stop_trials(
     context: &Context,
     experiment: &Experiment,
     trials: Vec<Arc<CachedTrial>>,
 ) -> Vec<Error> {
-    let state = experiment.spec.state;
-    if state == DesiredState::Active {
-        return vec![];
-    }
+    let stop = Stop::of(&experiment.spec);
     let readable = trials.iter().filter(|trial| trial.unreadable.is_none());
     let readable: Vec<_> = readable.cloned().collect();
     let mut writer = Writer::new(context, experiment, &readable);
-    let request = Request { state, release_seconds: 0, now: now() };
-    want_without_search(&mut writer, request).await;
-    stop_pods(&mut writer, &trials, state).await;
+    if stop.state != DesiredState::Active {
+        let request = Request { state: stop.state, release_seconds: 0, now: now() };
+        want_without_search(&mut writer, request).await;
+    }
+    writer.errors.extend(stop_pods(context, &trials, stop).await);
     writer.errors
 }
 
-/// Deletes the pods of trials that cannot be parsed or have no valid experiment, if the user has
-/// paused or ended the experiment. The controller of trials has no plan for them.
+/// How the trials of an experiment stop.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stop {
+    /// Desired state of the experiment.
+    pub(super) state: DesiredState,
+    /// Seconds that a program has to store a checkpoint.
+    pub(super) timeout_seconds: u32,
+}
+
+impl Stop {
+    fn of(spec: &ExperimentSpec) -> Self {
+        Self { state: spec.state, timeout_seconds: spec.preemption_timeout_seconds }
+    }
+}
+
+/// Deletes the pods of trials without a plan, if the user has paused or ended the experiment, or if
+/// the trial was paused, stopped or killed. Returns the errors.
 pub(super) async fn stop_pods(
-    writer: &mut Writer<'_>,
-    unreadable: &[Arc<CachedTrial>],
-    state: DesiredState,
-) {
-    let context = writer.context;
-    let timeout_seconds = writer.experiment.spec.preemption_timeout_seconds;
-    for trial in unreadable {
+    context: &Context,
+    trials: &[Arc<CachedTrial>],
+    stop: Stop,
+) -> Vec<Error> {
+    let mut errors = vec![];
+    for trial in trials {
         let key = trial.key();
         let pods = context.pods.group(&key);
         let owned = pods.iter().filter(|pod| pod.owner == trial.uid()).map(|pod| &pod.observed);
-        for pod in pods_to_stop(owned, state, timeout_seconds, now()) {
-            let deleted = delete_pod(context, &key.namespace, &pod).await;
-            writer.errors.extend(deleted.err());
+        let states = (stop.state, trial.record.spec.desired_state);
+        for pod in pods_to_stop(owned, states, stop.timeout_seconds, now()) {
+            errors.extend(delete_pod(context, &key.namespace, &pod).await.err());
         }
     }
+    errors
 }
 
 /// Reports by a condition that nothing is decided, and by an event if the message is new.

@@ -8,6 +8,7 @@
 mod lease;
 pub(crate) mod other;
 mod sweep;
+mod tenure;
 mod workers;
 
 use std::sync::Arc;
@@ -55,7 +56,7 @@ pub async fn run(context: Arc<Context>, mut stop: watch::Receiver<bool>) -> Resu
                         transitions,
                         "started leading"
                     );
-                    workers = Some(workers::start(&context, transitions));
+                    workers = Some(workers::start(&context, transitions, candidate.tenure()));
                 }
             }
             Ok(None) => {

@@ -38,7 +38,8 @@ pub struct CachedTrial {
     pub unreadable: Option<String>,
     /// Spec and status of the trial, as the engine reads them.
     pub record: TrialRecord,
-    /// When this process first observed the desired state of the trial.
+    /// When this process first observed the desired state of the trial, or when the previous leader
+    /// had observed it.
     pub desired_state_seen_at: Timestamp,
     key: Key,
     version: String,
@@ -125,7 +126,8 @@ impl Cached for CachedTrial {
         let desired =
             |trial: &Self| (trial.record.spec.desired_state, trial.record.spec.desired_since);
         if self.uid() == old.uid() && desired(self) == desired(old) {
-            self.desired_state_seen_at = old.desired_state_seen_at;
+            let earlier = old.desired_state_seen_at.min(self.desired_state_seen_at);
+            self.desired_state_seen_at = earlier;
         }
     }
 }

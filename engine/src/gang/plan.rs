@@ -36,7 +36,8 @@ pub struct GangView<'a> {
     pub generation: i64,
     /// Pods of all attempts of the trial.
     pub pods: &'a [ObservedPod],
-    /// When this runner first observed the desired state of the trial, by its own clock.
+    /// Time at which the trial certainly had its desired state, by the clock of this runner: when
+    /// it first observed the state, or earlier.
     pub desired_state_seen_at: Timestamp,
     /// Number of pods of the gang.
     pub num_pods: u32,

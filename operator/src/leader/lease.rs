@@ -9,6 +9,7 @@ use k8s_openapi::jiff;
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 
+use super::tenure::Tenure;
 use crate::context::Context;
 use crate::error::{Error, request};
 
@@ -24,12 +25,19 @@ struct ObservedLease {
 pub(super) struct Candidate {
     context: Arc<Context>,
     observed: Option<ObservedLease>,
+    tenure: Option<Tenure>,
     duration: Duration,
 }
 
 impl Candidate {
     pub(super) fn new(context: Arc<Context>, duration: Duration) -> Self {
-        Self { context, observed: None, duration }
+        Self { context, observed: None, tenure: None, duration }
+    }
+
+    /// Returns the tenure that the latest renewal found in the lease. If this replica has just
+    /// acquired the lease, it is of the leader before.
+    pub(super) fn tenure(&self) -> Option<Tenure> {
+        self.tenure
     }
 
     fn api(&self) -> Api<Lease> {
@@ -40,6 +48,7 @@ impl Candidate {
     pub(super) async fn acquire(&mut self) -> Result<Option<i32>, Error> {
         let name = self.context.options.lease_name.clone();
         let api = self.api();
+        self.tenure = None;
         let current = request("read the lease", api.get_opt(&name)).await?;
         let Some(lease) = current else {
             let metadata = ObjectMeta { name: Some(name), ..ObjectMeta::default() };
@@ -54,6 +63,7 @@ impl Candidate {
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.clone().unwrap_or_default();
         let is_ours = holder == self.context.options.identity;
+        self.tenure = Tenure::of(&spec);
         let version = lease.metadata.resource_version.clone();
         if self.observed.as_ref().is_none_or(|lease| lease.version != version) {
             self.observed = Some(ObservedLease { version, since: Instant::now() });

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use super::sweep::sweep;
 use crate::cache::Key;
+use super::tenure::{self, Tenure};
 use crate::context::Context;
 use crate::error::Error;
 use crate::metrics::{Kind, with_cpu_seconds};
@@ -37,8 +38,9 @@ pub(super) struct Workers {
     pub(super) transitions: i32,
 }
 
-/// Starts the workers. They reconcile nothing before the caches are up to date.
-pub(super) fn start(context: &Arc<Context>, transitions: i32) -> Workers {
+/// Starts the workers. They reconcile nothing before the caches are up to date. `before` is the
+/// tenure of the previous leader.
+pub(super) fn start(context: &Arc<Context>, transitions: i32, before: Option<Tenure>) -> Workers {
     let mut tasks = Tasks::default();
     let ready = watch::Sender::new(false);
     for _ in 0..EXPERIMENT_WORKERS {
@@ -71,6 +73,9 @@ pub(super) fn start(context: &Arc<Context>, transitions: i32) -> Workers {
         // The caches may lack the last writes of the previous leader.
         context.refresh().await;
         sweep(&context).await;
+        if let Some(before) = before {
+            tenure::adopt(&context, before);
+        }
         context.experiment_queue.set_closed(false);
         context.trial_queue.set_closed(false);
         context.job_queue.set_closed(false);

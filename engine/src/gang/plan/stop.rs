@@ -59,8 +59,8 @@ impl Planner<'_> {
 /// The record has the time of the request, by the clock of the replica that wrote it. That clock
 /// may have been minutes behind the clock of this replica, and the deadline would then pass before
 /// the trial has received the request. So the trial also gets `preemption_timeout_seconds` since
-/// this replica first observed the request, but of these at most five minutes: a replica that has
-/// just started does not know how long the trial has been stopping. Clocks that differ by some
+/// the runner first observed the request, but of these at most five minutes: a replica that has
+/// just started may not know how long the trial has been stopping. Clocks that differ by some
 /// minutes therefore shorten the timeout at most by their difference, and leave at least five
 /// minutes of a longer one.
 fn stop_deadline(view: &GangView<'_>) -> Timestamp {

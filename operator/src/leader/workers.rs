@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use futures::FutureExt as _;
 use tokio::sync::watch;
 
+use super::other;
 use super::sweep::sweep;
-use crate::cache::Key;
 use super::tenure::{self, Tenure};
+use crate::cache::Key;
 use crate::context::Context;
 use crate::error::Error;
 use crate::metrics::{Kind, with_cpu_seconds};
@@ -72,15 +73,16 @@ pub(super) fn start(context: &Arc<Context>, transitions: i32, before: Option<Ten
     tasks.spawn("start of the workers", async move {
         // The caches may lack the last writes of the previous leader.
         context.refresh().await;
-        sweep(&context).await;
         if let Some(before) = before {
             tenure::adopt(&context, before);
         }
+        sweep(&context).await;
         context.experiment_queue.set_closed(false);
         context.trial_queue.set_closed(false);
         context.job_queue.set_closed(false);
         context.add_all();
         ready.send_replace(true);
+        other::answer(&context).await;
         // The sender must outlive its receivers.
         std::future::pending::<()>().await;
     });

@@ -16,6 +16,7 @@
 #[cfg(feature = "parquet")]
 mod cell;
 mod finish;
+mod input_reader;
 mod output_folder;
 mod part_writer;
 mod plan;
@@ -26,6 +27,8 @@ mod source;
 mod standalone;
 #[cfg(feature = "parquet")]
 mod table;
+#[cfg(feature = "parquet")]
+mod table_reader;
 #[cfg(test)]
 mod tests;
 mod work;

@@ -1,73 +1,32 @@
-//! Parses the rows of a shard.
+//! Parses the rows of a shard of lines or CSV.
 
-use bytes::Bytes;
 use serde::de::DeserializeOwned;
-use stoker_api::inference::RowFormat;
-
-use crate::Result;
 
 /// A row, or the reason why it cannot be parsed.
 pub(super) type Row<T> = Result<T, String>;
 
-/// Bytes of a shard and how to parse them.
-#[derive(Debug)]
-pub(super) struct Shard<'a> {
-    pub(super) format: RowFormat,
-    /// For JSON lines and CSV, the bytes of the shard; for other formats, of the complete file.
-    pub(super) bytes: Bytes,
-    /// Column names, for CSV only.
-    pub(super) columns: &'a [String],
-    /// Index of the first row in the file, from 0.
-    #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "used for tables only"))]
-    pub(super) first_row: u64,
-    pub(super) num_rows: u32,
-    /// Whether the bytes begin at the start of the file.
-    pub(super) is_first: bool,
+/// Returns the rows of a shard of JSON lines. `is_first`: the shard begins at the start of a file.
+pub(super) fn lines<T: DeserializeOwned>(bytes: &[u8], mut is_first: bool) -> Vec<Row<T>> {
+    let mut rows = vec![];
+    for line in bytes.split(|byte| *byte == b'\n') {
+        let is_start = std::mem::take(&mut is_first);
+        if !is_blank(line, is_start) {
+            rows.push(json(without_bom(line, is_start)));
+        }
+    }
+    rows
 }
 
-impl Shard<'_> {
-    /// Returns the rows, in order.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the file as a whole cannot be parsed.
-    pub(super) fn rows<T: DeserializeOwned>(&self) -> Result<Vec<Row<T>>> {
-        match self.format {
-            RowFormat::JsonLines => Ok(self.lines()),
-            RowFormat::Csv => Ok(self.records()),
-            #[cfg(feature = "parquet")]
-            RowFormat::Parquet | RowFormat::Arrow => super::table::rows(self),
-            #[cfg(not(feature = "parquet"))]
-            other => Err(super::unsupported_format(other)),
-        }
+/// Returns the rows of a shard of CSV with these columns.
+pub(super) fn records<T: DeserializeOwned>(bytes: &[u8], columns: &[String]) -> Vec<Row<T>> {
+    let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(bytes);
+    let header = csv::StringRecord::from(columns.to_vec());
+    let (mut rows, mut record) = (vec![], csv::ByteRecord::new());
+    // Reading byte records of any length from memory cannot fail.
+    while reader.read_byte_record(&mut record).unwrap_or(false) {
+        rows.push(fields(&record, &header));
     }
-
-    fn lines<T: DeserializeOwned>(&self) -> Vec<Row<T>> {
-        let mut is_first = self.is_first;
-        let mut rows = Vec::with_capacity(self.num_rows as usize);
-        for line in self.bytes.split(|byte| *byte == b'\n') {
-            let is_start = std::mem::take(&mut is_first);
-            if !is_blank(line, is_start) {
-                rows.push(json(without_bom(line, is_start)));
-            }
-        }
-        rows
-    }
-
-    fn records<T: DeserializeOwned>(&self) -> Vec<Row<T>> {
-        let mut reader = csv::ReaderBuilder::new()
-            .has_headers(false)
-            .flexible(true)
-            .from_reader(self.bytes.as_ref());
-        let header = csv::StringRecord::from(self.columns.to_vec());
-        let mut rows = Vec::with_capacity(self.num_rows as usize);
-        let mut record = csv::ByteRecord::new();
-        // Reading byte records of any length from memory cannot fail.
-        while reader.read_byte_record(&mut record).unwrap_or(false) {
-            rows.push(fields(&record, &header));
-        }
-        rows
-    }
+    rows
 }
 
 /// Returns `true` if a line contains no row. The first line may start with a byte order mark.
@@ -117,6 +76,7 @@ pub(super) fn with_path(path: &str, error: &dyn std::fmt::Display) -> String {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
+    use stoker_api::inference::RowFormat;
 
     use super::*;
 
@@ -132,11 +92,10 @@ mod tests {
 
     fn check(format: RowFormat, text: &[u8], expected: &[Result<Item, &str>]) {
         let columns = ["name".to_owned(), "size".to_owned()];
-        let bytes = Bytes::copy_from_slice(text);
-        let num_rows = expected.len() as u32;
-        let shard =
-            Shard { format, bytes, columns: &columns, first_row: 0, num_rows, is_first: true };
-        let rows = shard.rows::<Item>().unwrap();
+        let rows: Vec<Row<Item>> = match format {
+            RowFormat::Csv => records(text, &columns),
+            _ => lines(text, true),
+        };
         assert_eq!(rows.len(), expected.len(), "{rows:?}");
         for (row, expected) in rows.into_iter().zip(expected) {
             match (&row, expected) {

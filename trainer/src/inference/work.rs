@@ -7,11 +7,11 @@ use stoker_api::inference::{
 };
 use stoker_storage::hash::sha256_hex;
 
+use super::input_reader::InputReader;
 use super::output_folder::OutputFolder;
 use super::part_writer::PartWriter;
-use super::rows::Shard;
 use super::source::Source;
-use super::{Inference, infrastructure, interrupted, progress, remedy, task};
+use super::{Inference, interrupted, progress, remedy, task};
 use crate::context::Context;
 use crate::error::Interrupted;
 use crate::{InvalidInput, Result};
@@ -69,10 +69,8 @@ struct Worker<'a, T> {
     task: &'a InferenceTask,
     output: &'a OutputFolder,
     plan: &'a ShardPlan,
-    source: Source,
+    input: InputReader<'a>,
     program: T,
-    /// Cache of the last input file in a format without byte ranges.
-    file: Option<(u32, Bytes)>,
 }
 
 impl<'a, T: Inference> Worker<'a, T> {
@@ -83,30 +81,16 @@ impl<'a, T: Inference> Worker<'a, T> {
         plan: &'a ShardPlan,
     ) -> Result<Self> {
         let source = Source::open(&task.input, &output.rt)?;
+        let input = InputReader::new(context, plan, source);
         let program = T::new(context)?;
-        Ok(Self { context, task, output, plan, source, program, file: None })
+        Ok(Self { context, task, output, plan, input, program })
     }
 
     /// Processes one shard and commits it.
     fn shard(&mut self, index: u32, planned: &PlanShard) -> Result<()> {
         let plan = self.plan;
         let file = &plan.files[planned.file as usize];
-        let bytes = self.bytes(planned)?;
-        let shard = Shard {
-            format: plan.input_format,
-            bytes,
-            columns: &file.columns,
-            first_row: planned.first_row,
-            num_rows: planned.rows,
-            is_first: planned.start == 0,
-        };
-        let rows = shard.rows::<T::Input>()?;
-        if rows.len() != planned.rows as usize {
-            let (actual, expected) = (rows.len(), planned.rows);
-            let why =
-                format!("shard {index} of {} has {actual} rows, planned {expected}", file.name);
-            return Err(infrastructure(why));
-        }
+        let rows = self.input.rows::<T::Input>(index, planned)?;
         let (mut part, mut num_rows, mut rejected) =
             (PartWriter::new(&self.task.output)?, 0, vec![]);
         let mut batch = vec![];
@@ -172,34 +156,6 @@ impl<'a, T: Inference> Worker<'a, T> {
         }
         outputs.iter().try_for_each(|output| part.push(output))?;
         Ok(u32::try_from(num)?)
-    }
-
-    /// Reads the bytes of a shard, or of its file, and verifies their hash.
-    fn bytes(&mut self, planned: &PlanShard) -> Result<Bytes> {
-        let file = &self.plan.files[planned.file as usize];
-        let (start, end) = match planned.sha256.is_empty() {
-            true => (0, file.bytes),
-            false => (planned.start, planned.end),
-        };
-        if planned.sha256.is_empty()
-            && let Some((_, bytes)) = self.file.as_ref().filter(|(file, _)| *file == planned.file)
-        {
-            return Ok(bytes.clone());
-        }
-        let bytes = self.source.read(&file.name, start, end)?;
-        let sha256 = sha256_hex(&bytes);
-        if sha256 != identity(self.plan, planned) {
-            let why = format!(
-                "input {}: bytes {start} to {end} are not what they were when the job began; {}",
-                file.name,
-                remedy::of_changed_input(self.context)
-            );
-            return Err(InvalidInput(why).into());
-        }
-        if planned.sha256.is_empty() {
-            self.file = Some((planned.file, bytes.clone()));
-        }
-        Ok(bytes)
     }
 }
 

@@ -3,13 +3,14 @@
 use serde::Serialize;
 use stoker_api::inference::{InferenceOutput, RowFormat};
 
+use super::field_names::{field_names, has_fields};
 use crate::{InvalidInput, Result};
 
 /// Output of one shard, row by row.
 pub(super) enum PartWriter {
     Lines(Vec<u8>),
-    /// CSV writer, and whether the first row, which writes the header, was checked.
-    Csv(Box<csv::Writer<Vec<u8>>>, bool),
+    /// CSV writer, and the names in the header, which the first row writes.
+    Csv(Box<csv::Writer<Vec<u8>>>, Option<Vec<&'static str>>),
     #[cfg(feature = "parquet")]
     Table(super::table::Table),
 }
@@ -27,7 +28,7 @@ impl PartWriter {
         }
         match output.format {
             RowFormat::JsonLines => Ok(Self::Lines(vec![])),
-            RowFormat::Csv => Ok(Self::Csv(Box::new(csv::Writer::from_writer(vec![])), false)),
+            RowFormat::Csv => Ok(Self::Csv(Box::new(csv::Writer::from_writer(vec![])), None)),
             #[cfg(feature = "parquet")]
             typed => Ok(Self::Table(super::table::Table::new(typed, &output.columns))),
             #[cfg(not(feature = "parquet"))]
@@ -40,15 +41,17 @@ impl PartWriter {
     /// # Errors
     ///
     /// Fails if the format cannot represent the row.
-    pub(super) fn push(&mut self, row: &impl Serialize) -> Result<()> {
+    pub(super) fn push(&mut self, row: &impl Serialize) -> Result<(), InvalidInput> {
         match self {
             Self::Lines(bytes) => {
                 serde_json::to_writer(&mut *bytes, row).map_err(|error| refused("JSON", &error))?;
                 bytes.push(b'\n');
             }
-            Self::Csv(writer, has_header) => {
-                if !std::mem::replace(has_header, true) {
-                    require_named_fields(row)?;
+            Self::Csv(writer, header) => {
+                match header {
+                    Some(names) if has_fields(row, names) => {}
+                    Some(names) => return Err(other_fields(row, names)),
+                    None => *header = Some(field_names(row).ok_or_else(|| not_a_struct(row))?),
                 }
                 writer.serialize(row).map_err(|error| refused("CSV", &error))?;
             }
@@ -75,18 +78,28 @@ impl PartWriter {
     }
 }
 
-/// Fails unless the output has named fields, which become the CSV header.
-fn require_named_fields(row: &impl Serialize) -> Result<()> {
-    match serde_json::to_value(row)? {
-        serde_json::Value::Object(_) => Ok(()),
-        row => {
-            let why = format!(
-                "the program's output is {row}, but a row of CSV must be a struct, whose fields \
-                 name the columns; return a struct or use another output.format"
-            );
-            Err(InvalidInput(why).into())
-        }
+/// Error for an output without named fields, which become the CSV header.
+fn not_a_struct(row: &impl Serialize) -> InvalidInput {
+    match serde_json::to_value(row) {
+        Ok(row) => InvalidInput(format!(
+            "the program's output is {row}, but a row of CSV must be a struct, whose fields name \
+             the columns; return a struct or use another output.format"
+        )),
+        Err(error) => refused("CSV", &error),
     }
+}
+
+/// Error for an output whose fields differ from the CSV header: its values would be in the columns
+/// of other fields.
+fn other_fields(row: &impl Serialize, header: &[&str]) -> InvalidInput {
+    let Some(names) = field_names(row) else { return not_a_struct(row) };
+    InvalidInput(format!(
+        "the program's output has the fields {}, but the first row of this part, which names the \
+         columns of CSV, has {}; return the same fields for all rows, with None if a value is \
+         missing, or set output.format to jsonLines",
+        names.join(", "),
+        header.join(", ")
+    ))
 }
 
 fn refused(format: &str, error: &dyn std::fmt::Display) -> InvalidInput {
@@ -139,5 +152,40 @@ mod tests {
             let error = PartWriter::new(&output).unwrap().push(&row).unwrap_err().to_string();
             assert!(error.contains(&format!("output is {shown}, but a row of CSV")), "{error}");
         }
+    }
+
+    /// Fields of one struct would be written below the names of another.
+    #[test]
+    fn csv_rows_must_have_the_same_fields() {
+        #[derive(Serialize)]
+        #[serde(untagged)]
+        enum Either {
+            Size { name: &'static str, size: f64 },
+            Swapped { size: f64, name: &'static str },
+            Colour { name: &'static str, colour: u8 },
+            Name { name: &'static str },
+            Missing,
+        }
+        let output = InferenceOutput { format: RowFormat::Csv, ..InferenceOutput::default() };
+        let mut part = PartWriter::new(&output).unwrap();
+        let size = |size| Either::Size { name: "a", size };
+        part.push(&size(1.0)).unwrap();
+        for (row, fields) in [
+            (Either::Swapped { size: 2.0, name: "b" }, "size, name"),
+            (Either::Colour { name: "b", colour: 2 }, "name, colour"),
+            (Either::Name { name: "b" }, "name"),
+        ] {
+            let error = part.push(&row).unwrap_err().to_string();
+            let expected = format!(
+                "has the fields {fields}, but the first row of this part, which names the columns \
+                 of CSV, has name, size; return the same fields"
+            );
+            assert!(error.contains(&expected), "{error}");
+        }
+        let error = part.push(&Either::Missing).unwrap_err().to_string();
+        assert!(error.contains("output is null, but a row of CSV"), "{error}");
+        part.push(&size(2.0)).unwrap();
+        let text = String::from_utf8(part.finish().unwrap()).unwrap();
+        assert_eq!(text, "name,size\na,1.0\na,2.0\n");
     }
 }

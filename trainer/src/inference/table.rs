@@ -78,12 +78,12 @@ impl Table {
         Self { format, columns }
     }
 
-    pub(super) fn push(&mut self, row: &impl Serialize) -> Result<()> {
+    pub(super) fn push(&mut self, row: &impl Serialize) -> Result<(), InvalidInput> {
         let row = Cell::of(row)
             .map_err(|error| InvalidInput(format!("the program's output: {error}")))?;
         let Cell::Struct(mut fields) = row else {
             let why = format!("the program's output is {row}, but a table requires a struct");
-            return Err(InvalidInput(why).into());
+            return Err(InvalidInput(why));
         };
         for (column, builder) in &mut self.columns {
             let index = fields.iter().position(|(name, _)| *name == column.name);
@@ -94,7 +94,7 @@ impl Table {
                      {:?}",
                     column.name, column.kind
                 );
-                return Err(InvalidInput(why).into());
+                return Err(InvalidInput(why));
             }
         }
         match fields.first() {
@@ -103,7 +103,7 @@ impl Table {
                 let why = format!(
                     "the program's output has a field {name:?} that output.columns lacks; add it"
                 );
-                Err(InvalidInput(why).into())
+                Err(InvalidInput(why))
             }
         }
     }

@@ -17,6 +17,7 @@ use crate::train::Standalone;
 use crate::{Error, Result};
 
 mod output_folder;
+mod outputs;
 mod rejected;
 
 /// Returns each row as output.

@@ -10,6 +10,7 @@ use stoker_storage::hash::sha256_hex;
 use super::input_reader::InputReader;
 use super::output_folder::OutputFolder;
 use super::part_writer::PartWriter;
+use super::rows::Row;
 use super::source::Source;
 use super::{Inference, interrupted, progress, remedy, task};
 use crate::context::Context;
@@ -89,41 +90,8 @@ impl<'a, T: Inference> Worker<'a, T> {
     /// Processes one shard and commits it.
     fn shard(&mut self, index: u32, planned: &PlanShard) -> Result<()> {
         let plan = self.plan;
-        let file = &plan.files[planned.file as usize];
         let rows = self.input.rows::<T::Input>(index, planned)?;
-        let (mut part, mut num_rows, mut rejected) =
-            (PartWriter::new(&self.task.output)?, 0, vec![]);
-        let mut batch = vec![];
-        for (row, input) in (planned.first_row..).zip(rows) {
-            if (row - planned.first_row).is_multiple_of(INTERRUPT_ROWS) {
-                check_interrupt(self.context)?;
-            }
-            let checked = input.and_then(|row| match self.program.check(&row) {
-                Ok(()) => Ok(row),
-                Err(error) => Err(error.to_string()),
-            });
-            match checked.map_err(shorten) {
-                Ok(input) => batch.push(input),
-                Err(reason) if self.task.on_error == OnError::Skip => {
-                    rejected.push(RowError { row, reason });
-                }
-                Err(reason) => {
-                    let why = format!(
-                        "{}: row {}: {reason}; {}",
-                        file.name,
-                        row + 1,
-                        remedy::of_bad_row(self.context)
-                    );
-                    return Err(InvalidInput(why).into());
-                }
-            }
-            if batch.len() == self.task.batch_rows.max(1) as usize {
-                num_rows += self.batch(std::mem::take(&mut batch), &mut part)?;
-            }
-        }
-        if !batch.is_empty() {
-            num_rows += self.batch(batch, &mut part)?;
-        }
+        let (part, num_rows, rejected) = self.part(planned, rows)?;
         let bytes = Bytes::from(part.finish()?);
         let (job_id, attempt) = (&plan.job_id, self.context.config.attempt);
         let num_shards = u32::try_from(plan.shards.len())?;
@@ -141,9 +109,53 @@ impl<'a, T: Inference> Worker<'a, T> {
         self.output.commit(&commit, bytes)
     }
 
-    /// Processes one batch and returns its number of rows.
-    fn batch(&mut self, inputs: Vec<T::Input>, part: &mut PartWriter) -> Result<u32> {
+    /// Returns the outputs of a shard, their number, and the rejected rows.
+    fn part(
+        &mut self,
+        planned: &PlanShard,
+        rows: Vec<Row<T::Input>>,
+    ) -> Result<(PartWriter, u32, Vec<RowError>)> {
+        let file = &self.plan.files[planned.file as usize].name;
+        let (mut part, mut num_rows, mut rejected) =
+            (PartWriter::new(&self.task.output)?, 0, vec![]);
+        let mut batch = vec![];
+        for (row, input) in (planned.first_row..).zip(rows) {
+            if (row - planned.first_row).is_multiple_of(INTERRUPT_ROWS) {
+                check_interrupt(self.context)?;
+            }
+            let checked = input.and_then(|row| match self.program.check(&row) {
+                Ok(()) => Ok(row),
+                Err(error) => Err(error.to_string()),
+            });
+            match checked.map_err(shorten) {
+                Ok(input) => batch.push((row, input)),
+                Err(reason) if self.task.on_error == OnError::Skip => {
+                    rejected.push(RowError { row, reason });
+                }
+                Err(reason) => {
+                    let why = format!("{reason}; {}", remedy::of_bad_row(self.context));
+                    return Err(at_row(file, row, &why));
+                }
+            }
+            if batch.len() == self.task.batch_rows.max(1) as usize {
+                num_rows += self.batch(file, std::mem::take(&mut batch), &mut part)?;
+            }
+        }
+        if !batch.is_empty() {
+            num_rows += self.batch(file, batch, &mut part)?;
+        }
+        Ok((part, num_rows, rejected))
+    }
+
+    /// Processes one batch of rows with their indices, and returns its number of rows.
+    fn batch(
+        &mut self,
+        file: &str,
+        batch: Vec<(u64, T::Input)>,
+        part: &mut PartWriter,
+    ) -> Result<u32> {
         check_interrupt(self.context)?;
+        let (rows, inputs): (Vec<u64>, Vec<T::Input>) = batch.into_iter().unzip();
         let num = inputs.len();
         let outputs = self.program.batch(inputs)?;
         if outputs.len() != num {
@@ -154,9 +166,16 @@ impl<'a, T: Inference> Worker<'a, T> {
             );
             return Err(InvalidInput(why).into());
         }
-        outputs.iter().try_for_each(|output| part.push(output))?;
+        for (row, output) in rows.into_iter().zip(&outputs) {
+            part.push(output).map_err(|error| at_row(file, row, &error))?;
+        }
         Ok(u32::try_from(num)?)
     }
+}
+
+/// Error of a row of a file, with its index.
+fn at_row(file: &str, row: u64, why: &impl std::fmt::Display) -> crate::Error {
+    InvalidInput(format!("{file}: row {}: {why}", row + 1)).into()
 }
 
 /// Fails if the process is requested to stop.

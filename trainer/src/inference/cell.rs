@@ -22,6 +22,8 @@ pub(super) enum Cell {
     Text(String),
     List(Vec<Self>),
     Struct(Vec<(String, Self)>),
+    /// A field that the program left out of this row, with `skip_serializing_if`.
+    Skipped,
     /// A value of an unsupported type, with an error message for rows that read it.
     Unreadable(String),
 }
@@ -40,7 +42,7 @@ impl Cell {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Null => f.write_str("null"),
+            Self::Null | Self::Skipped => f.write_str("null"),
             Self::Boolean(value) => value.fmt(f),
             Self::Integer(value) => value.fmt(f),
             Self::Unsigned(value) => value.fmt(f),
@@ -66,7 +68,7 @@ impl<'de> Deserializer<'de> for Cell {
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self {
-            Self::Null => visitor.visit_unit(),
+            Self::Null | Self::Skipped => visitor.visit_unit(),
             Self::Boolean(value) => visitor.visit_bool(value),
             Self::Integer(value) => visitor.visit_i64(value),
             Self::Unsigned(value) => visitor.visit_u64(value),
@@ -88,7 +90,7 @@ impl<'de> Deserializer<'de> for Cell {
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self {
-            Self::Null => visitor.visit_none(),
+            Self::Null | Self::Skipped => visitor.visit_none(),
             some => visitor.visit_some(some),
         }
     }
@@ -379,6 +381,12 @@ impl ser::SerializeStruct for CompoundBuilder {
     ) -> Result<(), Error> {
         self.names.push(name.into());
         self.push(value)
+    }
+
+    fn skip_field(&mut self, name: &'static str) -> Result<(), Error> {
+        self.names.push(name.into());
+        self.cells.push(Cell::Skipped);
+        Ok(())
     }
 
     fn end(self) -> Result<Cell, Error> {

@@ -61,6 +61,19 @@ impl PartWriter {
         Ok(())
     }
 
+    /// Checks the part after its last row.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no row has a column of the output.
+    pub(super) fn check(&self) -> Result<(), InvalidInput> {
+        match self {
+            Self::Lines(_) | Self::Csv(..) => Ok(()),
+            #[cfg(feature = "parquet")]
+            Self::Table(table) => table.check_columns(),
+        }
+    }
+
     /// Returns the bytes of the part.
     ///
     /// # Errors

@@ -56,7 +56,15 @@ pub(super) fn scan(
 /// A part with typed columns.
 pub(super) struct Table {
     format: RowFormat,
-    columns: Vec<(Column, Builder)>,
+    columns: Vec<PartColumn>,
+    num_rows: usize,
+}
+
+struct PartColumn {
+    column: Column,
+    builder: Builder,
+    /// Whether a row had this field, with a value or null.
+    is_present: bool,
 }
 
 enum Builder {
@@ -74,8 +82,12 @@ impl Table {
             ColumnType::Double => Builder::Double(Float64Builder::new()),
             ColumnType::String => Builder::Text(StringBuilder::new()),
         };
-        let columns = columns.iter().map(|column| (column.clone(), builder(column))).collect();
-        Self { format, columns }
+        let part_column = |column: &Column| PartColumn {
+            column: column.clone(),
+            builder: builder(column),
+            is_present: false,
+        };
+        Self { format, columns: columns.iter().map(part_column).collect(), num_rows: 0 }
     }
 
     pub(super) fn push(&mut self, row: &impl Serialize) -> Result<(), InvalidInput> {
@@ -85,9 +97,14 @@ impl Table {
             let why = format!("the program's output is {row}, but a table requires a struct");
             return Err(InvalidInput(why));
         };
-        for (column, builder) in &mut self.columns {
+        self.num_rows += 1;
+        for PartColumn { column, builder, is_present } in &mut self.columns {
             let index = fields.iter().position(|(name, _)| *name == column.name);
-            let value = index.map_or(Cell::Null, |i| fields.swap_remove(i).1);
+            *is_present |= index.is_some();
+            let value = match index.map(|i| fields.swap_remove(i).1) {
+                None | Some(Cell::Skipped) => Cell::Null,
+                Some(value) => value,
+            };
             if !builder.push(&value) {
                 let why = format!(
                     "the program's output has {value} in {:?}, but output.columns declares type \
@@ -97,7 +114,7 @@ impl Table {
                 return Err(InvalidInput(why));
             }
         }
-        match fields.first() {
+        match fields.iter().find(|(_, value)| *value != Cell::Skipped) {
             None => Ok(()),
             Some((name, _)) => {
                 let why = format!(
@@ -108,9 +125,28 @@ impl Table {
         }
     }
 
+    /// Fails if the part has rows, but a column in none of them: the program may have renamed the
+    /// field.
+    pub(super) fn check_columns(&self) -> Result<(), InvalidInput> {
+        let names = |is_present: bool| {
+            let columns = self.columns.iter().filter(move |column| column.is_present == is_present);
+            columns.map(|column| column.column.name.as_str())
+        };
+        let Some(absent) = names(false).next().filter(|_| self.num_rows > 0) else {
+            return Ok(());
+        };
+        Err(InvalidInput(format!(
+            "output.columns lists {absent:?}, but the {} outputs for these rows have only the \
+             fields {}; correct output.columns, or return null for missing values",
+            self.num_rows,
+            names(true).collect::<Vec<_>>().join(", ")
+        )))
+    }
+
     pub(super) fn finish(self) -> Result<Vec<u8>> {
+        let columns = self.columns.into_iter();
         let (fields, columns): (Vec<Field>, Vec<ArrayRef>) =
-            self.columns.into_iter().map(|(column, builder)| builder.finish(&column.name)).unzip();
+            columns.map(|PartColumn { column, builder, .. }| builder.finish(&column.name)).unzip();
         let schema = Arc::new(Schema::new(fields));
         let batch = RecordBatch::try_new(schema.clone(), columns)?;
         let mut bytes = vec![];
@@ -245,5 +281,37 @@ mod tests {
         check(json!({"name": 1}), "1 in \"name\"");
         check(json!({"other": 1}), "a field \"other\"");
         check(json!(1), "requires a struct");
+    }
+
+    #[test]
+    fn columns_without_a_field_are_refused() {
+        #[derive(Serialize)]
+        struct Output {
+            count: Option<i64>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            size: Option<f64>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            unlisted: Option<f64>,
+        }
+        let check = |rows: &[Value], expected: Option<&str>| {
+            let mut table = Table::new(RowFormat::Parquet, &columns()[1..3]);
+            rows.iter().for_each(|row| table.push(row).unwrap());
+            let why = table.check_columns().err().map(|error| error.to_string());
+            assert_eq!(why.is_some(), expected.is_some(), "{why:?}");
+            assert!(why.unwrap_or_default().contains(expected.unwrap_or_default()));
+        };
+        check(&[], None);
+        check(&[json!({"count": null}), json!({"size": 0.5})], None);
+        check(
+            &[json!({"count": 1}), json!({"count": null})],
+            Some("lists \"size\", but the 2 outputs for these rows have only the fields count;"),
+        );
+        // Fields that the program skips in all rows exist in its type.
+        let mut table = Table::new(RowFormat::Parquet, &columns()[1..3]);
+        table.push(&Output { count: None, size: None, unlisted: None }).unwrap();
+        table.check_columns().unwrap();
+        let unlisted = Output { count: None, size: None, unlisted: Some(1.0) };
+        let error = table.push(&unlisted).unwrap_err().to_string();
+        assert!(error.contains("a field \"unlisted\" that output.columns lacks"), "{error}");
     }
 }

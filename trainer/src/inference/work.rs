@@ -144,6 +144,11 @@ impl<'a, T: Inference> Worker<'a, T> {
         if !batch.is_empty() {
             num_rows += self.batch(file, batch, &mut part)?;
         }
+        part.check().map_err(|error| {
+            let (first, last) =
+                (planned.first_row + 1, planned.first_row + u64::from(planned.rows));
+            InvalidInput(format!("{file}: rows {first} to {last}: {error}"))
+        })?;
         Ok((part, num_rows, rejected))
     }
 

@@ -81,7 +81,7 @@ pub struct InferenceJobSpec {
     pub output: InferenceOutput,
 
     /// Number of rows in a shard, from 1 to 10,000,000. A shard is committed as a whole, so a
-    /// killed worker loses the work on one shard at most. Default: 1000.
+    /// killed worker loses the work on two shards at most. Default: 1000.
     #[serde(default = "default_shard_rows")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 10_000_000)))]
     pub shard_rows: u32,

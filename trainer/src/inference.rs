@@ -15,6 +15,7 @@
 
 #[cfg(feature = "parquet")]
 mod cell;
+mod commits;
 mod field_names;
 mod finish;
 mod input_reader;

@@ -147,9 +147,10 @@ impl OutputFolder {
     }
 
     /// Writes a part, then its commit.
-    pub(super) fn commit(&self, commit: &Commit, bytes: Bytes) -> Result<()> {
-        self.rt.block_on(self.storage.put(&commit.part, bytes))?;
-        self.write(&commit_path(&self.job_id, commit.shard), commit)
+    pub(super) async fn commit(&self, commit: &Commit, bytes: Bytes) -> Result<()> {
+        let text = serde_json::to_vec_pretty(commit)?;
+        self.storage.put(&commit.part, bytes).await?;
+        Ok(self.storage.put(&commit_path(&self.job_id, commit.shard), text.into()).await?)
     }
 
     /// Returns the commits of all shards, in order; `None` for a shard without a commit, or if the

@@ -32,7 +32,7 @@ pub(super) struct Source {
     input: InferenceInput,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Location {
     /// Local directory. If the input is a file, the directory that contains it.
     Local(PathBuf),
@@ -254,40 +254,41 @@ impl Source {
         }
     }
 
-    /// Reads bytes `start..end` of a file.
+    /// Returns a future that reads bytes `start..end` of a file.
     ///
     /// # Errors
     ///
-    /// Fails if the file is missing, shorter, or cannot be read.
-    pub(super) fn read(&self, name: &str, start: u64, end: u64) -> Result<Bytes> {
-        let changed = |why: String| {
-            InvalidInput(format!("input {name} has changed since the job began: {why}"))
-        };
-        match &self.location {
-            Location::Local(folder) => {
-                let read = || -> io::Result<Vec<u8>> {
-                    let mut file = File::open(folder.join(name))?;
-                    file.seek(SeekFrom::Start(start))?;
-                    let mut bytes =
-                        vec![0; usize::try_from(end - start).map_err(io::Error::other)?];
-                    file.read_exact(&mut bytes)?;
-                    Ok(bytes)
-                };
-                Ok(read()
-                    .map_err(|error| match error.kind() {
+    /// The future fails if the file is missing, shorter, or cannot be read.
+    pub(super) fn read(
+        &self,
+        name: &str,
+        start: u64,
+        end: u64,
+    ) -> impl Future<Output = Result<Bytes>> + Send + use<> {
+        let (location, name) = (self.location.clone(), name.to_owned());
+        async move {
+            let changed = |why: String| {
+                InvalidInput(format!("input {name} has changed since the job began: {why}"))
+            };
+            match location {
+                Location::Local(folder) => {
+                    let path = folder.join(&name);
+                    let read = tokio::task::spawn_blocking(move || read_file(&path, start, end));
+                    let read = read.await.map_err(io::Error::other).flatten();
+                    read.map_err(|error| match error.kind() {
                         io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof => {
                             changed(error.to_string()).into()
                         }
                         _ => infrastructure(format!("cannot read input {name}: {error}")),
-                    })?
-                    .into())
-            }
-            Location::Remote { storage, folder, rt } => {
-                let path = join(folder, name);
-                rt.block_on(storage.get_range(&path, start..end)).map_err(|error| match error {
-                    StorageError::NotFound { .. } => changed(error.to_string()).into(),
-                    error => error.into(),
-                })
+                    })
+                }
+                Location::Remote { storage, folder, .. } => {
+                    let read = storage.get_range(&join(&folder, &name), start..end).await;
+                    read.map_err(|error| match error {
+                        StorageError::NotFound { .. } => changed(error.to_string()).into(),
+                        error => error.into(),
+                    })
+                }
             }
         }
     }
@@ -318,6 +319,14 @@ impl Source {
             }
         }
     }
+}
+
+fn read_file(path: &Path, start: u64, end: u64) -> io::Result<Bytes> {
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = vec![0; usize::try_from(end - start).map_err(io::Error::other)?];
+    file.read_exact(&mut bytes)?;
+    Ok(bytes.into())
 }
 
 /// Failure to list input files.

@@ -18,6 +18,7 @@ use crate::{Error, Result};
 
 mod output_folder;
 mod outputs;
+mod overlap;
 mod rejected;
 
 /// Returns each row as output.

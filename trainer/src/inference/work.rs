@@ -1,4 +1,5 @@
-//! Processes shards with the model, one after the other.
+//! Processes shards with the model, one after the other. Meanwhile, the next shard is read and the
+//! previous one is committed.
 
 use bytes::Bytes;
 use stoker_api::contract::{Directive, ExitCode};
@@ -7,12 +8,13 @@ use stoker_api::inference::{
 };
 use stoker_storage::hash::sha256_hex;
 
+use super::commits::Commits;
 use super::input_reader::InputReader;
 use super::output_folder::OutputFolder;
 use super::part_writer::PartWriter;
 use super::rows::Row;
 use super::source::Source;
-use super::{Inference, interrupted, progress, remedy, task};
+use super::{Inference, interrupted, remedy, task};
 use crate::context::Context;
 use crate::error::Interrupted;
 use crate::{InvalidInput, Result};
@@ -45,30 +47,27 @@ pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
     let total = assigned.iter().map(|(_, planned)| u64::from(planned.rows)).sum();
     // Shards committed earlier count as done, but are not progress of this process.
     let committed_shards = assigned.iter().filter(|(shard, _)| committed.contains(shard));
-    let mut done: u64 = committed_shards.map(|(_, planned)| u64::from(planned.rows)).sum();
-    progress(context, done, total);
-    let mut worker: Option<Worker<'_, T>> = None;
-    for (shard, planned) in assigned {
-        if !committed.contains(&shard) {
-            check_interrupt(context)?;
-            let worker = match &mut worker {
-                Some(worker) => worker,
-                // Load the model only if there is a shard to process.
-                None => worker.insert(Worker::new(context, &task, &output, &plan)?),
-            };
-            worker.shard(shard, planned)?;
-            done += u64::from(planned.rows);
-            progress(context, done, total);
-        }
-    }
-    Ok(())
+    let done: u64 = committed_shards.map(|(_, planned)| u64::from(planned.rows)).sum();
+    let mut commits = Commits::new(context, &output, done, total);
+    let todo: Vec<_> =
+        assigned.into_iter().filter(|(shard, _)| !committed.contains(shard)).collect();
+    let worked = match todo.is_empty() {
+        true => Ok(()),
+        // Load the model only if there is a shard to process.
+        false => check_interrupt(context)
+            .and_then(|()| Worker::<T>::new(context, &task, &output, &plan))
+            .and_then(|mut worker| worker.shards(&todo, &mut commits)),
+    };
+    // A shard that was processed before an error or a stop is committed. Its failure is reported
+    // first, because it occurred in an earlier shard.
+    commits.finish()?;
+    worked
 }
 
 /// State of a working process.
 struct Worker<'a, T> {
     context: &'a Context,
     task: &'a InferenceTask,
-    output: &'a OutputFolder,
     plan: &'a ShardPlan,
     input: InputReader<'a>,
     program: T,
@@ -78,35 +77,55 @@ impl<'a, T: Inference> Worker<'a, T> {
     fn new(
         context: &'a Context,
         task: &'a InferenceTask,
-        output: &'a OutputFolder,
+        output: &OutputFolder,
         plan: &'a ShardPlan,
     ) -> Result<Self> {
         let source = Source::open(&task.input, &output.rt)?;
-        let input = InputReader::new(context, plan, source);
+        let input = InputReader::new(context, plan, source, output.rt.clone());
         let program = T::new(context)?;
-        Ok(Self { context, task, output, plan, input, program })
+        Ok(Self { context, task, plan, input, program })
     }
 
-    /// Processes one shard and commits it.
-    fn shard(&mut self, index: u32, planned: &PlanShard) -> Result<()> {
-        let plan = self.plan;
-        let rows = self.input.rows::<T::Input>(index, planned)?;
-        let (part, num_rows, rejected) = self.part(planned, rows)?;
-        let bytes = Bytes::from(part.finish()?);
-        let (job_id, attempt) = (&plan.job_id, self.context.config.attempt);
+    /// Processes shards, each of which is read during the previous one and committed during the
+    /// next one.
+    fn shards(&mut self, shards: &[(u32, &PlanShard)], commits: &mut Commits<'_>) -> Result<()> {
+        for (i, (shard, planned)) in shards.iter().enumerate() {
+            check_interrupt(self.context)?;
+            let rows = self.input.rows::<T::Input>(*shard, planned)?;
+            if let Some((next, planned)) = shards.get(i + 1) {
+                self.input.prefetch(*next, planned);
+            }
+            let (part, num_rows, rejected) = self.part(planned, rows, commits)?;
+            let part = Bytes::from(part.finish()?);
+            let commit = self.commit(*shard, planned, &part, num_rows, rejected)?;
+            commits.start(commit, part, planned.rows)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the commit of a shard with this part.
+    fn commit(
+        &self,
+        index: u32,
+        planned: &PlanShard,
+        part: &Bytes,
+        rows: u32,
+        rejected: Vec<RowError>,
+    ) -> Result<Commit> {
+        let (plan, attempt) = (self.plan, self.context.config.attempt);
         let num_shards = u32::try_from(plan.shards.len())?;
-        let commit = Commit {
+        let format = self.task.output.format;
+        Ok(Commit {
             format: FILES_FORMAT,
             shard: index,
             of: identity(plan, planned).to_owned(),
-            part: part_name(index, num_shards, job_id, attempt, self.task.output.format),
-            bytes: bytes.len() as u64,
-            sha256: sha256_hex(&bytes),
-            rows: num_rows,
+            part: part_name(index, num_shards, &plan.job_id, attempt, format),
+            bytes: part.len() as u64,
+            sha256: sha256_hex(part),
+            rows,
             rejected,
             attempt,
-        };
-        self.output.commit(&commit, bytes)
+        })
     }
 
     /// Returns the outputs of a shard, their number, and the rejected rows.
@@ -114,6 +133,7 @@ impl<'a, T: Inference> Worker<'a, T> {
         &mut self,
         planned: &PlanShard,
         rows: Vec<Row<T::Input>>,
+        commits: &mut Commits<'_>,
     ) -> Result<(PartWriter, u32, Vec<RowError>)> {
         let file = &self.plan.files[planned.file as usize].name;
         let (mut part, mut num_rows, mut rejected) =
@@ -121,6 +141,7 @@ impl<'a, T: Inference> Worker<'a, T> {
         let mut batch = vec![];
         for (row, input) in (planned.first_row..).zip(rows) {
             if (row - planned.first_row).is_multiple_of(INTERRUPT_ROWS) {
+                commits.poll()?;
                 check_interrupt(self.context)?;
             }
             let checked = input.and_then(|row| match self.program.check(&row) {
@@ -138,6 +159,7 @@ impl<'a, T: Inference> Worker<'a, T> {
                 }
             }
             if batch.len() == self.task.batch_rows.max(1) as usize {
+                commits.poll()?;
                 num_rows += self.batch(file, std::mem::take(&mut batch), &mut part)?;
             }
         }

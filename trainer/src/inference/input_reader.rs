@@ -83,17 +83,19 @@ impl<'a> InputReader<'a> {
     /// Returns a file of a format without byte ranges. Consecutive shards of a file share it.
     #[cfg(feature = "parquet")]
     fn table(&mut self, file: u32, format: RowFormat) -> Result<&mut TableReader> {
-        let (open, table) = match self.table.take() {
-            Some(last) if last.0 == file => last,
-            _ => {
+        // Drop the previous file before reading this one: two may not fit in memory.
+        let open = self.table.take().filter(|(open, _)| *open == file);
+        let table = match open {
+            Some((_, table)) => table,
+            None => {
                 let planned = &self.plan.files[file as usize];
                 let bytes = self.rt.block_on(self.source.read(&planned.name, 0, planned.bytes))?;
                 self.verify(planned, 0..planned.bytes, &bytes, &planned.sha256)?;
                 let table = TableReader::open(format, bytes, self.plan.shard_rows);
-                (file, table.map_err(|why| InvalidInput(format!("{}: {why}", planned.name)))?)
+                table.map_err(|why| InvalidInput(format!("{}: {why}", planned.name)))?
             }
         };
-        Ok(&mut self.table.insert((open, table)).1)
+        Ok(&mut self.table.insert((file, table)).1)
     }
 
     /// Starts to read a shard in the background, if it has a byte range. Complete files are not

@@ -37,7 +37,7 @@ fn work_on_mixed(job: &TestJob) -> Result<()> {
     work::work::<Mixed>(&context)
 }
 
-/// The row is that of the input: rejected rows count.
+/// Row numbers count the rows of the input, including rejected rows.
 #[test]
 fn csv_rows_with_other_fields_fail_the_job() {
     let text = row("a", 1) + "no json\n" + &row("b", Value::Null);

@@ -125,22 +125,21 @@ impl Table {
         }
     }
 
-    /// Fails if the part has rows, but a column in none of them: the program may have renamed the
-    /// field.
-    pub(super) fn check_columns(&self) -> Result<(), InvalidInput> {
+    /// Returns a warning if the part has rows, but a column in none of them. The program may have
+    /// renamed the field, or writes it only into rare rows.
+    pub(super) fn absent_column(&self) -> Option<String> {
         let names = |is_present: bool| {
             let columns = self.columns.iter().filter(move |column| column.is_present == is_present);
             columns.map(|column| column.column.name.as_str())
         };
-        let Some(absent) = names(false).next().filter(|_| self.num_rows > 0) else {
-            return Ok(());
-        };
-        Err(InvalidInput(format!(
+        let absent = names(false).next().filter(|_| self.num_rows > 0)?;
+        Some(format!(
             "output.columns lists {absent:?}, but the {} outputs for these rows have only the \
-             fields {}; correct output.columns, or return null for missing values",
+             fields {}, so this column is null; correct output.columns if the program has renamed \
+             a field",
             self.num_rows,
             names(true).collect::<Vec<_>>().join(", ")
-        )))
+        ))
     }
 
     pub(super) fn finish(self) -> Result<Vec<u8>> {
@@ -284,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_without_a_field_are_refused() {
+    fn columns_without_a_field_are_named() {
         #[derive(Serialize)]
         struct Output {
             count: Option<i64>,
@@ -296,7 +295,7 @@ mod tests {
         let check = |rows: &[Value], expected: Option<&str>| {
             let mut table = Table::new(RowFormat::Parquet, &columns()[1..3]);
             rows.iter().for_each(|row| table.push(row).unwrap());
-            let why = table.check_columns().err().map(|error| error.to_string());
+            let why = table.absent_column();
             assert_eq!(why.is_some(), expected.is_some(), "{why:?}");
             assert!(why.unwrap_or_default().contains(expected.unwrap_or_default()));
         };
@@ -304,12 +303,12 @@ mod tests {
         check(&[json!({"count": null}), json!({"size": 0.5})], None);
         check(
             &[json!({"count": 1}), json!({"count": null})],
-            Some("lists \"size\", but the 2 outputs for these rows have only the fields count;"),
+            Some("lists \"size\", but the 2 outputs for these rows have only the fields count, so"),
         );
         // Fields that the program skips in all rows exist in its type.
         let mut table = Table::new(RowFormat::Parquet, &columns()[1..3]);
         table.push(&Output { count: None, size: None, unlisted: None }).unwrap();
-        table.check_columns().unwrap();
+        assert_eq!(table.absent_column(), None);
         let unlisted = Output { count: None, size: None, unlisted: Some(1.0) };
         let error = table.push(&unlisted).unwrap_err().to_string();
         assert!(error.contains("a field \"unlisted\" that output.columns lacks"), "{error}");

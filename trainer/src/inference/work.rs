@@ -71,6 +71,8 @@ struct Worker<'a, T> {
     plan: &'a ShardPlan,
     input: InputReader<'a>,
     program: T,
+    /// Whether a column without a field was named. One warning is enough.
+    has_warned: bool,
 }
 
 impl<'a, T: Inference> Worker<'a, T> {
@@ -83,7 +85,7 @@ impl<'a, T: Inference> Worker<'a, T> {
         let source = Source::open(&task.input, &output.rt)?;
         let input = InputReader::new(context, plan, source, output.rt.clone());
         let program = T::new(context)?;
-        Ok(Self { context, task, plan, input, program })
+        Ok(Self { context, task, plan, input, program, has_warned: false })
     }
 
     /// Processes shards, each of which is read during the previous one and committed during the
@@ -166,11 +168,12 @@ impl<'a, T: Inference> Worker<'a, T> {
         if !batch.is_empty() {
             num_rows += self.batch(file, batch, &mut part)?;
         }
-        part.check().map_err(|error| {
+        if let Some(warning) = part.absent_column().filter(|_| !self.has_warned) {
+            self.has_warned = true;
             let (first, last) =
                 (planned.first_row + 1, planned.first_row + u64::from(planned.rows));
-            InvalidInput(format!("{file}: rows {first} to {last}: {error}"))
-        })?;
+            eprintln!("stoker: warning: {file}: rows {first} to {last}: {warning}");
+        }
         Ok((part, num_rows, rejected))
     }
 

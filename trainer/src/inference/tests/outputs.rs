@@ -49,9 +49,10 @@ fn csv_rows_with_other_fields_fail_the_job() {
     assert!(!job.commit(0).exists());
 }
 
+/// Variants of an enum may have fields that no row of a shard has.
 #[cfg(feature = "parquet")]
 #[test]
-fn columns_that_no_row_has_fail_the_job() {
+fn columns_that_no_row_has_are_null() {
     use stoker_api::inference::{Column, ColumnType};
     let sized: String = (0..3).map(|i| row("x", i)).collect();
     let mut job = TestJob::new(&[("a.jsonl", &sized)]);
@@ -60,8 +61,6 @@ fn columns_that_no_row_has_fail_the_job() {
     let columns = [("name", text), ("size", integer), ("why", text)];
     job.task.output.columns =
         columns.map(|(name, kind)| Column { name: name.into(), kind }).to_vec();
-    let expected = "a.jsonl: rows 1 to 3: output.columns lists \"why\", but the 3 outputs for \
-                    these rows have only the fields name, size; correct output.columns";
-    check_error(work_on_mixed(&job), ExitCode::InvalidHyperparameters, expected);
-    assert!(!job.commit(0).exists());
+    work_on_mixed(&job).unwrap();
+    assert!(job.commit(0).exists());
 }

@@ -1,17 +1,16 @@
 //! Checkpoints: manifest and download.
 
-use axum::body::Body;
 use axum::extract::{Extension, Path};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
 use stoker_api::contract::Manifest;
 use stoker_api::trial::CheckpointRecord;
-use stoker_storage::layout;
+use stoker_storage::{StorageError, layout};
 
 use crate::build::table::TableQuery;
 use crate::build::trial::head;
-use crate::respond::{html, message};
+use crate::respond::{download, html, message, unread};
 use crate::server::{App, find};
 use crate::site::Site;
 use crate::store::Run;
@@ -37,7 +36,7 @@ pub(crate) async fn checkpoint(
         let text = format!("Trial {index} of `{name}` has no checkpoint `{checkpoint}` now.");
         return message(&viewer.site, StatusCode::NOT_FOUND, "Checkpoint not found", &text);
     };
-    let manifest = manifest(&run, index, &checkpoint).await;
+    let manifest = manifest(&run, index, &checkpoint).await.map_err(Unusable::into_reason);
     let base = format!("{}/checkpoints/{checkpoint}", run.trial_base(index));
     let query = TableQuery::default();
     html(&CheckpointPage {
@@ -73,11 +72,27 @@ fn download_command(site: &Site, run: &Run, index: u32, checkpoint: &str) -> Str
     site.command(&format!("stoker checkpoint download {trial} --to DIR{namespace}"))
 }
 
-async fn manifest(run: &Run, index: u32, name: &str) -> Result<(Manifest, String), String> {
-    let storage = run.storage.as_ref().map_err(Clone::clone)?;
+/// Why a manifest cannot be shown.
+enum Unusable {
+    Unread(StorageError),
+    Other(String),
+}
+
+impl Unusable {
+    fn into_reason(self) -> String {
+        match self {
+            Self::Unread(error) => error.to_string(),
+            Self::Other(why) => why,
+        }
+    }
+}
+
+async fn manifest(run: &Run, index: u32, name: &str) -> Result<(Manifest, String), Unusable> {
+    let storage = run.storage.as_ref().map_err(|why| Unusable::Other(why.clone()))?;
     let path = layout::manifest_path(&run.trial_path(index), name);
-    let bytes = storage.get(&path).await.map_err(|error| error.to_string())?;
-    let manifest = Manifest::parse(&bytes).map_err(|error| format!("{path}: {error}"))?;
+    let bytes = storage.get(&path).await.map_err(Unusable::Unread)?;
+    let manifest = Manifest::parse(&bytes);
+    let manifest = manifest.map_err(|error| Unusable::Other(format!("{path}: {error}")))?;
     Ok((manifest, text::escape(&String::from_utf8_lossy(&bytes))))
 }
 
@@ -112,7 +127,8 @@ pub(crate) async fn file(
     }
     let size = match manifest(&run, index, &checkpoint).await {
         Ok((manifest, _)) => manifest.files.get(&file).map(|file| file.bytes),
-        Err(error) => return (StatusCode::BAD_GATEWAY, error).into_response(),
+        Err(Unusable::Unread(error)) => return unread(&error),
+        Err(Unusable::Other(why)) => return (StatusCode::BAD_GATEWAY, why).into_response(),
     };
     let (Some(size), Ok(storage)) = (size, run.storage.clone()) else {
         return (StatusCode::NOT_FOUND, "no such file in the manifest\n").into_response();
@@ -126,7 +142,7 @@ pub(crate) async fn file(
             }
             let end = (start + CHUNK_BYTES).min(size);
             let bytes = storage.get_range(&path, start..end).await;
-            Some((bytes.map_err(std::io::Error::other), end))
+            Some((bytes, end))
         }
     });
     // Names of files come from the program, so only plain characters reach the header.
@@ -138,15 +154,58 @@ pub(crate) async fn file(
         (header::CONTENT_LENGTH, size.to_string()),
         (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{saved_as}\"")),
     ];
-    (headers, Body::from_stream(chunks)).into_response()
+    download(headers, chunks).await
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use axum::body::to_bytes;
     use serde_json::json;
+    use stoker_storage::Storage;
 
     use super::*;
     use crate::fixture;
+    use crate::store::Store;
+    use crate::viewer::Viewer;
+    use crate::visible::Visible;
+
+    #[tokio::test]
+    async fn failed_downloads_name_the_reason() {
+        let checkpoint = json!({"name": "64-0", "batches": 64, "manifestSha256": "", "bytes": 4});
+        let trial = json!({ "checkpoints": [checkpoint] });
+        let storage = Arc::new(Storage::open("memory://", None).unwrap());
+        let run = fixture::run(json!({}), json!({}), &[trial]).with_storage(Ok(storage.clone()));
+        let trial_path = run.trial_path(0);
+        let store = Arc::new(Store::default());
+        store.replace(run);
+        let (visible, metrics) = (Visible::all(store), Arc::default());
+        let site = Site::default();
+        let viewer = Arc::new(Viewer { visible, site, metrics, session: None });
+        let get = async || {
+            let [namespace, name, checkpoint, file] =
+                ["ml", "iris", "64-0", "weights"].map(str::to_owned);
+            let path = Path((namespace, name, 0, checkpoint, file));
+            let response = super::file(Extension(viewer.clone()), path).await;
+            let status = response.status().as_u16();
+            let text = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+            (status, String::from_utf8_lossy(&text).into_owned())
+        };
+        let put = async |path: String, text: &str| {
+            storage.put(&path, text.to_owned().into()).await.unwrap();
+        };
+        let (status, text) = get().await;
+        assert!(status == 404 && text.contains("manifest.json"), "{status} {text}");
+        let file = json!({"bytes": 4, "sha256": "00"});
+        let manifest = json!({"format": 1, "experimentId": "", "trial": 0, "attempt": 0,
+            "batches": 64, "files": {"weights": file}});
+        put(layout::manifest_path(&trial_path, "64-0"), &manifest.to_string()).await;
+        let (status, text) = get().await;
+        assert!(status == 404 && text.contains("weights"), "{status} {text}");
+        put(layout::checkpoint_file(&trial_path, "64-0", "weights"), "abcd").await;
+        assert_eq!(get().await, (200, "abcd".to_owned()));
+    }
 
     #[test]
     fn metric_of_a_checkpoint_is_escaped() {

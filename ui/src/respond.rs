@@ -1,9 +1,13 @@
 //! Responses: pages, messages, JSON and CSV.
 
 use askama::Template;
+use axum::body::Body;
 use axum::http::{StatusCode, header};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{Html, IntoResponse, IntoResponseParts, Response};
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use serde_json::{Value, json};
+use stoker_storage::StorageError;
 
 use crate::build::plain_frame;
 use crate::site::Site;
@@ -64,6 +68,31 @@ pub(crate) fn data_or_error(result: Result<Value, String>) -> Response {
             (StatusCode::BAD_GATEWAY, headers, text).into_response()
         }
     }
+}
+
+/// Returns a download. Waits for its first chunk: if it cannot be read, the response has a status
+/// and the reason. If a later one cannot be read, the response ends early.
+pub(crate) async fn download(
+    headers: impl IntoResponseParts,
+    chunks: impl Stream<Item = Result<Bytes, StorageError>> + Send + 'static,
+) -> Response {
+    let mut chunks = Box::pin(chunks);
+    match chunks.try_next().await {
+        Ok(first) => {
+            let all = stream::iter(first.map(Ok)).chain(chunks);
+            (headers, Body::from_stream(all)).into_response()
+        }
+        Err(error) => unread(&error),
+    }
+}
+
+/// Returns the reason why a file cannot be read.
+pub(crate) fn unread(error: &StorageError) -> Response {
+    let status = match error {
+        StorageError::NotFound { .. } => StatusCode::NOT_FOUND,
+        _ => StatusCode::BAD_GATEWAY,
+    };
+    (status, format!("{error}\n")).into_response()
 }
 
 /// Returns a table as CSV (RFC 4180).

@@ -12,7 +12,7 @@ use stoker_api::trial::Attempt;
 use stoker_engine::trial::{TrialRecord, live_attempt};
 use stoker_storage::metrics::Reader;
 use stoker_storage::{StorageError, layout};
-use tokio::sync::{Mutex as AsyncMutex, Semaphore, SemaphorePermit};
+use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore};
 
 use self::answers::Answers;
 pub(crate) use self::columns::{Position, TrialMetrics};
@@ -22,7 +22,7 @@ use crate::store::Run;
 /// Maximum size of all curves in memory, and of the rows from which reads continue.
 const BYTES_MAX: usize = 64 << 20;
 /// Maximum size in MiB of the files that are read at the same time, for all requests, except that
-/// a larger trial is read alone. In memory, rows with few metrics are about as large as in the
+/// a larger trial is read alone. Answers with logs count with the memory that they need. In memory, rows with few metrics are about as large as in the
 /// files.
 const READ_MIB_MAX: u32 = 256;
 /// Maximum size in MiB of the files of one trial. They are read alone if they are larger than
@@ -89,7 +89,7 @@ pub(crate) struct MetricsCache {
     /// Locks of the trials that are being read: each is read once for concurrent requests.
     locks: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
     /// MiB that may be read now.
-    capacity: Semaphore,
+    capacity: Arc<Semaphore>,
     /// Maximum size in MiB of the files of one trial.
     pub(crate) trial_mib_max: u64,
 }
@@ -100,7 +100,7 @@ impl Default for MetricsCache {
             entries: Mutex::default(),
             answers: Mutex::default(),
             locks: Mutex::default(),
-            capacity: Semaphore::new(READ_MIB_MAX as usize),
+            capacity: Arc::new(Semaphore::new(READ_MIB_MAX as usize)),
             trial_mib_max: TRIAL_MIB_MAX,
         }
     }
@@ -161,10 +161,10 @@ impl MetricsCache {
     }
 
     /// Waits until files of this size may be read, which they are while the result lives.
-    pub(crate) async fn reserve(&self, mib: u64) -> Option<SemaphorePermit<'_>> {
+    pub(crate) async fn reserve(&self, mib: u64) -> Option<OwnedSemaphorePermit> {
         let share = u32::try_from(mib).unwrap_or(u32::MAX).clamp(1, READ_MIB_MAX);
         // Ignore the error: the semaphore is never closed.
-        self.capacity.acquire_many(share).await.ok()
+        self.capacity.clone().acquire_many_owned(share).await.ok()
     }
 
     /// Returns the lock of a trial, or of other files that are being read.

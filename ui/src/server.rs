@@ -14,7 +14,8 @@ use crate::curves::{self, CurvesQuery};
 use crate::live::Version;
 use crate::logs::{self, LogsQuery};
 use crate::respond::{
-    csv, csv_of, curves_csv, data_or_error, html, json, large_json, message, objects, series_csv,
+    csv, csv_of, curves_csv, data_or_error, download, html, json, large_json, message, objects,
+    series_csv,
 };
 use crate::site::Site;
 use crate::store::{Run, created};
@@ -317,13 +318,13 @@ pub(crate) async fn trial_tab(
             Ok(data) => series_csv(&data, "title"),
             Err(error) => (StatusCode::BAD_GATEWAY, error).into_response(),
         },
-        "logs.json" => data_or_error(logs::logs(&run, index, &logs_query).await),
+        "logs.json" => data_or_error(logs::logs(&run, &viewer.metrics, index, &logs_query).await),
         "logs.txt" => {
             let attempt = logs::attempt(&run, index, &logs_query).unwrap_or(0);
             match logs::text(&run, index, attempt).await {
-                Ok(body) => {
+                Ok(chunks) => {
                     let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
-                    (kind, body).into_response()
+                    download(kind, chunks).await
                 }
                 Err(error) => (StatusCode::BAD_GATEWAY, error).into_response(),
             }

@@ -82,11 +82,15 @@ pub(super) struct Part {
 
 impl Part {
     /// Returns the lines of the part with this text.
-    pub(super) fn lines<'a>(&self, text: &'a str) -> std::str::Lines<'a> {
-        match text.split_once('\n') {
-            Some((_, rest)) if self.is_cut => rest.lines(),
-            _ => text.lines(),
-        }
+    pub(super) fn lines<'a>(&self, text: &'a [u8]) -> impl DoubleEndedIterator<Item = &'a [u8]> {
+        let first_break = text.iter().position(|byte| *byte == b'\n');
+        let text = match first_break {
+            Some(end) if self.is_cut => &text[end + 1..],
+            _ => text,
+        };
+        let is_empty = text.is_empty();
+        let lines = text.strip_suffix(b"\n").unwrap_or(text).split(|byte| *byte == b'\n');
+        lines.filter(move |_| !is_empty).map(|line| line.strip_suffix(b"\r").unwrap_or(line))
     }
 }
 
@@ -173,15 +177,19 @@ mod tests {
     }
 
     #[test]
-    fn cut_part_begins_with_a_line() {
+    fn parts_are_split_into_lines() {
         let check = |text: &str, is_cut: bool, expected: &[&str]| {
             let part = Part { rank: 0, path: String::new(), bytes: 0..0, is_cut };
-            assert_eq!(part.lines(text).collect::<Vec<_>>(), expected, "{text:?}");
+            let lines = part.lines(text.as_bytes()).map(|line| String::from_utf8_lossy(line));
+            assert_eq!(lines.collect::<Vec<_>>(), expected, "{text:?}");
         };
         check("a\nb\n", false, &["a", "b"]);
         check("a\nb\n", true, &["b"]);
         check("\nb\n", true, &["b"]);
         check("progress", true, &["progress"]);
+        check("a\n", true, &[]);
+        check("", false, &[]);
+        check("\n\r\na", false, &["", "", "a"]);
     }
 
     #[test]

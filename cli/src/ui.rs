@@ -102,7 +102,8 @@ async fn serve_until_signal(args: &UiArgs, output: Output) -> Result<(), Failure
     let url = format!("http://{address}/?token={}", access.token);
     announce(&url, &site.place, output);
     let end = async move { signals.next().await };
-    served(stoker_ui::serve(listener, store, site, access, end).await)
+    stoker_ui::serve(listener, store, site, access, end).await;
+    Ok(())
 }
 
 /// Serves the page of a cluster for all who sign in.
@@ -117,7 +118,8 @@ async fn serve_many(args: &UiArgs, by: SignInBy, output: Output) -> Result<(), F
     };
     announce(&format!("http://{}/", address(&listener)?), &place, output);
     let end = async move { signals.next().await };
-    served(stoker_ui::serve_shared(listener, offer, end).await)
+    stoker_ui::serve_shared(listener, offer, end).await;
+    Ok(())
 }
 
 fn announce(url: &str, place: &str, output: Output) {
@@ -125,10 +127,6 @@ fn announce(url: &str, place: &str, output: Output) {
         Output::Json => print::out(json!({ "url": url, "place": place })),
         Output::Text => print::out(format!("{place} at\n  {url}\nCtrl-C ends the page")),
     }
-}
-
-fn served(result: std::io::Result<()>) -> Result<(), Failure> {
-    result.map_err(|error| Failure::System(format!("cannot serve the page: {error}")))
 }
 
 fn start_local(

@@ -18,6 +18,7 @@ mod actions;
 mod assets;
 mod build;
 mod bulk_routes;
+mod connections;
 mod curves;
 mod data;
 mod files;

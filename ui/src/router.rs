@@ -14,39 +14,31 @@ use crate::site::Site;
 use crate::store::Store;
 use crate::viewer::Viewer;
 use crate::visible::Visible;
-use crate::{action_routes, bulk_routes, files, job_routes, server, sign_in};
+use crate::{action_routes, bulk_routes, connections, files, job_routes, server, sign_in};
 
 /// Time between two checks for sessions that are over.
 const SWEEP: Duration = Duration::from_secs(15);
 const ASSETS: &str = "/assets/{*path}";
 
 /// Serves the page of one viewer until `end` completes.
-///
-/// # Errors
-///
-/// The listener failed.
 pub async fn serve(
     listener: TcpListener,
     store: Arc<Store>,
     site: Site,
     access: Access,
     end: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
+) {
     let (visible, metrics) = (Visible::all(store), Arc::default());
     let viewer = Viewer { visible, site, metrics, session: None };
-    serve_gate(listener, Gate::Private(access, Arc::new(viewer)), end).await
+    serve_gate(listener, Gate::Private(access, Arc::new(viewer)), end).await;
 }
 
 /// Serves the page of all viewers who sign in, until `end` completes.
-///
-/// # Errors
-///
-/// The listener failed.
 pub async fn serve_shared(
     listener: TcpListener,
     offer: Offer,
     end: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
+) {
     let sessions = Arc::new(Sessions::new(offer));
     let swept = sessions.clone();
     let sweep = async move {
@@ -56,8 +48,8 @@ pub async fn serve_shared(
         }
     };
     tokio::select! {
-        served = serve_gate(listener, Gate::Shared(sessions, Arc::default()), end) => served,
-        () = sweep => Ok(()),
+        () = serve_gate(listener, Gate::Shared(sessions, Arc::default()), end) => {}
+        () = sweep => {}
     }
 }
 
@@ -65,11 +57,11 @@ async fn serve_gate(
     listener: TcpListener,
     gate: Gate,
     end: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
+) {
     // Streams of live updates never end by themselves: do not wait for them.
     tokio::select! {
-        served = axum::serve(listener, router(gate)) => served,
-        () = end => Ok(()),
+        never = connections::serve(listener, router(gate), connections::LIMITS) => match never {},
+        () = end => {}
     }
 }
 

@@ -5,7 +5,9 @@
 //! name a loopback host. On a shared page, each request needs a session.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
@@ -42,6 +44,13 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
      frame-ancestors 'none'";
 /// Names of the loopback interface.
 const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+
+/// Maximum size of a form of a viewer, such as an action on 100 experiments.
+const FORM_BYTES_MAX: usize = 2 << 20;
+/// Maximum size of a form without a viewer: a token.
+const SIGN_IN_BYTES_MAX: usize = 64 << 10;
+/// Maximum time in which a form must arrive.
+const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Checks host name and origin of any request, and adds headers to its response.
 pub(crate) async fn guard(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
@@ -81,9 +90,30 @@ pub(crate) async fn admit(
     match viewer {
         Ok(viewer) => {
             request.extensions_mut().insert(viewer);
-            without_cache(next.run(request).await).await
+            without_cache(with_body(request, next, FORM_BYTES_MAX).await).await
         }
         Err(response) => without_cache(*response).await,
+    }
+}
+
+/// Reads the form of a request without a viewer.
+pub(crate) async fn read_sign_in(request: Request, next: Next) -> Response {
+    with_body(request, next, SIGN_IN_BYTES_MAX).await
+}
+
+/// Answers a request once its body has arrived. A body that never ends must not hold a connection.
+async fn with_body(request: Request, next: Next, bytes_max: usize) -> Response {
+    let (head, body) = request.into_parts();
+    match tokio::time::timeout(FORM_TIMEOUT, to_bytes(body, bytes_max)).await {
+        Ok(Ok(bytes)) => next.run(Request::from_parts(head, Body::from(bytes))).await,
+        Ok(Err(_)) => {
+            let text = format!("the form is incomplete or has more than {bytes_max} bytes\n");
+            (StatusCode::PAYLOAD_TOO_LARGE, text).into_response()
+        }
+        Err(_) => {
+            let text = format!("the form did not arrive within {} s\n", FORM_TIMEOUT.as_secs());
+            (StatusCode::REQUEST_TIMEOUT, text).into_response()
+        }
     }
 }
 

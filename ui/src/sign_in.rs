@@ -26,7 +26,8 @@ pub(crate) fn routes(sessions: Arc<Sessions>) -> Router {
     let router = match sessions.offer.sign_in {
         SignIn::Form => Router::new()
             .route("/sign-in", get(form).post(sign_in))
-            .route("/signed-in", get(signed_in)),
+            .route("/signed-in", get(signed_in))
+            .layer(middleware::from_fn(security::read_sign_in)),
         SignIn::Header => Router::new(),
     };
     let no_store = middleware::map_response(security::without_cache);
@@ -174,7 +175,30 @@ pub(crate) async fn add_namespace(Extension(viewer): App, body: Bytes) -> Respon
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+    use axum::http::Request;
+    use futures::{StreamExt as _, stream};
+    use tower_service::Service as _;
+
     use super::*;
+    use crate::fixture::FakeDirectory;
+    use crate::sessions::Offer;
+
+    #[tokio::test(start_paused = true)]
+    async fn forms_must_arrive_in_time() {
+        let directory = Arc::new(FakeDirectory::default());
+        let hosts = Vec::new();
+        let offer = Offer { directory, sign_in: SignIn::Form, hosts, allows_actions: false };
+        let sessions = Arc::new(Sessions::new(offer));
+        let status = async |body: Body| {
+            let request = Request::post("/sign-in").body(body).unwrap();
+            routes(sessions.clone()).call(request).await.unwrap().status().as_u16()
+        };
+        let begin = || stream::iter([Ok::<_, std::io::Error>("token=")]);
+        assert_eq!(status(Body::from_stream(begin().chain(stream::iter([Ok("ada")])))).await, 303);
+        assert_eq!(status(Body::from_stream(begin().chain(stream::pending()))).await, 408);
+        assert_eq!(status(Body::from("token=".to_owned() + &"a".repeat(1 << 16))).await, 413);
+    }
 
     #[test]
     fn sign_in_leads_to_this_server_only() {

@@ -60,8 +60,7 @@ pub(crate) fn start(
                 ..Site::default()
             };
             local::start(run_root, store.clone(), StoredRuns::default());
-            // Ignore the result: without a listener the page is gone, and the run continues.
-            let _ = stoker_ui::serve(listener, store, site, access, std::future::pending()).await;
+            stoker_ui::serve(listener, store, site, access, std::future::pending()).await;
         });
     });
     let ended = || Failure::System("cannot start a page: its thread ended".to_owned());

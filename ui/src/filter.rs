@@ -12,6 +12,13 @@
 use std::cmp::Ordering;
 use std::fmt;
 
+use stoker_api::contract::is_metric;
+
+/// Returns whether two names mean the same metric: `val_loss` stands for `validation_loss`.
+pub(crate) fn is_same_metric(one: &str, other: &str) -> bool {
+    is_metric(one, other) || is_metric(other, one)
+}
+
 /// A valid filter.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Filter(Vec<Clause>);

@@ -65,11 +65,17 @@ pub(crate) async fn list(Extension(viewer): App, Query(query): Query<ListQuery>)
 }
 
 pub(crate) async fn list_json(Extension(viewer): App, Query(query): Query<ListQuery>) -> Response {
-    json(&Value::Array(experiments::export(&viewer.visible, &query)))
+    match experiments::export(&viewer.visible, &query) {
+        Ok(rows) => json(&Value::Array(rows)),
+        Err(error) => wrong_filter(error),
+    }
 }
 
 pub(crate) async fn list_csv(Extension(viewer): App, Query(query): Query<ListQuery>) -> Response {
-    csv_of(&experiments::export(&viewer.visible, &query))
+    match experiments::export(&viewer.visible, &query) {
+        Ok(rows) => csv_of(&rows),
+        Err(error) => wrong_filter(error),
+    }
 }
 
 /// Returns the run with this ID, or the newest with this name.
@@ -224,14 +230,14 @@ pub(crate) async fn experiment_tab(
             },
             Err(error) => (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
         },
-        "trials.csv" | "data.csv" => {
-            let (header, rows) = order::export(&run, &query);
-            csv(&header, &rows)
-        }
-        "trials.json" => {
-            let (header, rows) = order::export(&run, &query);
-            json(&objects(&header, rows))
-        }
+        "trials.csv" | "data.csv" => match order::export(&run, &query) {
+            Ok((header, rows)) => csv(&header, &rows),
+            Err(error) => wrong_filter(error),
+        },
+        "trials.json" => match order::export(&run, &query) {
+            Ok((header, rows)) => json(&objects(&header, rows)),
+            Err(error) => wrong_filter(error),
+        },
         _ => {
             let text = format!("`{tab}` is not a page of an experiment.");
             message(site, StatusCode::NOT_FOUND, "Page not found", &text)
@@ -240,6 +246,11 @@ pub(crate) async fn experiment_tab(
 }
 
 /// Returns a URI with a query, to parse it again as another type.
+/// Returns the response to an export whose filter cannot be read.
+fn wrong_filter(error: impl std::fmt::Display) -> Response {
+    (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()
+}
+
 fn uri(query: Option<&str>) -> axum::http::Uri {
     format!("/?{}", query.unwrap_or_default()).parse().unwrap_or_default()
 }

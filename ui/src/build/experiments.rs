@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::head::{bar, method, seconds};
 use super::table::{is_shown, toggled};
 use super::{bulk, plain_frame};
-use crate::filter::{Filter, Row};
+use crate::filter::{Filter, Row, is_same_metric};
 use crate::site::Site;
 use crate::store::{Run, created};
 use crate::text;
@@ -64,7 +64,9 @@ impl Row for &Run {
             "hours" => Some((seconds(self).1 as f64 / 3600.0).to_string()),
             "label" => Some(spec.labels.join(" ")),
             "best" => best.map(|best| best.metric.clone()),
-            metric if metric == spec.searcher.metric => best.map(|best| best.metric.clone()),
+            name if is_same_metric(&spec.searcher.metric, name) => {
+                best.map(|best| best.metric.clone())
+            }
             _ => return None,
         })
     }
@@ -312,8 +314,16 @@ fn row(run: &Run) -> ExperimentRow {
 }
 
 /// Returns the list for export.
-pub(crate) fn export(visible: &Visible, query: &ListQuery) -> Vec<Value> {
-    let (mut runs, _) = matching(&visible.runs(), query);
+///
+/// # Errors
+///
+/// The reason why the filter cannot be read. A program must not take all experiments for the wanted
+/// ones.
+pub(crate) fn export(visible: &Visible, query: &ListQuery) -> Result<Vec<Value>, String> {
+    let (mut runs, error) = matching(&visible.runs(), query);
+    if let Some(error) = error {
+        return Err(error);
+    }
     sort(&mut runs, query.sort.as_deref());
     let of = |run: &Arc<Run>| {
         let status = run.experiment.status.clone().unwrap_or_default();
@@ -328,7 +338,7 @@ pub(crate) fn export(visible: &Visible, query: &ListQuery) -> Vec<Value> {
             "labels": run.experiment.spec.labels,
         })
     };
-    runs.iter().map(of).collect()
+    Ok(runs.iter().map(of).collect())
 }
 
 #[cfg(test)]
@@ -356,6 +366,22 @@ mod tests {
         check([false, true, true]);
         store.set_watch_error(None);
         check([false, false, true]);
+    }
+
+    #[test]
+    fn exports_refuse_unknown_fields() {
+        let store = Arc::new(Store::default());
+        let status = json!({"best": {"index": 0, "metric": "0.5"}});
+        let searcher = json!({"metric": "validation_loss", "maxLength": {"batches": 4},
+            "random": {"maxTrials": 8}});
+        store.replace(fixture::run(json!({ "searcher": searcher }), status, &[]));
+        let num = |filter: &str| {
+            let query = ListQuery { filter: Some(filter.to_owned()), ..ListQuery::default() };
+            export(&Visible::all(store.clone()), &query).map(|rows| rows.len())
+        };
+        assert_eq!(num("val_loss < 1 and validation_loss < 1"), Ok(1));
+        assert_eq!(num("val_loss > 1"), Ok(0));
+        assert!(num("nofield > 3").unwrap_err().starts_with("`nofield`: is not a field"));
     }
 
     #[test]

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
+use stoker_api::contract::find_metric;
 use stoker_engine::trial::{TrialRecord, granted_units, trained_units};
 
 use super::head::badges;
 use super::table::TableQuery;
 use crate::data::{attempt_seconds, best_value};
-use crate::filter::{Filter, FilterError, Row};
+use crate::filter::{Filter, FilterError, Row, is_same_metric};
 use crate::search::{category, flat, results};
 use crate::state;
 use crate::store::Run;
@@ -68,9 +69,9 @@ impl Entry<'_> {
         if self.run.search().names.contains(name) {
             return Some(self.hyperparameters.get(name).map(category));
         }
-        let is_metric = name == self.run.experiment.spec.searcher.metric;
-        let of_column = self.built_in(if is_metric { METRIC } else { name });
-        of_column.or_else(|| Some(Some(self.trial.status.metrics.get(name)?.clone())))
+        let is_searched = is_same_metric(&self.run.experiment.spec.searcher.metric, name);
+        let of_column = self.built_in(if is_searched { METRIC } else { name });
+        of_column.or_else(|| Some(Some(find_metric(&self.trial.status.metrics, name)?.clone())))
     }
 
     fn built_in(&self, name: &str) -> Option<Option<String>> {
@@ -179,7 +180,7 @@ pub(super) fn sort(entries: &mut [Entry<'_>], run: &Run, order: Option<&str>) {
 /// Trials that match a query.
 pub(super) struct Matching<'a> {
     pub(super) entries: Vec<Entry<'a>>,
-    /// Why the filter cannot be read. It is ignored then.
+    /// Why the filter cannot be read. Pages ignore it then, and show this.
     pub(super) error: Option<FilterError>,
     /// Number of trials by state that match the filter, in any state.
     pub(super) states: Vec<(Badge, usize)>,
@@ -217,8 +218,18 @@ fn filtered<'a>(run: &'a Run, filter: Option<&str>) -> (Vec<Entry<'a>>, Option<F
 }
 
 /// Returns the trials that match a filter, with all fields, for export.
-pub(crate) fn export(run: &Run, query: &TableQuery) -> (Vec<String>, Vec<Vec<Value>>) {
-    let Matching { entries: mut all, .. } = matching(run, query);
+///
+/// # Errors
+///
+/// The filter cannot be read. A program must not take all trials for the wanted ones.
+pub(crate) fn export(
+    run: &Run,
+    query: &TableQuery,
+) -> Result<(Vec<String>, Vec<Vec<Value>>), FilterError> {
+    let Matching { entries: mut all, error, .. } = matching(run, query);
+    if let Some(error) = error {
+        return Err(error);
+    }
     let column = |name: &str| built_in(run, name);
     sort(&mut all, run, Some(query.sort.as_deref().unwrap_or(&column(TRIAL))));
     let names = &run.search().hyperparameters;
@@ -248,7 +259,7 @@ pub(crate) fn export(run: &Run, query: &TableQuery) -> (Vec<String>, Vec<Vec<Val
                 row
             })
             .collect();
-    (header, rows)
+    Ok((header, rows))
 }
 
 /// Returns the indexes before and after a trial in the order of the table.
@@ -313,9 +324,25 @@ mod tests {
         // The best first: the metric of the search, not the hyperparameter.
         assert_eq!(found("loss = mse", None), [1, 0, 2]);
         assert_eq!(found("@metric < 0.3", Some("-@trial")), [1]);
-        let (header, rows) = export(&run, &TableQuery::default());
+        let (header, rows) = export(&run, &TableQuery::default()).unwrap();
         let expected = ["trial", "@state", "@metric", "length", "granted", "state", "units"];
         assert_eq!(header[..7], expected);
         assert_eq!(rows[0][5..7], [json!("on"), json!(48)]);
+    }
+
+    #[test]
+    fn metrics_have_both_names_of_validations() {
+        let searcher = json!({"metric": "validation_accuracy", "smallerIsBetter": false,
+            "maxLength": {"batches": 4}, "random": {"maxTrials": 8}});
+        let trial = json!({"phase": "Completed", "bestMetric": "0.75",
+            "metrics": {"validation_accuracy": "0.5", "validation_loss": "0.25"}});
+        let run = fixture::run(json!({ "searcher": searcher }), json!({}), &[trial]);
+        let num = |filter: &str| {
+            let query = TableQuery { filter: Some(filter.to_owned()), ..TableQuery::default() };
+            export(&run, &query).map(|(_, rows)| rows.len()).map_err(|error| error.to_string())
+        };
+        assert_eq!(num("val_accuracy > 0.7 and validation_accuracy > 0.7"), Ok(1));
+        assert_eq!(num("val_loss < 0.3 and validation_loss > 0.3"), Ok(0));
+        assert!(num("accuracy > 0.7").unwrap_err().starts_with("`accuracy`: is not a field"));
     }
 }

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use stoker_api::condition::{self, ConditionStatus};
 use stoker_api::experiment::{BestTrial, DesiredState, Experiment, Phase};
 use stoker_api::number;
 use stoker_api::time::Timestamp;
+use stoker_engine::experiment::EDIT_REFUSED;
 use stoker_engine::experiment::explain::length;
 use stoker_engine::trial::TrialRecord;
 
@@ -191,6 +193,10 @@ fn notice(run: &Run) -> Option<Notice> {
             links: Vec::new(),
         });
     }
+    let refused = (!phase.is_terminal() && run.is_running).then(|| refused(run)).flatten();
+    if refused.is_some() {
+        return refused;
+    }
     let message = status.message.filter(|message| !message.is_empty());
     let (class, title) = match phase {
         Phase::Failed => ("fail", "The experiment failed"),
@@ -226,7 +232,28 @@ fn notice(run: &Run) -> Option<Notice> {
         value: format!("{}#first-error", run.base()),
     });
     let links = links.into_iter().collect();
-    message.map(|text| Notice { class, title: title.to_owned(), at: None, text, links })
+    let text = message.map(|message| text::escape(&message));
+    text.map(|text| Notice { class, title: title.to_owned(), at: None, text, links })
+}
+
+/// Returns what an open experiment cannot do, such as to ask its external searcher. Running trials
+/// continue meanwhile, possibly for days.
+fn refused(run: &Run) -> Option<Notice> {
+    let status = run.experiment.status.as_ref()?;
+    let refused = condition::find(&status.conditions, "Refused")?;
+    let title = match refused.reason.as_str() {
+        "SearcherUnavailable" => "The external searcher does not answer, since",
+        "AnswerRefused" => "The answer of the external searcher is refused, since",
+        EDIT_REFUSED => "The edit is refused, since",
+        _ => "What the experiment needs is refused or missing, since",
+    };
+    (refused.status == ConditionStatus::True).then(|| Notice {
+        class: "fail",
+        title: title.to_owned(),
+        at: Some(ShownTime::new(refused.last_transition_time)),
+        text: text::escape(&refused.message),
+        links: Vec::new(),
+    })
 }
 
 fn tabs(run: &Run, current: ExperimentTab) -> Vec<Tab> {
@@ -322,6 +349,27 @@ mod tests {
         };
         check(Standing::Current, "Run the same command again to continue");
         check(Standing::Stored, "again on the machine that ran it");
+    }
+
+    #[test]
+    fn failed_searcher_is_noticed_in_open_phases() {
+        let condition = |holds: &str| {
+            json!({"type": "Refused", "status": holds, "reason": "SearcherUnavailable",
+                "lastTransitionTime": "2026-11-24T12:03:00Z", "message": "not\u{202e} json"})
+        };
+        let check = |phase: &str, holds: &str, expected: bool| {
+            let status = json!({ "phase": phase, "conditions": [condition(holds)] });
+            let notice = notice(&fixture::run(json!({}), status, &[]));
+            let notice = notice.filter(|notice| notice.title.contains("does not answer"));
+            let shown = notice.map(|notice| (notice.text, notice.at.unwrap().utc));
+            let text = (r"not\u{202e} json".to_owned(), "2026-11-24T12:03:00Z".to_owned());
+            assert_eq!(shown, expected.then_some(text), "{phase} {holds}");
+        };
+        check("Pending", "True", true);
+        check("Running", "True", true);
+        check("Paused", "True", true);
+        check("Running", "False", false);
+        check("Completed", "True", false);
     }
 
     #[test]

@@ -178,11 +178,12 @@ pub(crate) async fn overview(
     Path((namespace, name)): Path<(String, String)>,
     Query(query): Query<TableQuery>,
 ) -> Response {
+    let run = match find(&viewer, &namespace, &name).await {
+        Ok(run) => run,
+        Err(response) => return *response,
+    };
     ask_permissions(&viewer, &namespace).await;
-    match find(&viewer, &namespace, &name).await {
-        Ok(run) => html(&experiment::overview(&viewer.site, &run, &query)),
-        Err(response) => *response,
-    }
+    html(&experiment::overview(&viewer.site, &run, &query))
 }
 
 pub(crate) async fn experiment_tab(
@@ -245,12 +246,12 @@ pub(crate) async fn experiment_tab(
     }
 }
 
-/// Returns a URI with a query, to parse it again as another type.
 /// Returns the response to an export whose filter cannot be read.
 fn wrong_filter(error: impl std::fmt::Display) -> Response {
     (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()
 }
 
+/// Returns a URI with a query, to parse it again as another type.
 fn uri(query: Option<&str>) -> axum::http::Uri {
     format!("/?{}", query.unwrap_or_default()).parse().unwrap_or_default()
 }
@@ -352,7 +353,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::fixture;
+    use crate::actions::ActionAccess;
+    use crate::fixture::{self, FakeApi};
+    use crate::store::Store;
+    use crate::visible::Visible;
 
     #[test]
     fn records_may_exist_while_they_cannot_be_read() {
@@ -362,6 +366,21 @@ mod tests {
         };
         assert_eq!(status(None), StatusCode::NOT_FOUND);
         assert_eq!(status(Some("not listed")), StatusCode::SERVICE_UNAVAILABLE);
+    }
+
+    #[tokio::test]
+    async fn permissions_need_a_known_experiment() {
+        let store = Arc::new(Store::default());
+        store.replace(fixture::run(json!({}), json!({}), &[]));
+        let actions = Arc::new(ActionAccess::new(Arc::new(FakeApi), true, String::new()));
+        let site = Site { actions: Some(actions.clone()), ..Site::default() };
+        let (visible, metrics) = (Visible::all(store), Arc::default());
+        let viewer = Arc::new(Viewer { visible, site, metrics, session: None });
+        for (namespace, is_asked) in [("elsewhere", false), ("ml", true)] {
+            let path = Path((namespace.to_owned(), "iris".to_owned()));
+            overview(Extension(viewer.clone()), path, Query(TableQuery::default())).await;
+            assert_eq!(actions.permissions(namespace).is_ok(), is_asked, "{namespace}");
+        }
     }
 
     #[test]

@@ -25,6 +25,9 @@ use crate::ui::requests::{Requests, may};
 
 /// Time for which the answers about permissions are used.
 const RIGHTS_AGE: Duration = Duration::from_secs(60);
+/// Time for which a failed review is not repeated. Requests that waited for it share the failure:
+/// one after the other, each would wait for the API server.
+const FAILURE_AGE: Duration = Duration::from_secs(5);
 /// Maximum number of namespaces whose permissions are asked for at the same time.
 const REVIEWS_MAX: usize = 8;
 const VERBS: [&str; 2] = ["list", "watch"];
@@ -66,6 +69,29 @@ impl Rights {
     }
 }
 
+/// Latest review of a viewer's permissions.
+#[derive(Debug)]
+struct Review {
+    at: Instant,
+    result: Result<(), Refusal>,
+}
+
+impl Review {
+    fn new(result: Result<(), Refusal>) -> Self {
+        Self { at: Instant::now(), result }
+    }
+
+    /// Returns the result if it holds still. `is_stale`: the permissions have changed since.
+    fn current(&self, is_stale: bool, now: Instant) -> Option<Result<(), Refusal>> {
+        let age = now.duration_since(self.at);
+        let is_current = match self.result {
+            Ok(()) => !is_stale && age < RIGHTS_AGE,
+            Err(_) => age < FAILURE_AGE,
+        };
+        is_current.then(|| self.result.clone())
+    }
+}
+
 /// A viewer of the cluster's page.
 #[derive(Debug)]
 pub(super) struct ClusterAccount {
@@ -74,8 +100,8 @@ pub(super) struct ClusterAccount {
     name: String,
     expires_at: Option<i64>,
     cluster: Cluster,
-    /// Time of the last review. The lock lasts across it: requests at the same time share one.
-    reviewed: tokio::sync::Mutex<Option<Instant>>,
+    /// Last review. The lock lasts across it: requests at the same time share one.
+    reviewed: tokio::sync::Mutex<Option<Review>>,
     is_stale: AtomicBool,
     rights: Mutex<Rights>,
     /// Names of the shown namespaces; empty for all.
@@ -135,21 +161,23 @@ impl ClusterAccount {
     /// Returns permissions that are at most a minute old.
     async fn rights(&self) -> Result<Rights, Refusal> {
         let mut reviewed = self.reviewed.lock().await;
-        let is_fresh = reviewed.is_some_and(|at| at.elapsed() < RIGHTS_AGE);
-        if is_fresh && !self.is_stale.swap(false, Ordering::AcqRel) {
-            return Ok(lock(&self.rights).clone());
+        let is_stale = self.is_stale.swap(false, Ordering::AcqRel);
+        let now = Instant::now();
+        if let Some(result) = reviewed.as_ref().and_then(|review| review.current(is_stale, now)) {
+            return result.map(|()| lock(&self.rights).clone());
         }
-        self.is_stale.store(false, Ordering::Release);
-        // After a failure nothing is shown: permissions may have been withdrawn.
+        // A request that is dropped meanwhile leaves no review.
         *reviewed = None;
-        let rights = connect::within_limit(self.review()).await?;
+        let rights = connect::within_limit(self.review()).await;
+        *reviewed = Some(Review::new(rights.as_ref().map(drop).map_err(Clone::clone)));
+        // After a failure nothing is shown: permissions may have been withdrawn.
+        let rights = rights?;
         let shown = match &rights.experiments {
             Scopes::All => Vec::new(),
             Scopes::Namespaces(names) => names.iter().cloned().collect(),
         };
         *lock(&self.shown) = shown;
         *lock(&self.rights) = rights.clone();
-        *reviewed = Some(Instant::now());
         Ok(rights)
     }
 
@@ -289,6 +317,18 @@ fn expiry(token: &str) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_reviews_are_shared_for_seconds() {
+        let failure = Err(Refusal::Unavailable("no answer".to_owned()));
+        let (failed, accepted) = (Review::new(failure.clone()), Review::new(Ok(())));
+        let now = failed.at;
+        assert_eq!(failed.current(true, now), Some(failure));
+        assert_eq!(failed.current(false, now + FAILURE_AGE), None);
+        assert_eq!(accepted.current(false, now + FAILURE_AGE), Some(Ok(())));
+        assert_eq!(accepted.current(true, now), None);
+        assert_eq!(accepted.current(false, now + 2 * RIGHTS_AGE), None);
+    }
 
     #[test]
     fn expiry_of_a_web_token_is_read() {

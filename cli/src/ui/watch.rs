@@ -106,9 +106,11 @@ pub(super) async fn watch<K>(
             if is_refused {
                 delay = RETRY_FORBIDDEN;
             }
-            // The version is too old: list again.
+            // The version is too old: list again. A server that keeps answering this must not get
+            // one list after the other.
             if status.code == 410 {
                 version = None;
+                tokio::time::sleep(delay).await;
                 continue;
             }
         }
@@ -167,10 +169,10 @@ where
                 *version = Some(bookmark.metadata.resource_version);
                 continue;
             }
-            // The version is too old: list again.
-            WatchEvent::Error(_) => {
+            // Usually the version is too old.
+            WatchEvent::Error(status) => {
                 *version = None;
-                return Ok(());
+                return Err(kube::Error::Api(status));
             }
         };
         from = object.resource_version().unwrap_or(from);
@@ -178,4 +180,73 @@ where
         let _ = sender.send(K::changed(object, is_there));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll};
+
+    use axum::http::{Request, Response};
+    use futures::future::BoxFuture;
+    use kube::client::Body;
+    use serde_json::json;
+    use stoker_api::experiment::Experiment;
+    use tokio::sync::mpsc::unbounded_channel;
+    use tower_service::Service;
+
+    use super::*;
+
+    /// Lists no objects, and ends each watch with an error event of this code. Does not answer
+    /// after many lists.
+    #[derive(Clone)]
+    struct Failing {
+        code: u16,
+        num_lists: Arc<AtomicUsize>,
+    }
+
+    impl Service<Request<Body>> for Failing {
+        type Response = Response<Body>;
+        type Error = Infallible;
+        type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: Request<Body>) -> Self::Future {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            if !is_watch && self.num_lists.fetch_add(1, Ordering::AcqRel) > 50 {
+                return pending().boxed();
+            }
+            let text = match is_watch {
+                true => {
+                    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+                        "status": "Failure", "message": "no", "reason": "x", "code": self.code});
+                    format!("{}\n", json!({"type": "ERROR", "object": status}))
+                }
+                false => json!({"apiVersion": "stoker.dev/v1alpha1", "kind": "ExperimentList",
+                    "metadata": {"resourceVersion": "1"}, "items": []})
+                .to_string(),
+            };
+            async move { Ok(Response::new(Body::from(text.into_bytes()))) }.boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn error_events_delay_the_next_list() {
+        for (code, is_reported) in [(500, true), (410, false)] {
+            let num_lists = Arc::new(AtomicUsize::new(0));
+            let service = Failing { code, num_lists: num_lists.clone() };
+            let client = Arc::new(OneClient(Client::new(service, "default")));
+            let (sender, mut receiver) = unbounded_channel();
+            let watched = watch::<Experiment>(client, None, sender);
+            assert!(tokio::time::timeout(RETRY / 4, watched).await.is_err());
+            assert_eq!(num_lists.load(Ordering::Acquire), 1, "{code}");
+            let mut changes = std::iter::from_fn(|| receiver.try_recv().ok());
+            let is_failure = |change: Change| matches!(change, Change::Failed(..));
+            assert_eq!(changes.any(is_failure), is_reported, "{code}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 mod jobs;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::DirEntry;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
@@ -115,7 +115,7 @@ fn refresh(
     stored: &StoredRuns,
     unreadable: &mut Unreadable,
 ) {
-    let mut there = Vec::new();
+    let mut there = HashSet::new();
     for entry in entries {
         let path = entry.path().join("record");
         let id = entry.file_name().to_string_lossy().into_owned();
@@ -124,7 +124,7 @@ fn refresh(
             Ok(false) => continue,
             Err(error) => {
                 unreadable.insert((String::new(), id), error.to_string());
-                there.push(path);
+                there.insert(path);
                 continue;
             }
         }
@@ -141,7 +141,7 @@ fn refresh(
             }
             Err(error) => drop(unreadable.insert((String::new(), id), error.to_string())),
         }
-        there.push(path);
+        there.insert(path);
     }
     known.retain(|path, _| there.contains(path));
     store.retain(|run| {

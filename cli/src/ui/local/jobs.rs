@@ -1,6 +1,6 @@
 //! Local inference jobs: reads records again when their files change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Jobs {
         entries: &[DirEntry],
         unreadable: &mut Unreadable,
     ) {
-        let mut there = Vec::new();
+        let mut there = HashSet::new();
         for entry in entries {
             let path = entry.path().join("record");
             let job = match has_file(&path, "job.json") {
@@ -61,7 +61,7 @@ impl Jobs {
                     unreadable.insert((String::new(), id), error.to_string());
                 }
             }
-            there.push(path);
+            there.insert(path);
         }
         self.known.retain(|path, _| there.contains(path));
         store.retain_jobs(|job| there.contains(&root.record_dir(&job.name, &job.uid)));

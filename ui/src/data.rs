@@ -19,10 +19,23 @@ pub(crate) fn state(run: &Run, index: u32) -> Option<State> {
     run.search().trial(index).map(|trial| trial.state())
 }
 
+/// Returns the best searched metric of a trial as it was reported. NaN and infinities mean that the
+/// trial has diverged.
+pub(crate) fn reported_best(trial: &TrialRecord) -> Option<f64> {
+    trial.status.best_metric.as_deref().and_then(number::parse)
+}
+
+/// Returns a result for exports: a number, or the text of NaN and infinities, which JSON lacks.
+pub(crate) fn exported(value: Option<f64>) -> Value {
+    match value {
+        Some(value) if !value.is_finite() => number::format(value).into(),
+        value => value.into(),
+    }
+}
+
 /// Returns the best searched metric of a trial; `None` without one, and for NaN.
 pub(crate) fn best_value(trial: &TrialRecord) -> Option<f64> {
-    let best = trial.status.best_metric.as_deref().and_then(number::parse);
-    best.filter(|value| value.is_finite())
+    reported_best(trial).filter(|value| value.is_finite())
 }
 
 /// Returns the seconds for which attempts of a trial held slots. Those of a running one count up

@@ -142,6 +142,8 @@ impl Operator {
     fn holds(self, actual: &str, value: &str) -> bool {
         let numbers = actual.parse::<f64>().ok().zip(value.parse::<f64>().ok());
         let order = match numbers {
+            // A filter finds diverged trials by `= NaN`.
+            Some((actual, value)) if actual.is_nan() && value.is_nan() => Some(Ordering::Equal),
             Some((actual, value)) => actual.partial_cmp(&value),
             None => Some(actual.to_lowercase().cmp(&value.to_lowercase())),
         };

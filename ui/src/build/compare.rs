@@ -13,7 +13,7 @@ use stoker_engine::trial::{TrialRecord, ended_at, held_seconds_until, trained_un
 use super::head::{method, ran, seconds};
 use super::{frame, plain_frame};
 use crate::curves::axis;
-use crate::data::{attempt_seconds, best_so_far, best_value, state};
+use crate::data::{attempt_seconds, best_so_far, exported, reported_best, state};
 use crate::live::Version;
 use crate::search::{category, flat, results};
 use crate::site::Site;
@@ -233,7 +233,7 @@ pub(crate) fn trials(site: &Site, run: &Run, indexes: &[u32], show_all: bool) ->
             badge.word.to_owned()
         }),
         row(&text::name(&run.experiment.spec.searcher.metric), &|trial| {
-            text::optional(best_value(trial))
+            text::optional(reported_best(trial))
         }),
         row("Length", &|trial| super::table::length(run, trial)),
         row("Attempts", &|trial| trial.status.attempts.len().to_string()),
@@ -335,7 +335,7 @@ pub(crate) fn csv(runs: &[Arc<Run>]) -> (Vec<String>, Vec<Vec<Value>>) {
                         (*index).into(),
                         result.units.into(),
                         run.experiment.spec.searcher.metric.clone().into(),
-                        number::parse(&result.metric).filter(|value| value.is_finite()).into(),
+                        exported(number::parse(&result.metric)),
                     ]);
                 }
             }

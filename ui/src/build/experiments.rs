@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::head::{bar, method, seconds};
 use super::table::{is_shown, toggled};
 use super::{bulk, plain_frame};
+use crate::data::exported;
 use crate::filter::{Filter, Row, is_same_metric};
 use crate::site::Site;
 use crate::store::{Run, created};
@@ -332,7 +333,7 @@ pub(crate) fn export(visible: &Visible, query: &ListQuery) -> Result<Vec<Value>,
             "namespace": run.namespace, "name": run.name, "id": run.id(), "phase": phase(run),
             "trials": run.trials.len(), "ended": status.trials_closed,
             "metric": run.experiment.spec.searcher.metric,
-            "best": best.and_then(|best| stoker_api::number::parse(&best.metric)),
+            "best": exported(best.and_then(|best| stoker_api::number::parse(&best.metric))),
             "bestTrial": best.map(|best| best.index), "search": method(&run.experiment),
             "slotHours": seconds(run).1 as f64 / 3600.0,
             "labels": run.experiment.spec.labels,

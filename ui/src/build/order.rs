@@ -10,7 +10,7 @@ use stoker_engine::trial::{TrialRecord, granted_units, trained_units};
 
 use super::head::badges;
 use super::table::TableQuery;
-use crate::data::{attempt_seconds, best_value};
+use crate::data::{attempt_seconds, best_value, exported, reported_best};
 use crate::filter::{Filter, FilterError, Row, is_same_metric};
 use crate::search::{category, flat, results};
 use crate::state;
@@ -89,7 +89,7 @@ impl Entry<'_> {
             "attempts" => Some(Some(status.attempts.len().to_string())),
             "hours" => number(Some(self.slot_seconds() as f64 / 3600.0)),
             LENGTH | "units" => number(Some(trained_units(self.trial))),
-            METRIC => number(best_value(self.trial)),
+            METRIC => number(reported_best(self.trial)),
             name if name == self.run.search().unit.plural() => {
                 number(Some(trained_units(self.trial)))
             }
@@ -138,7 +138,17 @@ fn compare(one: &str, other: &str) -> Ordering {
     }
 }
 
-/// Sorts entries by a column. Without one: the best first. Entries without a value come last.
+/// Returns the class of a value in any order: NaN and infinities come after all other values, and
+/// entries without a value last.
+fn class(value: Option<&str>) -> u8 {
+    match value {
+        Some(text) if text.parse::<f64>().is_ok_and(|number| !number.is_finite()) => 1,
+        Some(_) => 0,
+        None => 2,
+    }
+}
+
+/// Sorts entries by a column. Without one: the best first.
 pub(super) fn sort(entries: &mut [Entry<'_>], run: &Run, order: Option<&str>) {
     let metric = searched_metric(run);
     let (name, is_descending) = match order {
@@ -155,13 +165,12 @@ pub(super) fn sort(entries: &mut [Entry<'_>], run: &Run, order: Option<&str>) {
         .collect();
     keyed.sort_by(|(one, position), (other, other_position)| {
         let order = match (one, other) {
-            (Some(one), Some(other)) => {
-                let order = compare(one, other);
-                if is_descending { order.reverse() } else { order }
-            }
-            (one, other) => other.is_some().cmp(&one.is_some()),
+            (Some(one), Some(other)) if is_descending => compare(other, one),
+            (Some(one), Some(other)) => compare(one, other),
+            _ => Ordering::Equal,
         };
-        order.then(position.cmp(other_position))
+        let classes = class(one.as_deref()).cmp(&class(other.as_deref()));
+        classes.then(order).then(position.cmp(other_position))
     });
     // Applies the order in place.
     let mut target = vec![0; entries.len()];
@@ -245,7 +254,7 @@ pub(crate) fn export(
                 let mut row = vec![
                     trial.spec.index.into(),
                     entry.badge.word.into(),
-                    best_value(trial).into(),
+                    exported(reported_best(trial)),
                     trained_units(trial).into(),
                     granted_units(&trial.spec).into(),
                 ];
@@ -328,6 +337,30 @@ mod tests {
         let expected = ["trial", "@state", "@metric", "length", "granted", "state", "units"];
         assert_eq!(header[..7], expected);
         assert_eq!(rows[0][5..7], [json!("on"), json!(48)]);
+    }
+
+    #[test]
+    fn diverged_trials_can_be_found() {
+        let metrics = ["NaN", "0.5", "-inf", "", "0.25"];
+        let trial = |metric: &str| match metric {
+            "" => json!({"phase": "Running"}),
+            metric => json!({"phase": "Completed", "bestMetric": metric}),
+        };
+        let run = fixture::run(json!({}), json!({}), &metrics.map(trial));
+        let found = |filter: &str, order: &str| -> Vec<(Value, Value)> {
+            let (filter, sort) = (Some(filter.to_owned()), Some(order.to_owned()));
+            let query = TableQuery { filter, sort, ..TableQuery::default() };
+            let (_, rows) = export(&run, &query).unwrap();
+            rows.into_iter().map(|row| (row[0].clone(), row[2].clone())).collect()
+        };
+        assert_eq!(found("loss = nan", "trial"), [(json!(0), json!("NaN"))]);
+        assert_eq!(found("loss < -1e300", "trial"), [(json!(2), json!("-inf"))]);
+        assert_eq!(found("loss != NaN", "trial").len(), 4);
+        let order = |order: &str| -> Vec<u64> {
+            found("", order).iter().filter_map(|(trial, _)| trial.as_u64()).collect()
+        };
+        assert_eq!(order("loss"), [4, 1, 2, 0, 3]);
+        assert_eq!(order("-loss"), [1, 4, 0, 2, 3]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use stoker_engine::trial::{TrialRecord, granted_units, trained_units};
 use super::order::{
     Entry, LENGTH, Matching, STATE, TRIAL, built_in, column_name, matching, searched_metric, sort,
 };
-use crate::data::best_value;
+use crate::data::reported_best;
 use crate::filter::FilterError;
 use crate::search::{Hyperparameter, category, results};
 use crate::store::Run;
@@ -302,7 +302,7 @@ fn row(entry: &Entry<'_>, best: Option<u32>, query: &TableQuery) -> TrialRow {
         rungs: rungs(run, trial),
         spark: spark(trial),
         is_best: best == Some(index),
-        value: text::optional(best_value(trial)),
+        value: text::optional(reported_best(trial)),
         value_title: trial.status.best_metric.clone().unwrap_or_default(),
         length: length(run, trial),
         hyperparameters,

@@ -11,7 +11,7 @@ use super::order::{neighbors, place};
 use super::table::{TableQuery, length};
 use super::{decision, frame, options, stale};
 use crate::curves::axis;
-use crate::data::{attempt_seconds, best_value, state};
+use crate::data::{attempt_seconds, reported_best, state};
 use crate::logs::LogsQuery;
 use crate::search::{category, flat};
 use crate::site::{Site, quoted};
@@ -134,7 +134,7 @@ fn facts(run: &Run, trial: &TrialRecord) -> Vec<Fact> {
         Fact {
             is_best: best.is_some_and(|best| best.index == trial.spec.index),
             title: trial.status.best_metric.clone().unwrap_or_default(),
-            ..fact(&text::name(metric), text::optional(best_value(trial)), place)
+            ..fact(&text::name(metric), text::optional(reported_best(trial)), place)
         },
         fact("Progress", length(run, trial), run.search().unit.plural().to_owned()),
         fact("Attempts", trial.status.attempts.len().to_string(), String::new()),

@@ -2,9 +2,9 @@
 
 use stoker_api::number;
 use stoker_api::validate::validate_started;
-use stoker_engine::experiment::explain::length;
+use stoker_engine::experiment::explain::{BracketExplanation, State, TrialExplanation, length};
 use stoker_engine::experiment::importance::Importance;
-use stoker_engine::trial::TrialRecord;
+use stoker_engine::trial::{TrialRecord, live_attempt};
 
 use super::errors::{errors, first_error};
 use super::head::{ExperimentTab, badges, head};
@@ -169,12 +169,24 @@ fn next(run: &Run) -> Vec<NextRow> {
             bracket: bracket.bracket,
             rungs: rungs(bracket.rungs.len()),
             places: match bracket.places {
-                Some(places) => format!("{} / {places}", bracket.training + bracket.waiting),
+                Some(places) => format!("{} / {places}", held_places(run, bracket)),
                 None => text::NONE.to_owned(),
             },
             next: bracket.next.to_string(),
         })
         .collect()
+}
+
+/// Returns the number of places that trials of a bracket hold. A trial that waits for a decision
+/// holds one only until it has released its slots.
+fn held_places(run: &Run, bracket: &BracketExplanation) -> usize {
+    let trials = run.search().explanation.iter().flat_map(|explanation| &explanation.trials);
+    let is_waiting = |explained: &TrialExplanation| {
+        explained.bracket == bracket.bracket && explained.state() == State::Waiting
+    };
+    let waiting = trials.filter(|explained| is_waiting(explained));
+    let records = waiting.filter_map(|explained| run.trials.get(&explained.trial));
+    bracket.training as usize + records.filter(|trial| live_attempt(trial).is_some()).count()
 }
 
 /// Returns the page with all trials.

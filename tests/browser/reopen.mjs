@@ -115,6 +115,7 @@ await browse(async (open) => {
   pages.forEach(noFaults);
   for (const one of pages.slice(1)) await one.close();
   // The server sees a moment later that the runner has exited.
-  await offers(page, ['Continue…', 'Delete…'], () => visit(page, base(input.failed)));
+  // A completed trial cannot continue.
+  await offers(page, ['Delete…'], () => visit(page, base(input.failed)));
   await deleteAll(page);
 });

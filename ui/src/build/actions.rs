@@ -1,12 +1,17 @@
 //! Actions: which buttons a page has, and what the page says before an action.
 
+use std::sync::Arc;
+
 use stoker_api::experiment::{DesiredState, Phase, ReopenedTrials};
+use stoker_engine::trial::TrialRecord;
 
 use super::frame;
 use super::head::badges;
 use crate::actions::{Action, ActionAccess, Asked};
 use crate::site::Site;
-use crate::state::{FAILED, PAUSED, PENDING, QUEUED, RUNNING, STOPPED_EARLY, WAITING};
+use crate::state::{
+    COMPLETED, FAILED, INVALID, PAUSED, PENDING, QUEUED, RUNNING, STOPPED, STOPPED_EARLY, WAITING,
+};
 use crate::store::{Run, Standing};
 use crate::text;
 use crate::views::{
@@ -100,13 +105,29 @@ fn possible(site: &Site, run: &Run) -> Vec<Action> {
             DesiredState::Killed => {}
         }
     }
-    if !is_over && !is_held && run.trials.values().any(|trial| trial.status.phase.is_terminal()) {
+    if !is_over && !is_held && may_continue(run) {
         actions.push(Action::Continue(ReopenedTrials::Stopped));
     }
     if !is_held {
         actions.push(Action::Delete);
     }
     actions
+}
+
+/// Returns whether trials may continue. Trials of an external searcher stay ended, as do completed
+/// trials, and trials that the search has stopped without a limit.
+fn may_continue(run: &Run) -> bool {
+    let searcher = &run.experiment.spec.searcher;
+    let badges = badges(run);
+    let may_reopen = |(index, trial): (&u32, &Arc<TrialRecord>)| {
+        let stays = match badges.get(index) {
+            Some(&COMPLETED | &INVALID) => true,
+            Some(&STOPPED) => searcher.limits.is_none(),
+            _ => false,
+        };
+        trial.status.phase.is_terminal() && !stays
+    };
+    searcher.external.is_none() && run.trials.iter().any(may_reopen)
 }
 
 /// Returns whether the page of an experiment that has ended waits for an action that the record
@@ -303,8 +324,6 @@ fn choices(run: &Run, action: Action) -> Vec<SelectOption> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use serde_json::json;
     use stoker_api::time::Timestamp;
 
@@ -338,6 +357,29 @@ mod tests {
         let replaced = |run: Run| run.with_standing(Standing::Replaced);
         check(false, replaced, "Running", &["Delete"]);
         check(false, |run| run.with_standing(Standing::Stored), "Running", &[]);
+    }
+
+    #[test]
+    fn trials_of_an_external_searcher_stay_ended() {
+        let check = |method: &str, settings: serde_json::Value, expected: bool| {
+            let searcher = json!({"metric": "loss", "maxLength": {"batches": 4}, method: settings});
+            let spec = json!({ "searcher": searcher });
+            let run = fixture::run(spec, json!({}), &[json!({"phase": "Failed"})]);
+            assert_eq!(may_continue(&run), expected, "{method}");
+        };
+        let external = json!({"command": ["search"], "maxTrials": 8, "maxConcurrentTrials": 1});
+        check("external", external, false);
+        check("random", json!({"maxTrials": 8}), true);
+    }
+
+    #[test]
+    fn completed_trials_stay_ended() {
+        let result = json!({"result": {"units": 4, "metric": "0.5"}});
+        let closed = json!({"closed": {"cause": "Completed"}});
+        let trial = json!({"phase": "Completed", "batches": 4, "facts": [result, closed]});
+        let run = fixture::run(json!({}), json!({}), &[trial]);
+        assert_eq!(badges(&run)[&0], COMPLETED, "{:?}", run.search().explanation);
+        assert!(!may_continue(&run));
     }
 
     #[test]

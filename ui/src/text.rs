@@ -189,20 +189,30 @@ pub(crate) fn name(text: &str) -> String {
     format!("{}…{}", begin.iter().collect::<String>(), end.iter().collect::<String>())
 }
 
+fn is_hidden(char: char) -> bool {
+    (char.is_control() && char != '\n' && char != '\t')
+        || matches!(char, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(char, '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 /// Shows control characters and marks of the writing direction as escapes.
 pub(crate) fn escape(text: &str) -> String {
-    let is_hidden = |char: char| {
-        (char.is_control() && char != '\n' && char != '\t')
-            || matches!(char, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-            || matches!(char, '\u{2060}'..='\u{206f}' | '\u{feff}')
-    };
+    escape_with(text, |code| format!("\\u{{{code:x}}}"))
+}
+
+/// Same in JSON for a command to copy: the escapes are those of JSON, so its values stay.
+pub(crate) fn escape_json(json: &str) -> String {
+    escape_with(json, |code| format!("\\u{code:04x}"))
+}
+
+fn escape_with(text: &str, show: impl Fn(u32) -> String) -> String {
     if !text.contains(is_hidden) {
         return text.to_owned();
     }
     let mut escaped = String::with_capacity(text.len() + 8);
     for char in text.chars() {
         match is_hidden(char) {
-            true => escaped.push_str(&format!("\\u{{{:x}}}", u32::from(char))),
+            true => escaped.push_str(&show(u32::from(char))),
             false => escaped.push(char),
         }
     }

@@ -303,10 +303,11 @@ fn command(site: &Site, run: &Run, trial: &TrialRecord) -> String {
         true => "stoker run FILE".to_owned(),
         false => site.command("stoker run FILE"),
     };
+    let hyperparameters = trial.spec.hyperparameters.to_string();
     format!(
         "{begin} --set metadata.name={name}-{index} \\\n  --set {} \\\n  --set {}",
-        quoted(&format!("searcher={single}")),
-        quoted(&format!("hyperparameters={}", trial.spec.hyperparameters)),
+        quoted(&format!("searcher={}", text::escape_json(&single.to_string()))),
+        quoted(&format!("hyperparameters={}", text::escape_json(&hyperparameters))),
         name = run.name,
         index = trial.spec.index,
     )
@@ -314,6 +315,8 @@ fn command(site: &Site, run: &Run, trial: &TrialRecord) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::*;
@@ -332,5 +335,17 @@ mod tests {
         };
         check(false, "--root /runs ");
         check(true, "");
+    }
+
+    #[test]
+    fn copied_commands_have_no_hidden_characters() {
+        let mut run = fixture::run(json!({}), json!({}), &[json!({})]);
+        let values = json!({"a\u{202e}b": "c\u{200b}\u{1b}é"});
+        let trial = Arc::make_mut(Arc::make_mut(&mut run.trials).get_mut(&0).unwrap());
+        trial.spec.hyperparameters = values.clone();
+        let text = command(&Site::default(), &run, &run.trials[&0]);
+        let json = text.split_once("hyperparameters=").unwrap().1.trim_end_matches('\'');
+        assert_eq!(json, r#"{"a\u202eb":"c\u200b\u001bé"}"#);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(json).unwrap(), values);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use stoker_api::condition::{self, ConditionStatus};
+use stoker_api::decisions::{LogEntry, LogEvent};
 use stoker_api::experiment::{BestTrial, DesiredState, Experiment, Phase};
 use stoker_api::number;
 use stoker_api::time::Timestamp;
@@ -144,7 +145,8 @@ fn facts(run: &Run) -> Vec<Fact> {
     facts
 }
 
-/// Returns the end of a run that is not live. A local record contains the ends of attempts only.
+/// Returns the end of a run that is not live. A local record contains only the ends of attempts,
+/// and the times at which an external searcher or a limit ended the search, possibly much later.
 fn ended(run: &Run) -> Option<Timestamp> {
     if run.is_live() {
         return None;
@@ -152,7 +154,11 @@ fn ended(run: &Run) -> Option<Timestamp> {
     let attempts = run.trials.values().filter_map(|trial| trial.status.attempts.last());
     let status = run.experiment.status.as_ref();
     let recorded = status.and_then(|status| status.ended_at);
-    recorded.or_else(|| attempts.filter_map(|attempt| attempt.ended_at).max())
+    let ends = |entry: &&LogEntry| {
+        matches!(entry.event, LogEvent::Answered(_) | LogEvent::LimitReached(_))
+    };
+    let decided = status.iter().flat_map(|status| &status.log).filter(ends).map(|entry| entry.at);
+    recorded.or_else(|| attempts.filter_map(|attempt| attempt.ended_at).chain(decided).max())
 }
 
 /// Returns the seconds from the start of a run to its end, or to now.
@@ -395,6 +401,10 @@ mod tests {
         // A local record contains the ends of attempts only.
         check(json!({ "phase": "Completed" }), 130);
         check(json!({ "phase": "Completed", "endedAt": "2026-11-24T10:03:00Z" }), 180);
+        // The searcher answered late.
+        let answered = json!({"order": 1, "at": "2026-11-24T10:08:20Z",
+            "event": {"answered": {"call": 1, "through": 0}}});
+        check(json!({ "phase": "Completed", "log": [answered] }), 500);
         let running = fixture::run(json!({}), json!({ "phase": "Running" }), &trials);
         assert!(ran(&running) > 130);
     }

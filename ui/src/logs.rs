@@ -50,6 +50,18 @@ pub(crate) struct LogsQuery {
     after: Option<String>,
 }
 
+impl LogsQuery {
+    /// Returns whether only some lines match.
+    fn has_condition(&self) -> bool {
+        [&self.rank, &self.level, &self.q].into_iter().any(|text| condition(text).is_some())
+    }
+}
+
+/// Returns the value of a menu or a field, unless it selects all lines.
+fn condition(text: &Option<String>) -> Option<&str> {
+    text.as_deref().filter(|text| !text.is_empty() && *text != "all")
+}
+
 /// Returns the attempt of a query: its number, or the latest of the trial.
 pub(crate) fn attempt(run: &Run, index: u32, query: &LogsQuery) -> Option<u32> {
     let latest = run.trials.get(&index)?.status.attempts.last().map(|attempt| attempt.number);
@@ -115,7 +127,7 @@ fn answer(texts: &Texts, query: &LogsQuery) -> Value {
             let around = if is_found { json!("error") } else { json!("end") };
             (Selected { lines, total, num_matches }, around)
         }
-        _ => (texts.latest(is_match), Value::Null),
+        _ => (texts.latest(query.has_condition().then_some(is_match)), Value::Null),
     };
     let line = |line: &Line| {
         json!({
@@ -184,12 +196,11 @@ fn read_each<T: Send + 'static>(
 }
 
 fn matches(line: &Line, query: &LogsQuery) -> bool {
-    let of = |text: &Option<String>| text.clone().filter(|text| !text.is_empty() && text != "all");
-    let has_rank = of(&query.rank).is_none_or(|rank| rank.parse().ok() == line.rank);
+    let has_rank = condition(&query.rank).is_none_or(|rank| rank.parse().ok() == line.rank);
     let has_level =
-        of(&query.level).is_none_or(|level| line.level.unwrap_or("info") == level.as_str());
-    let has_text =
-        of(&query.q).is_none_or(|text| line.text.to_lowercase().contains(&text.to_lowercase()));
+        condition(&query.level).is_none_or(|level| line.level.unwrap_or("info") == level);
+    let has_text = condition(&query.q)
+        .is_none_or(|text| line.text.to_lowercase().contains(&text.to_lowercase()));
     has_rank && has_level && has_text
 }
 

@@ -22,8 +22,8 @@ use crate::store::Run;
 /// Maximum size of all curves in memory, and of the rows from which reads continue.
 const BYTES_MAX: usize = 64 << 20;
 /// Maximum size in MiB of the files that are read at the same time, for all requests, except that
-/// a larger trial is read alone. Answers with logs count with the memory that they need. In memory, rows with few metrics are about as large as in the
-/// files.
+/// a larger trial is read alone. In memory, rows with few metrics are about as large as in the
+/// files. Answers with logs count with the memory that they need.
 const READ_MIB_MAX: u32 = 256;
 /// Maximum size in MiB of the files of one trial. They are read alone if they are larger than
 /// [`READ_MIB_MAX`].

@@ -5,7 +5,7 @@ use crate::text;
 /// Maximum number of characters of a line.
 const LINE_CHARS_MAX: usize = 4_000;
 
-/// A line with what it says about itself.
+/// A line, split into its parts.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Line {
     pub(super) time: Option<String>,

@@ -31,21 +31,26 @@ pub(super) struct Selected {
 
 impl Texts {
     /// Returns all lines, each with the rank of its object.
-    fn lines(&self) -> impl DoubleEndedIterator<Item = (u32, Line)> {
-        self.parts.iter().flat_map(|(part, bytes)| {
-            let rank = self.is_gang.then_some(part.rank);
-            let parse = move |line| parse_line(&String::from_utf8_lossy(line), rank);
-            part.lines(bytes).map(move |line| (part.rank, parse(line)))
-        })
+    fn lines(&self) -> impl DoubleEndedIterator<Item = (u32, &[u8])> {
+        self.parts
+            .iter()
+            .flat_map(|(part, bytes)| part.lines(bytes).map(move |line| (part.rank, line)))
     }
 
-    /// Returns the latest matching lines of each rank.
-    pub(super) fn latest(&self, is_match: impl Fn(&Line) -> bool) -> Selected {
+    fn parse(&self, (rank, line): (u32, &[u8])) -> Line {
+        parse_line(&String::from_utf8_lossy(line), self.is_gang.then_some(rank))
+    }
+
+    /// Returns the latest matching lines of each rank; without a condition, the latest lines.
+    pub(super) fn latest(&self, is_match: Option<impl Fn(&Line) -> bool>) -> Selected {
+        let is_match_all = is_match.is_none();
+        let is_match = |line: &Line| is_match.as_ref().is_none_or(|is_match| is_match(line));
         let (mut total, mut num_by_rank) = (0, BTreeMap::<u32, u64>::new());
-        for (rank, line) in self.lines() {
+        for line in self.lines() {
             total += 1;
-            if is_match(&line) {
-                *num_by_rank.entry(rank).or_default() += 1;
+            // Most requests have no condition: do not parse all lines to count them.
+            if is_match_all || is_match(&self.parse(line)) {
+                *num_by_rank.entry(line.0).or_default() += 1;
             }
         }
         let num_matches = num_by_rank.values().sum();
@@ -53,15 +58,17 @@ impl Texts {
         num_by_rank.values_mut().for_each(|num| *num = limit.min(*num));
         let mut num_left: u64 = num_by_rank.values().sum();
         let mut lines = VecDeque::new();
-        for (rank, line) in self.lines().rev() {
+        for line in self.lines().rev() {
             if num_left == 0 {
                 break;
             }
-            if let Some(left) = num_by_rank.get_mut(&rank).filter(|left| **left > 0)
-                && is_match(&line)
-            {
+            let Some(left) = num_by_rank.get_mut(&line.0).filter(|left| **left > 0) else {
+                continue;
+            };
+            let parsed = self.parse(line);
+            if is_match(&parsed) {
                 (*left, num_left) = (*left - 1, num_left - 1);
-                lines.push_front(line);
+                lines.push_front(parsed);
             }
         }
         Selected { lines: lines.into(), total, num_matches }
@@ -70,18 +77,17 @@ impl Texts {
     /// Returns the lines around the first error, of its rank alone, and whether there is an error.
     /// Without one, returns the last lines.
     ///
-    /// The first error of a gang is one that names no other rank: when a rank fails, the others
-    /// report that they lost it. Among these, the earliest one counts, and lines without a time
-    /// come last.
+    /// The first error of a gang names no other rank: when a rank fails, the others report that
+    /// they lost it. Among several, the earliest one counts, and lines without a time come last.
     pub(super) fn around_error(&self) -> (Vec<Line>, bool) {
-        let lines = || self.lines().map(|(_, line)| line).enumerate();
+        let lines = || self.lines().map(|line| self.parse(line)).enumerate();
         let errors = lines().filter(|(_, line)| line.level == Some("error"));
         let first = errors.min_by_key(|(_, line)| {
             (names_other_rank(line), line.time.is_none(), line.time.clone())
         });
         let Some((at, first)) = first else {
             let mut last: Vec<Line> =
-                self.lines().rev().take(AROUND_ERROR).map(|(_, line)| line).collect();
+                self.lines().rev().take(AROUND_ERROR).map(|line| self.parse(line)).collect();
             last.reverse();
             return (last, false);
         };

@@ -227,12 +227,15 @@ impl RunState {
         packed: Option<&Bytes>,
         (num_gradients, count): &(Vec<u32>, u64),
     ) -> Result<GradientSum> {
-        let Some(bytes) = packed else { return Ok(GradientSum::default()) };
         let mut gradients = vec![];
-        let reader = burn_pack::Reader::from_bytes(record::to_burn_bytes(bytes))?;
-        for tensor in reader.into_tensors()? {
-            let (name, dtype, shape, _, bytes) = tensor.into_parts()?;
-            gradients.push((name.parse::<usize>()?, TensorData::from_bytes(bytes, shape, dtype)));
+        // Without a file, the losses had no gradients, but may have had samples.
+        if let Some(bytes) = packed {
+            let reader = burn_pack::Reader::from_bytes(record::to_burn_bytes(bytes))?;
+            for tensor in reader.into_tensors()? {
+                let (name, dtype, shape, _, bytes) = tensor.into_parts()?;
+                let data = TensorData::from_bytes(bytes, shape, dtype);
+                gradients.push((name.parse::<usize>()?, data));
+            }
         }
         gradients.sort_by_key(|(index, _)| *index);
         let (num_gradients, count) = (num_gradients.clone(), f64::from_bits(*count));
@@ -247,3 +250,34 @@ fn gradients_file(rank: usize) -> String {
 
 /// Gradients by parameter index.
 pub(crate) type PendingTensors = Vec<(usize, TensorData)>;
+
+#[cfg(test)]
+mod tests {
+    use burn::module::Param;
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn sums_without_tensors_keep_their_counts() {
+        let model = Param::from_tensor(Tensor::<1>::ones([2], &Device::flex().autodiff()));
+        let model = record::initialize(model);
+        let state = RunState {
+            num_gradients: vec![0],
+            count: 3.0_f64.to_bits(),
+            other_ranks: vec![(vec![0], 2.0_f64.to_bits()), (vec![], 0)],
+            ..RunState::default()
+        };
+        let counts = |rank, size| {
+            let sum = state.pending(&model, &CheckpointContents::default(), rank, size).unwrap();
+            let pending = sum.pending(&model).unwrap();
+            assert!(pending.gradients.is_empty());
+            (pending.num_gradients, pending.count)
+        };
+        assert_eq!(
+            [0, 1, 2].map(|rank| counts(rank, 3)),
+            [(vec![0], 3.0), (vec![0], 2.0), (vec![], 0.0)]
+        );
+        assert_eq!([0, 1].map(|rank| counts(rank, 2)), [(vec![0], 5.0), (vec![], 0.0)]);
+    }
+}

@@ -267,17 +267,21 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         Ok(metrics)
     }
 
-    /// Ends a batch of several steps, or of none if there was nothing to learn.
+    /// Ends a batch of several steps, or of none if there was nothing to learn. If gradients are
+    /// aggregated over n batches and this is an n-th one, takes the step with the gradients of the
+    /// batches before it, if any.
     ///
     /// # Errors
     ///
-    /// Fails if the current action is not `NextAction::Train`, or if a callback fails.
+    /// Fails if the current action is not `NextAction::Train`, or if another rank or a callback
+    /// fails.
     pub fn end_batch(&mut self) -> Result<()> {
         if !matches!(self.stage, Stage::Train | Stage::Stepped) {
             return Err(out_of_order("end_batch", "after `NextAction::Train`", self.stage));
         }
         let metrics = std::mem::take(&mut self.metrics);
         self.run.end_steps();
+        self.run.step_without_output()?;
         self.run.read_late_metrics()?;
         self.run.end_batch(&metrics)?;
         self.after_batch()

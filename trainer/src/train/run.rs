@@ -22,7 +22,7 @@ use crate::context::Context;
 use crate::data::{Data, Loader};
 use crate::error::error_from_unwind;
 use crate::optim::{AllReduceState, GradientSum, Optimizers};
-use crate::step::{Metrics, StepOutput};
+use crate::step::{Metrics, StepOutput, UnreadMetrics};
 use crate::trial_io::TrialIo;
 use crate::{Result, precision, rng};
 
@@ -211,30 +211,48 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     /// Accumulates the gradients of one batch. When enough batches are accumulated, all-reduces the
     /// gradients, divides by the global count, and steps.
     pub(super) fn learn(&mut self, output: Option<StepOutput>) -> Result<()> {
-        let (context, ranks) = (self.context, self.context.distributed());
-        let whole = self.aggregation == 1 && ranks.size() == 1;
+        let whole = self.aggregation == 1 && self.context.distributed().size() == 1;
         let metrics = self.gradients.add(&*self.model, output, whole);
-        let is_step = (self.state.batches + 1).is_multiple_of(self.aggregation);
-        let sum = is_step.then(|| std::mem::take(&mut self.gradients));
+        let sum = self.is_step_due().then(|| std::mem::take(&mut self.gradients));
         let ends_workload =
             self.workload.as_ref().is_some_and(|workload| self.state.batches + 1 >= workload.end);
         let metrics = self.late_metrics.swap(metrics, ends_workload);
         let (metrics, sum) = self.exchange_step("step", metrics, sum)?;
-        if let Some(mut sum) = sum {
-            let averages = context.config.average_aggregated_gradients;
-            #[cfg(feature = "learner")]
-            let averages = averages && !self.optimizers.sums_batches();
-            if !averages {
-                sum.mean_to_sum(self.aggregation);
-            }
-            // Before the model is lent to the step: if the sum is unusable, the model stays valid.
-            let gradients = self.optimizers.normalize(&*self.model, sum, ranks.collective())?;
-            self.model.replace(|model| self.optimizers.step(model, gradients))?;
-        }
+        sum.map_or(Ok(()), |sum| self.step_with(sum))?;
         #[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
         self.late_metrics.queue_copy();
         // Read last: a GPU would otherwise be idle until the step is queued.
         self.end_batch(&metrics.read())
+    }
+
+    /// Returns whether the current batch is the last one before a step.
+    fn is_step_due(&self) -> bool {
+        (self.state.batches + 1).is_multiple_of(self.aggregation)
+    }
+
+    /// Takes the step that is due after a batch without an output on any rank, if gradients of
+    /// earlier batches are accumulated on any rank.
+    pub(super) fn step_without_output(&mut self) -> Result<()> {
+        if self.aggregation == 1 || !self.is_step_due() {
+            return Ok(());
+        }
+        let sum = std::mem::take(&mut self.gradients);
+        let (_, sum) = self.exchange_step("step", UnreadMetrics::default(), Some(sum))?;
+        sum.filter(|sum| !sum.is_empty()).map_or(Ok(()), |sum| self.step_with(sum))
+    }
+
+    /// Takes a step with the sum of the gradients of all ranks.
+    fn step_with(&mut self, mut sum: GradientSum) -> Result<()> {
+        let averages = self.context.config.average_aggregated_gradients;
+        #[cfg(feature = "learner")]
+        let averages = averages && !self.optimizers.sums_batches();
+        if !averages {
+            sum.mean_to_sum(self.aggregation);
+        }
+        let ranks = self.context.distributed().collective();
+        // Before the model is lent to the step: if the sum is unusable, the model stays valid.
+        let gradients = self.optimizers.normalize(&*self.model, sum, ranks)?;
+        self.model.replace(|model| self.optimizers.step(model, gradients))
     }
 
     /// Counts a trained batch. `metrics` are over all ranks, of this batch, or of the one before if

@@ -1,5 +1,7 @@
 //! Tests of custom loops: equality with `fit`, and steps that train a part of a model.
 
+mod skipped_batches;
+
 use burn::nn::Sigmoid;
 use burn::tensor::Distribution;
 use burn::tensor::activation::log_sigmoid;

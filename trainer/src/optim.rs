@@ -175,6 +175,11 @@ impl Optimizers {
         self.aggregate
     }
 
+    /// Returns whether a step was taken, in this process or before its checkpoint.
+    pub(crate) fn has_stepped(&self) -> bool {
+        self.steps > 0
+    }
+
     /// Returns the factor of the learning rates, which callbacks set.
     pub(crate) fn scale(&self) -> f64 {
         self.scale

@@ -70,6 +70,16 @@ impl GradientSum {
         self.num_gradients.is_empty()
     }
 
+    /// Returns whether there were samples, but no parameter has a gradient.
+    pub(crate) fn lacks_gradients(&self) -> bool {
+        self.count > 0.0 && self.num_gradients.iter().all(|num_gradients| *num_gradients == 0)
+    }
+
+    /// Returns the indices of the parameters with a gradient.
+    pub(crate) fn indices(&self) -> impl Iterator<Item = usize> {
+        (0..self.num_gradients.len()).filter(|index| self.has_gradient(*index))
+    }
+
     /// Returns whether there are gradients and all are 0.
     fn is_zero<M: Module>(&self, model: &M) -> Result<bool> {
         Ok(!self.is_empty() && self.squares(model)? == 0.0)

@@ -38,7 +38,7 @@ impl Selection {
     }
 
     /// Returns whether the parameter at this index is selected.
-    pub(super) fn has(&self, index: usize) -> bool {
+    pub(crate) fn has(&self, index: usize) -> bool {
         self.0.as_ref().is_none_or(|chosen| chosen.get(index).copied().unwrap_or_default())
     }
 }

@@ -1,8 +1,10 @@
 //! Custom training loops with the same results as `fit`, bit for bit.
 
+mod steps;
 mod validation;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 
 use burn::module::Module;
@@ -13,7 +15,7 @@ use super::run::Run;
 use super::timetable::Due;
 use crate::context::Context;
 use crate::data::Loader;
-use crate::optim::{GradientSum, Optimizers, Selection};
+use crate::optim::{Optimizers, Selection};
 use crate::step::{Metrics, StepOutput};
 use crate::tensorboard::{Display, Image};
 use crate::{Result, precision};
@@ -68,6 +70,10 @@ pub struct Training<'a, M, B> {
     is_at_end: bool,
     /// Number of calls of [`check_stop`](Self::check_stop) in the current validation.
     num_checks: u64,
+    /// Indices of the parameters that steps of the current batch have updated.
+    updated: BTreeSet<usize>,
+    /// Whether a warning about gradients of such parameters was printed.
+    has_warned: bool,
 }
 
 impl<M, B> fmt::Debug for Training<'_, M, B> {
@@ -145,8 +151,16 @@ impl Context {
         let mut run = Run::start(self, model, optimizers, &CustomLoop, fit)?;
         run.has_custom_loop = true;
         let batches = run.loader();
-        let metrics = Metrics::default();
-        Ok(Training { run, batches, stage: Stage::Start, metrics, is_at_end: false, num_checks: 0 })
+        Ok(Training {
+            run,
+            batches,
+            stage: Stage::Start,
+            metrics: Metrics::default(),
+            is_at_end: false,
+            num_checks: 0,
+            updated: BTreeSet::new(),
+            has_warned: false,
+        })
     }
 }
 
@@ -256,12 +270,15 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     /// - `of` is not a valid regular expression, or matches no parameter.
     /// - Gradients are aggregated over batches.
     /// - No rank passed an output.
+    /// - The loss has no gradient for any of these parameters. A step replaces the parameters that
+    ///   it updates, so compute the loss of the next step over them from [`model`](Self::model)
+    ///   after that step.
     pub fn step(&mut self, of: &str, output: Option<StepOutput>) -> Result<Metrics> {
         if !matches!(self.stage, Stage::Train | Stage::Stepped) {
             return Err(out_of_order("step", "after `NextAction::Train`", self.stage));
         }
         let selection = Selection::new(of, &*self.run.model)?;
-        let metrics = self.run.step_selected(&selection, output)?;
+        let metrics = self.step_selected(of, &selection, output)?;
         self.metrics.add(&metrics);
         self.stage = Stage::Stepped;
         Ok(metrics)
@@ -280,7 +297,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
             return Err(out_of_order("end_batch", "after `NextAction::Train`", self.stage));
         }
         let metrics = std::mem::take(&mut self.metrics);
-        self.run.end_steps();
+        self.end_steps();
         self.run.step_without_output()?;
         self.run.read_late_metrics()?;
         self.run.end_batch(&metrics)?;
@@ -345,41 +362,6 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
             Stage::Over => self.run.finish(),
             _ => Err("training is not over; call `next` until it returns `None`".into()),
         }
-    }
-}
-
-impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// Takes one step of a batch with only these parameters.
-    fn step_selected(
-        &mut self,
-        selection: &Selection,
-        output: Option<StepOutput>,
-    ) -> Result<Metrics> {
-        if self.aggregation > 1 {
-            let text = format!(
-                "cannot step with some of the parameters: gradients are aggregated over {} \
-                 batches; set optimizations.aggregationFrequency to 1 or use `learn`",
-                self.aggregation
-            );
-            return Err(text.into());
-        }
-        let ranks = self.context.distributed();
-        let mut sum = GradientSum::default();
-        let metrics = sum.add_selected(&*self.model, selection, output, ranks.size() == 1);
-        // Ranks must agree on the step: mismatched sums would be silently wrong.
-        let position = format!("step of {selection} of batch {}", self.state.batches);
-        let (metrics, sum) = self.exchange_step(&position, metrics, Some(sum))?;
-        let sum = sum.unwrap_or_default();
-        let gradients = self.optimizers.normalize(&*self.model, sum, ranks.collective())?;
-        let (optimizers, rates) = (&mut self.optimizers, &mut self.rates);
-        let rates = rates.get_or_insert_with(|| optimizers.next_rates());
-        self.model.replace(|model| optimizers.step_at(rates, model, gradients))?;
-        Ok(metrics.read())
-    }
-
-    /// Ends the steps of this batch.
-    fn end_steps(&mut self) {
-        self.rates = None;
     }
 }
 

@@ -24,7 +24,7 @@ use crate::error::error_from_unwind;
 use crate::optim::{AllReduceState, GradientSum, Optimizers};
 use crate::step::{Metrics, StepOutput, UnreadMetrics};
 use crate::trial_io::TrialIo;
-use crate::{Result, precision, rng};
+use crate::{Result, precision, record, rng};
 
 /// This process's part of a training.
 pub(super) struct Run<'a, M, B> {
@@ -211,6 +211,11 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     /// Accumulates the gradients of one batch. When enough batches are accumulated, all-reduces the
     /// gradients, divides by the global count, and steps.
     pub(super) fn learn(&mut self, output: Option<StepOutput>) -> Result<()> {
+        if !self.optimizers.has_stepped() && record::trained_paths(&*self.model).is_empty() {
+            return Err("all parameters of the model are frozen, so nothing would be trained; \
+                        unfreeze some, or use a custom loop with only `Training::end_batch`"
+                .into());
+        }
         let whole = self.aggregation == 1 && self.context.distributed().size() == 1;
         let metrics = self.gradients.add(&*self.model, output, whole);
         let sum = self.is_step_due().then(|| std::mem::take(&mut self.gradients));
@@ -243,6 +248,14 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 
     /// Takes a step with the sum of the gradients of all ranks.
     fn step_with(&mut self, mut sum: GradientSum) -> Result<()> {
+        // Later steps may have a constant loss, for example for batches without targets.
+        if !self.optimizers.has_stepped() && sum.lacks_gradients() {
+            return Err(
+                "the loss has no gradient for any parameter, so nothing would be trained; \
+                        compute it from the model that the step receives, without `detach`"
+                    .into(),
+            );
+        }
         let averages = self.context.config.average_aggregated_gradients;
         #[cfg(feature = "learner")]
         let averages = averages && !self.optimizers.sums_batches();

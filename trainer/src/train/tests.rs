@@ -38,6 +38,7 @@ mod keras;
 mod late_metrics;
 mod lost_checkpoints;
 mod metric_names;
+mod missing_gradients;
 mod more_data_kinds;
 mod rank_failures;
 mod requests;

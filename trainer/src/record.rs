@@ -13,14 +13,15 @@ use stoker_kernels::row_major;
 
 use crate::callback::Weights;
 use crate::checkpoint::{CheckpointContents, FileParts};
-use crate::collective::Collective;
 use crate::{Error, Result};
 
+mod buffers;
 mod host;
 mod pack;
 mod weights_file;
 mod weights_reader;
 
+pub(crate) use buffers::{broadcast_buffers, buffers, with_buffers};
 use host::HostTensor;
 pub(crate) use host::to_bytes;
 pub(crate) use pack::to_canonical;
@@ -243,64 +244,6 @@ pub(crate) fn load_model<M: Module>(model: M, contents: &CheckpointContents) -> 
         format!("cannot load the checkpoint's weights into this model: {error}")
     })?;
     Ok(model.map(&mut RowMajor))
-}
-
-/// Replaces the model's buffers with those of rank 0. Buffers are statistics updated by forward
-/// passes, not by an optimizer. Free for models without buffers.
-pub(crate) fn broadcast_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Result<M> {
-    #[derive(Default)]
-    struct Read {
-        values: Vec<f64>,
-        failed: Option<Error>,
-    }
-    impl ModuleVisitor for Read {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if is_buffer(param.id) {
-                let read =
-                    with_host_values(param.val(), |values| self.values.extend_from_slice(values));
-                self.failed = self.failed.take().or(read.err());
-            }
-        }
-    }
-    struct Write(std::vec::IntoIter<f64>);
-    impl ModuleMapper for Write {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            if !is_buffer(param.id) {
-                return param;
-            }
-            let tensor = param.val();
-            let values: Vec<f64> = self.0.by_ref().take(tensor.shape().num_elements()).collect();
-            let data = TensorData::new(values, tensor.shape());
-            let options = (&tensor.device(), tensor.dtype());
-            Param::initialized(param.id, Tensor::from_data(data, options))
-        }
-    }
-    // Apply BatchNorm's pending update, in place.
-    let _ = model.valid();
-    let mut read = Read::default();
-    model.visit(&mut read);
-    if let Some(error) = read.failed {
-        return Err(error);
-    }
-    if read.values.is_empty() {
-        return Ok(model);
-    }
-    let bytes: Vec<u8> = read.values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let num_bytes = bytes.len();
-    let bytes = ranks.broadcast(bytes.into())?;
-    if bytes.len() != num_bytes {
-        return Err(
-            "cannot share buffers: the model of rank 0 has buffers of other sizes; use the \
-                    same model on all ranks"
-                .into(),
-        );
-    }
-    if ranks.rank() == 0 {
-        return Ok(model);
-    }
-    let number = |bytes: &[u8]| bytes.try_into().map(f64::from_le_bytes).unwrap_or(f64::NAN);
-    let values: Vec<f64> = bytes.chunks_exact(8).map(number).collect();
-    Ok(model.map(&mut Write(values.into_iter())))
 }
 
 /// Returns `true` for IDs of buffers. The IDs of parameters are small, from [`initialize`].

@@ -9,7 +9,7 @@ use super::run::Run;
 use super::state::{PendingTensors, RunState};
 use super::{CallbackError, call_hook, call_hook_with_index, catch_panic, unique_names};
 use crate::callback::CheckpointFiles;
-use crate::checkpoint::{CheckpointContents, NewContents};
+use crate::checkpoint::{CheckpointContents, FileParts, NewContents};
 use crate::error::with_sources;
 use crate::{Error, InvalidHyperparameters, Result, device, precision, record};
 
@@ -58,6 +58,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.model.replace(|model| Ok(precision::to_single_statistics(model, precision)))?;
         let gradients = self.state.record_pending(&*self.model, &self.gradients)?;
         let others = self.gather_pending(&gradients)?;
+        let buffers = self.gather_buffers()?;
         let metric = self.searched_metric()?;
         if !self.io().is_lead() {
             self.saved = Some(self.state.batches);
@@ -74,6 +75,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             let mut contents: NewContents = files.collect();
             contents.extend(best_weights.map(|model| (BEST_WEIGHTS.into(), model.into())));
             contents.insert(record::MODEL.into(), model.into_file()?);
+            contents.extend(buffers);
             tensors.write(&mut contents)?;
             state.write(gradients, others, &mut contents)?;
             Ok(contents)
@@ -102,8 +104,26 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(if self.io().is_lead() { all.split_off(1) } else { vec![] })
     }
 
-    /// Copies rank 0's BatchNorm statistics to all ranks. The checkpoint contains only these, so a
-    /// resumed rank has no others.
+    /// Gathers the buffers of ranks 1, 2, ... on rank 0, because a step may read them. Returns the
+    /// files of buffers that differ from those of rank 0. After a validation, none do.
+    fn gather_buffers(&self) -> Result<Vec<(String, FileParts)>> {
+        let ranks = self.context.distributed();
+        if ranks.size() == 1 {
+            return Ok(vec![]);
+        }
+        let local = record::buffers(&*self.model)?;
+        if local.is_empty() {
+            return Ok(vec![]);
+        }
+        let all = ranks.collective().gather_to_root(local.clone())?;
+        if !self.io().is_lead() {
+            return Ok(vec![]);
+        }
+        let others = (0..).zip(all).filter(|(_, bytes)| *bytes != local);
+        Ok(others.map(|(rank, bytes)| (buffers_file(rank), bytes.into())).collect())
+    }
+
+    /// Copies rank 0's buffers, such as BatchNorm's statistics, to all ranks.
     pub(super) fn broadcast_buffers(&mut self) -> Result<()> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
@@ -199,7 +219,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         // Load the model first: the optimizers' state refers to its parameter ids.
         let fits = |error: Error| if is_copy { unfit_source(&*error) } else { error };
-        self.model.replace(|model| record::load_model(model, contents)).map_err(fits)?;
+        self.load_weights(contents, state.other_ranks.len() + 1).map_err(fits)?;
         let optimizers = std::mem::replace(&mut self.optimizers, crate::optim::Optimizers::none());
         self.optimizers = optimizers.restore(&state.optimizers, contents).map_err(fits)?;
         let ranks = self.context.distributed();
@@ -224,6 +244,20 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(())
     }
 
+    /// Loads the weights of a checkpoint, and the buffers of this rank if as many ranks saved it.
+    fn load_weights(&mut self, contents: &CheckpointContents, num_saved: usize) -> Result<()> {
+        let ranks = self.context.distributed();
+        let local = contents.get(&buffers_file(ranks.rank()));
+        let local = local.filter(|_| num_saved == ranks.size());
+        self.model.replace(|model| {
+            let model = record::load_model(model, contents)?;
+            match local {
+                Some(bytes) => record::with_buffers(model, bytes),
+                None => Ok(model),
+            }
+        })
+    }
+
     /// Fails if the trained length of a copy would not be that of its source.
     fn check_copy(&self, (samples, global_batch): (usize, usize)) -> Result<()> {
         let is = (self.state.samples, self.state.global_batch);
@@ -238,6 +272,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         );
         Err(InvalidHyperparameters(text).into())
     }
+}
+
+/// Returns the file name of another rank's buffers.
+fn buffers_file(rank: usize) -> String {
+    format!("buffers-{rank}.bin")
 }
 
 /// Returns the error of a copy whose hyperparameters do not fit the state of its source. The search

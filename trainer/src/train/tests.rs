@@ -40,6 +40,7 @@ mod lost_checkpoints;
 mod metric_names;
 mod missing_gradients;
 mod more_data_kinds;
+mod rank_buffers;
 mod rank_failures;
 mod requests;
 mod settings;

@@ -244,7 +244,7 @@ impl Context {
         let from = from.into();
         let load = || from.load(&self.config.storage, &self.ranks.progress);
         let (_, contents) = from.while_reading(&self.ranks.progress, load)?;
-        record::load_model(fresh, &contents)
+        record::load_model(fresh, &contents).map(record::with_new_ids)
     }
 
     /// Evaluates a model on all of `data`, in batches of `batch_size` on each rank, and returns the

@@ -16,12 +16,15 @@ use crate::checkpoint::{CheckpointContents, FileParts};
 use crate::{Error, Result};
 
 mod buffers;
+mod clones;
 mod host;
 mod pack;
 mod weights_file;
 mod weights_reader;
 
 pub(crate) use buffers::{broadcast_buffers, buffers, with_buffers};
+pub use clones::deep_copy;
+pub(crate) use clones::{check_clones, with_new_ids};
 use host::HostTensor;
 pub(crate) use host::to_bytes;
 pub(crate) use pack::to_canonical;

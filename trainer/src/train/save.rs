@@ -152,8 +152,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                     }
                 }
                 false => {
+                    let load = |model| record::load_model(model, &contents);
+                    // Without the optimizers' state, the IDs of the checkpoint are not needed.
                     self.model
-                        .replace(|model| record::load_model(model, &contents))
+                        .replace(|model| Ok(record::initialize(record::with_new_ids(load(model)?))))
                         .map_err(restore_error)?;
                     (self.state.base, self.state.batches) = (manifest.batches, 0);
                     let id = &self.state.continue_id;
@@ -255,6 +257,14 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 Some(bytes) => record::with_buffers(model, bytes),
                 None => Ok(model),
             }
+        })?;
+        // The loaded IDs are those of the program that saved the checkpoint.
+        record::check_clones(&*self.model).map_err(|error| {
+            let text = format!(
+                "it was saved by a program with clones: {error}; use another `Fit::continue_id` \
+                 to take only its weights"
+            );
+            text.into()
         })
     }
 

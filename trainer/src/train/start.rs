@@ -33,6 +33,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         fit.train.check(&plan)?;
         fit.validation.as_ref().map_or(Ok(()), |data| data.check_validation(&plan))?;
         let model = optimizers.initialize_weights(context, model);
+        record::check_clones(&model)?;
         optimizers.check(&record::trained_paths(&model))?;
         let warning = batch_size_warning(context, &plan).filter(|_| !fit.train.has_own_batches());
         if let Some(text) = warning {

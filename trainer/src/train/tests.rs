@@ -22,6 +22,7 @@ use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, mix_seed};
 
 mod best_weights;
 mod callbacks;
+mod clones;
 mod copies;
 #[cfg(any(feature = "cuda", feature = "cubecl-cpu"))]
 mod cubecl_resume;

@@ -88,7 +88,7 @@ pub use device::host;
 pub use error::{Error, Interrupted, InvalidHyperparameters, InvalidInput, Result, raise};
 pub use inference::{Inference, infer, infer_with};
 pub use optim::{Optimizers, Schedule};
-pub use record::{WeightsFile, deep_copy};
+pub use record::{WeightsFile, blend, deep_copy};
 pub use rng::mix_seed;
 pub use session::{
     CheckpointMetadata, ClusterInfo, Download, PreemptMode, Profiler, Session, Upload,

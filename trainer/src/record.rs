@@ -15,6 +15,7 @@ use crate::callback::Weights;
 use crate::checkpoint::{CheckpointContents, FileParts};
 use crate::{Error, Result};
 
+mod blend;
 mod buffers;
 mod clones;
 mod host;
@@ -22,9 +23,10 @@ mod pack;
 mod weights_file;
 mod weights_reader;
 
+pub use blend::blend;
 pub(crate) use buffers::{broadcast_buffers, buffers, with_buffers};
 pub use clones::deep_copy;
-pub(crate) use clones::{check_clones, with_new_ids};
+pub(crate) use clones::{check_clones, parameter_ids, with_new_ids};
 use host::HostTensor;
 pub(crate) use host::to_bytes;
 pub(crate) use pack::to_canonical;

@@ -110,3 +110,16 @@ pub(crate) fn check_clones<M: Module>(model: &M) -> Result<()> {
     )
     .into())
 }
+
+/// Returns the IDs of all floating-point parameters, and whether each is trained.
+pub(crate) fn parameter_ids<M: Module>(model: &M) -> Vec<(ParamId, bool)> {
+    struct Ids(Vec<(ParamId, bool)>);
+    impl ModuleVisitor for Ids {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.push((param.id, param.is_require_grad()));
+        }
+    }
+    let mut ids = Ids(vec![]);
+    model.visit(&mut ids);
+    ids.0
+}

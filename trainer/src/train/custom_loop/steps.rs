@@ -2,12 +2,36 @@
 
 use burn::module::Module;
 
-use super::Training;
+use super::{Stage, Training, out_of_order};
 use crate::optim::{GradientSum, Selection};
 use crate::step::{Metrics, StepOutput};
 use crate::{Result, record};
 
 impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
+    /// Changes the values of the model outside of a step, for example of a frozen target network
+    /// with [`blend`](crate::blend). Call this before [`learn`](Self::learn) or
+    /// [`end_batch`](Self::end_batch), because a checkpoint may be saved there. All ranks must make
+    /// the same change.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the current action is not `NextAction::Train`, if `update` fails, or if it returns
+    /// a model with other parameters. The training cannot continue after the latter two.
+    pub fn update_model(&mut self, update: impl FnOnce(M) -> Result<M>) -> Result<()> {
+        if !matches!(self.stage, Stage::Train | Stage::Stepped) {
+            return Err(out_of_order("update_model", "after `NextAction::Train`", self.stage));
+        }
+        let model = &mut self.run.model;
+        let before = record::parameter_ids(&**model);
+        model.replace(update)?;
+        if record::parameter_ids(&**model) != before {
+            return Err("update_model has replaced parameters by others, which the optimizers do \
+                        not know; change only their values, for example with `blend`"
+                .into());
+        }
+        Ok(())
+    }
+
     /// Takes one step of a batch with only these parameters, which the expression `of` matches.
     pub(super) fn step_selected(
         &mut self,

@@ -3,7 +3,8 @@
 use burn::module::Param;
 
 use super::*;
-use crate::deep_copy;
+use crate::train::custom_loop::NextAction;
+use crate::{Metrics, blend, deep_copy};
 
 /// A layer with running statistics.
 #[derive(Module, Debug)]
@@ -149,4 +150,87 @@ fn modules_loaded_from_one_checkpoint_are_trained() {
     let dqn = dqn.unwrap();
     assert!(values(&dqn.target) != values(&saved) && values(&dqn.online) != values(&saved));
     assert_ne!(values(&dqn.target), values(&dqn.online));
+}
+
+/// Trains the online layer, and moves the target towards it after each step.
+fn follow(folder: Option<&Path>, stop_at: u64, share: f64) -> Result<Dqn> {
+    let context = alone(folder, 5).context()?;
+    let online = linear(&context);
+    let model = Dqn { target: deep_copy(&online).freeze(), online };
+    let stop = StopAt(stop_at, context.stop.clone()).boxed();
+    let fit = Fit::new(Data::arrays(samples())?).batch_size(16).callbacks(vec![stop]);
+    let adam = Optimizers::one(AdamConfig::new().init(), 0.1);
+    let mut training = context.training(model, adam, fit)?;
+    while let Some(action) = training.next()? {
+        let NextAction::Train(batch) = action else {
+            training.validated(&Metrics::default())?;
+            continue;
+        };
+        let output = batch.map(|(x, y): Pair| {
+            let model = training.model();
+            let logits = model.online.forward(x.clone()) - model.target.forward(x) * 0.5;
+            StepOutput::classification(logits, y)
+        });
+        training.step("^online", output)?;
+        training.update_model(|model| {
+            Ok(Dqn { target: blend(model.target, &model.online, share)?, ..model })
+        })?;
+        training.end_batch()?;
+    }
+    Ok(training.finish()?.model)
+}
+
+#[test]
+fn target_networks_follow_and_resume_exactly() {
+    let _stream = lock_random_stream();
+    let copied = follow(None, u64::MAX, 1.0).unwrap();
+    assert_eq!(values(&copied.target), values(&copied.online));
+    let straight = follow(None, u64::MAX, 0.25).unwrap();
+    assert_ne!(values(&straight.target), values(&straight.online));
+    assert!(!straight.target.weight.is_require_grad());
+    for stop_at in [1, 4] {
+        let folder = tempfile::tempdir().unwrap();
+        follow(Some(folder.path()), stop_at, 0.25).unwrap_err();
+        let resumed = follow(Some(folder.path()), u64::MAX, 0.25).unwrap();
+        assert!(bits(&resumed) == bits(&straight), "stopped at {stop_at}");
+    }
+}
+
+#[test]
+fn blend_mixes_weights_and_statistics() {
+    let device = Device::flex().autodiff();
+    let with = |value: f32| {
+        let mut block = Block::new(&device);
+        block.linear.weight = Param::from_tensor(Tensor::full([4, 4], value, &device));
+        block.norm.running_mean.update(Tensor::full(
+            [4],
+            value,
+            &device.clone().without_autodiff(),
+        ));
+        block
+    };
+    let blended = blend(with(1.0), &with(3.0), 0.25).unwrap();
+    let values = values(&blended);
+    let of = |path: &str| values.iter().find(|(name, _)| name == path).unwrap().1.clone();
+    assert_eq!(of("linear.weight"), [1.5; 16]);
+    assert_eq!(of("norm.running_mean"), [1.5; 4]);
+    assert!(blended.linear.weight.is_require_grad());
+    // A share of 1 also replaces values that are not finite.
+    let copied = blend(with(f32::NAN), &with(3.0), 1.0).unwrap();
+    assert_eq!(self::values(&copied)[0].1, [3.0; 16]);
+}
+
+#[test]
+fn updates_keep_the_parameters() {
+    let _stream = lock_random_stream();
+    let context = alone(None, 1).context().unwrap();
+    let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
+    let sgd = Optimizers::one(SgdConfig::new().build(), 0.1);
+    let mut training = context.training(linear(&context), sgd, fit).unwrap();
+    let error = training.update_model(Ok).unwrap_err().to_string();
+    assert!(error.starts_with("cannot call `update_model`: `next` was not called; "), "{error}");
+    training.next().unwrap();
+    training.update_model(Ok).unwrap();
+    let error = training.update_model(|model| Ok(deep_copy(&model))).unwrap_err().to_string();
+    assert!(error.starts_with("update_model has replaced parameters by others, "), "{error}");
 }

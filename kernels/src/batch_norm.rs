@@ -9,11 +9,13 @@ use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
 use crate::new_values::{Blank, NewValues};
+use crate::statistics::{is_half, to_single};
 use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 
 /// Returns `(x - mean) / sqrt(variance + epsilon) * gamma + beta` with the given statistics.
 ///
-/// Statistics with a gradient are not fused.
+/// Statistics with a gradient are not fused. An input in half precision is normalized in `f32`, and
+/// the result has its type.
 ///
 /// # Shapes
 ///
@@ -26,6 +28,11 @@ pub fn batch_norm<const D: usize>(
     variance: Tensor<1>,
     epsilon: f64,
 ) -> Tensor<D> {
+    let dtype = x.dtype();
+    if is_half(dtype) {
+        let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(to_single);
+        return batch_norm(to_single(x), gamma, beta, mean, variance, epsilon).cast(dtype);
+    }
     let fused = || {
         let (mean, variance) = (constant(&mean)?, constant(&variance)?);
         let statistics = Statistics::Given([mean.values(), variance.values()]);
@@ -37,7 +44,8 @@ pub fn batch_norm<const D: usize>(
 /// Returns the batch normalization with the statistics of the batch itself, and these statistics.
 ///
 /// Ioffe and Szegedy, Batch Normalization, 2015. The variance is the biased one, and the
-/// statistics have no gradient, as in burn. An empty batch is not fused.
+/// statistics have no gradient, as in burn. An empty batch is not fused. An input in half precision
+/// is normalized in `f32`: the result has its type, and the statistics are in `f32`.
 ///
 /// # Shapes
 ///
@@ -48,7 +56,12 @@ pub fn batch_norm_train<const D: usize>(
     beta: Tensor<1>,
     epsilon: f64,
 ) -> BatchNormTrainOutput<D> {
-    let device = x.device();
+    let (device, dtype) = (x.device(), x.dtype());
+    if is_half(dtype) {
+        let [gamma, beta] = [gamma, beta].map(to_single);
+        let result = batch_norm_train(to_single(x), gamma, beta, epsilon);
+        return BatchNormTrainOutput { output: result.output.cast(dtype), ..result };
+    }
     match fused(&x, &gamma, &beta, &Statistics::Batch, epsilon) {
         Some((output, [mean, variance])) => BatchNormTrainOutput {
             output,

@@ -26,7 +26,8 @@
 //! (on GPUs also `f16` and `bf16`), gradient checkpointing, a mixture of tensors with and without
 //! autodiff, an option that its documentation excludes, or shapes that do not fit (burn then
 //! reports the error).
-//! Linear layers then still multiply all rows as one matrix.
+//! Linear layers then still multiply all rows as one matrix, and batch normalization in half
+//! precision computes in `f32`.
 //! `STOKER_KERNELS=off` turns all operators of this crate off, and `STOKER_KERNELS=avx2` the use of
 //! AVX-512.
 //!
@@ -59,6 +60,7 @@ mod optim;
 mod order;
 mod pool;
 mod softmax;
+mod statistics;
 mod sum;
 mod switch;
 mod tape;
@@ -92,6 +94,7 @@ pub use crate::optim::{FusedAdam, FusedAdamW, FusedSgd, OptimizerConfigExt};
 pub use crate::order::row_major;
 pub use crate::pool::{avg_pool2d, max_pool2d};
 pub use crate::softmax::{log_softmax, softmax};
+pub use crate::statistics::unfused_batch_norms;
 pub use crate::sum::sum_in_order;
 pub use crate::switch::is_enabled;
 pub use crate::transformer::{

@@ -9,6 +9,7 @@ use burn::tensor::ops::{AvgPoolOptions, ConvOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor};
 
 use crate::activation::Activation;
+use crate::statistics::{is_half, record_use, to_single};
 
 /// Fused forward pass of [`Linear`].
 pub trait LinearExt {
@@ -46,6 +47,9 @@ pub trait BatchNormExt {
     /// As in burn's module, training needs a device with autodiff and a module that is not
     /// frozen. See [`batch_norm`](crate::batch_norm()) and
     /// [`batch_norm_train`](crate::batch_norm_train).
+    ///
+    /// An input in half precision is normalized in `f32`. Running statistics in `f32` then stay in
+    /// `f32`, as with PyTorch's autocast; burn's own `forward` does not support this mixture.
     fn forward_fused<const D: usize>(&self, x: Tensor<D>) -> Tensor<D>;
 }
 
@@ -57,6 +61,9 @@ impl BatchNormExt for BatchNorm {
             // Reports the error.
             return self.forward(x);
         }
+        if is_half(x.dtype()) {
+            record_use(&self.running_mean);
+        }
         if !(device.is_autodiff() && self.training.is_enabled()) {
             let mean = self.running_mean.value().to_device(&device);
             let variance = self.running_var.value().to_device(&device);
@@ -65,9 +72,10 @@ impl BatchNormExt for BatchNorm {
         let result = crate::batch_norm_train(x, gamma, beta, self.epsilon);
         let update = |running: &RunningState<Tensor<1>>, of_batch: Tensor<1>| {
             let old = running.value_sync().to_device(&device);
-            let new =
-                old.mul_scalar(1.0 - self.momentum) + of_batch.detach().mul_scalar(self.momentum);
-            running.update(new.detach());
+            let dtype = old.dtype();
+            let new = to_single(old).mul_scalar(1.0 - self.momentum)
+                + of_batch.detach().mul_scalar(self.momentum);
+            running.update(new.cast(dtype).detach());
         };
         update(&self.running_mean, result.mean);
         update(&self.running_var, result.variance);

@@ -351,14 +351,14 @@ impl Context {
         if batch_size == 0 {
             return Err("batch_size is 0; it must be at least 1".into());
         }
-        let model = model.valid();
-        let model = precision::to_compute_precision(&model, self.config.mixed_precision);
+        let model = precision::to_evaluation_precision(model.valid(), self.config.mixed_precision);
         let plan = self.loader_plan(batch_size, false);
         let steps = data.steps(&plan);
         catch_raised(|| {
             for (index, batch) in (0..).zip(data.loader(plan, 0..steps)) {
                 self.ranks.record_activity(RankActivity::Evaluate);
                 each(index, &model, batch?)?;
+                precision::warn_of_unfused_statistics(&model, self);
             }
             self.ranks.record_activity(RankActivity::Train);
             Ok(())

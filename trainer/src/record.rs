@@ -144,7 +144,7 @@ pub(crate) fn weights<M: Module>(model: &M) -> Result<Weights> {
 
 /// Gives parameters the IDs 1, 2, ...; parameters that share an ID still share one.
 #[derive(Default)]
-struct Renumber(BTreeMap<ParamId, u64>);
+pub(crate) struct Renumber(BTreeMap<ParamId, u64>);
 
 impl Renumber {
     fn id(&mut self, old: ParamId) -> ParamId {
@@ -252,7 +252,7 @@ pub(crate) fn load_model<M: Module>(model: M, contents: &CheckpointContents) -> 
 }
 
 /// Returns `true` for IDs of buffers. The IDs of parameters are small, from [`initialize`].
-fn is_buffer(id: ParamId) -> bool {
+pub(crate) fn is_buffer(id: ParamId) -> bool {
     id.val() > u64::from(u32::MAX)
 }
 

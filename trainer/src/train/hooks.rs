@@ -7,7 +7,7 @@ use super::run::Run;
 use super::state::to_bits;
 use crate::callback::{Callback, Control};
 use crate::step::Metrics;
-use crate::{Result, record};
+use crate::{Result, precision, record};
 
 /// Batches up to the next scheduling boundary.
 pub(super) struct Workload {
@@ -20,6 +20,9 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Calls the hooks of everything that begins with this batch.
     pub(super) fn begin_batch(&mut self) -> Result<()> {
         let batches = self.state.batches;
+        if !self.is_first {
+            precision::warn_of_unfused_statistics(&*self.model, self.context);
+        }
         if let Some(epoch) = self.timetable.epoch_that_begins(batches) {
             self.hook(|callback, control| callback.on_epoch_begin(epoch, control))?;
         }

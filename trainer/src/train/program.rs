@@ -382,8 +382,8 @@ pub(super) fn panic_text(context: &Context, message: &str) -> String {
     let hint = match context.config.mixed_precision {
         MixedPrecision::None => "",
         MixedPrecision::Bf16 => {
-            " (optimizations.mixedPrecision is bf16: create tensors with `context.dtype()`; see \
-             docs/gpus.md)"
+            " (optimizations.mixedPrecision is bf16: create tensors with `context.dtype()`, and \
+             call `BatchNormExt::forward_fused` instead of `BatchNorm::forward`; see docs/gpus.md)"
         }
     };
     format!("panicked: {message}{hint}")

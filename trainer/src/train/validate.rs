@@ -167,8 +167,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let steps = data.steps(&plan).min(1);
         let first = data.loader(plan, 0..steps).next().transpose()?;
         let Some(batch) = first.flatten() else { return Ok(()) };
-        let model = self.model.valid();
-        let model = precision::to_compute_precision(&model, self.context.config.mixed_precision);
+        let precision = self.context.config.mixed_precision;
+        let model = precision::to_evaluation_precision(self.model.valid(), precision);
         let step = || self.step.validate(&model, batch);
         let output = self.first_step("the first validation batch", &data.fields(), step)?;
         let sums = self.step.validated(output.into_metrics())?;

@@ -12,6 +12,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rustix::process::Signal;
 use serde_json::json;
 use stoker_trainer::burn;
+use stoker_trainer::kernels::BatchNormExt;
 use stoker_trainer::{
     Callback, Context, Control, Data, Fit, Logs, Optimizers, Result, StepOutput, mix_seed,
 };
@@ -63,7 +64,7 @@ impl Net {
         let [samples, _] = x.dims();
         let mut x = self.hidden.forward(x);
         if let Some(norm) = &self.norm {
-            x = norm.forward(x.reshape([samples, 16, 1])).reshape([samples, 16]);
+            x = norm.forward_fused(x.reshape([samples, 16, 1])).reshape([samples, 16]);
         }
         x = Relu.forward(x);
         if let Some(dropout) = &self.dropout {

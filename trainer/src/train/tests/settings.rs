@@ -55,6 +55,25 @@ fn callbacks_that_need_validation_data_name_it() {
     check(ReduceOnPlateau::new("val_loss").boxed(), "ReduceOnPlateau");
 }
 
+/// The panic of burn's operators does not name the layer.
+#[test]
+fn unfused_batch_norm_is_named_in_bf16() {
+    use stoker_api::experiment::MixedPrecision;
+
+    let _stream = lock_random_stream();
+    let mut context = alone(None, 2).context().unwrap();
+    context.config.mixed_precision = MixedPrecision::Bf16;
+    let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(10);
+    let step = |model: &Net, (x, y): Pair| {
+        let x = model.norm.forward(model.hidden.forward(x));
+        StepOutput::classification(model.output.forward(x), y)
+    };
+    let trained = context.fit(Net::new(context.device()), optimizers(), step, fit);
+    let error = trained.unwrap_err().to_string();
+    let expected = "call `BatchNormExt::forward_fused` instead of `BatchNorm::forward`; see docs";
+    assert!(error.contains(expected), "{error}");
+}
+
 /// The number of epochs is ignored if the length is set elsewhere.
 #[test]
 fn zero_epochs_are_refused() {

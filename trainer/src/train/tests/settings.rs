@@ -1,7 +1,7 @@
 //! Settings of trainings, trials and contexts, and the errors for invalid ones.
 
 use super::*;
-use crate::TensorBoard;
+use crate::{Schedule, TensorBoard};
 
 #[test]
 fn invalid_settings_fail_before_the_first_batch() {
@@ -72,6 +72,46 @@ fn unfused_batch_norm_is_named_in_bf16() {
     let error = trained.unwrap_err().to_string();
     let expected = "call `BatchNormExt::forward_fused` instead of `BatchNorm::forward`; see docs";
     assert!(error.contains(expected), "{error}");
+}
+
+/// burn would drop the state of the checkpoint without an error.
+#[test]
+fn resume_with_other_optimizers_is_refused() {
+    use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+    use burn::lr_scheduler::noam::NoamLrSchedulerConfig;
+    use burn::optim::momentum::MomentumConfig;
+
+    let _stream = lock_random_stream();
+    let folder = tempfile::tempdir().unwrap();
+    let train = |units, optimizers| {
+        let context = alone(Some(folder.path()), units).context().unwrap();
+        let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(10);
+        let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+        context.fit(Net::new(context.device()), optimizers, step, fit)
+    };
+    let schedule = |is_linear| -> Schedule {
+        match is_linear {
+            true => LinearLrSchedulerConfig::new(0.1, 0.05, 9).init().unwrap().into(),
+            false => NoamLrSchedulerConfig::new(0.1).init().unwrap().into(),
+        }
+    };
+    let momentum = || SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let with = |is_linear, group: &str| {
+        let all = Optimizers::one(momentum().init(), schedule(is_linear));
+        all.group(group, AdamConfig::new().build(), 0.1).unwrap()
+    };
+    train(2, with(true, "^output")).unwrap();
+    let check = |optimizers, expected: &str| {
+        let error = train(4, optimizers).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(error.ends_with("`Fit::continue_id` to take only its weights"), "{error}");
+    };
+    let adam = Optimizers::one(AdamConfig::new().init(), schedule(true));
+    let adam = adam.group("^output", AdamConfig::new().build(), 0.1).unwrap();
+    check(adam, "it has the state of another optimizer (hidden.weight: momentum.velocity); use");
+    check(with(true, "^norm"), "it has the optimizer groups [\"^output\"], not [\"^norm\"]; use");
+    check(with(false, "^output"), "the state of another learning rate scheduler (schedule-0.bpk);");
+    train(4, with(true, "^output")).unwrap();
 }
 
 /// The number of epochs is ignored if the length is set elsewhere.

@@ -55,12 +55,22 @@ pub fn cross_entropy_of_samples(
 /// # Shapes
 ///
 /// `logits` `[batch, classes]`, `targets` and `sample_weights` `[batch]`, result `[1]`.
+///
+/// # Panics
+///
+/// The shapes of `targets` and `sample_weights` differ.
 pub fn weighted_cross_entropy(
     loss: &CrossEntropyLoss,
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
     sample_weights: Tensor<1>,
 ) -> Tensor<1> {
+    let ([weights], [samples]) = (sample_weights.dims(), targets.dims());
+    assert!(
+        weights == samples,
+        "the weights have the shape [{weights}], but the targets have {samples} samples; give one \
+         weight for each sample"
+    );
     let mut normalizer = sample_weights.clone();
     if let Some(weights) = &loss.weights {
         normalizer = normalizer * weights.clone().gather(0, targets.clone());
@@ -452,6 +462,15 @@ mod tests {
             vec![losses.iter().sum::<f64>() / weights.iter().sum::<f64>()]
         };
         assert_gradients("weights", &Case::new(&[12, 3]), &ours, &reference);
+    }
+
+    /// A broadcast weight would count once in the divisor.
+    #[test]
+    #[should_panic(expected = "the weights have the shape [1], but the targets have 4 samples")]
+    fn weight_for_all_samples_is_refused() {
+        let loss = CrossEntropyLossConfig::new().init(&device());
+        let (logits, weight) = (Tensor::zeros([4, 3], &device()), Tensor::ones([1], &device()));
+        let _ = weighted_cross_entropy(&loss, logits, target_tensor(4, 3), weight);
     }
 
     /// The mean of burn's loss and of the composed losses agree, also for probabilities.

@@ -171,12 +171,17 @@ impl StepOutput {
     ///
     /// - logits: `[samples, classes]`
     /// - labels, weights: `[samples]`
+    ///
+    /// # Panics
+    ///
+    /// If the number of weights is not the number of labels.
     pub fn weighted_classification(
         logits: Tensor<2>,
         labels: Tensor<1, Int>,
         weights: Tensor<1>,
     ) -> Self {
         let (logits, samples) = (to_single(logits), labels.dims()[0]);
+        assert_weights(&weights, samples);
         let losses = cross_entropy(logits.clone(), labels.clone()) * to_single(weights);
         let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
         let num_correct = sum_in_order(to_single(best.equal(labels).float()));
@@ -196,12 +201,7 @@ impl StepOutput {
     /// If the shapes differ.
     pub fn weighted_regression(outputs: Tensor<2>, targets: Tensor<2>, weights: Tensor<1>) -> Self {
         assert_same_shape(&outputs, &targets);
-        let ([samples], [rows, _]) = (weights.dims(), targets.dims());
-        assert!(
-            samples == rows,
-            "the weights have the shape [{samples}], but the targets have {rows} samples; give \
-             one weight for each sample"
-        );
+        assert_weights(&weights, targets.dims()[0]);
         let num_elements = targets.shape().num_elements();
         let error = to_single(outputs) - to_single(targets);
         let absolute = sum_in_order(error.clone().abs());
@@ -275,6 +275,16 @@ fn assert_same_shape<const D: usize>(outputs: &Tensor<D>, targets: &Tensor<D>) {
         of_outputs == of_targets,
         "the outputs have the shape {of_outputs:?}, but the targets have {of_targets:?}; give both \
          the same shape"
+    );
+}
+
+/// Panics unless each sample has a weight. A single weight would be broadcast.
+fn assert_weights(weights: &Tensor<1>, samples: usize) {
+    let [len] = weights.dims();
+    assert!(
+        len == samples,
+        "the weights have the shape [{len}], but the targets have {samples} samples; give one \
+         weight for each sample"
     );
 }
 
@@ -414,6 +424,10 @@ mod tests {
         let weighted =
             || StepOutput::weighted_regression(outputs.clone(), outputs.clone(), weights(1));
         assert!(message(&weighted).starts_with("the weights have the shape [1], but"));
+        let labels = Tensor::<1, Int>::from_data([0, 1], &Device::flex());
+        let classes =
+            || StepOutput::weighted_classification(outputs.clone(), labels.clone(), weights(1));
+        assert!(message(&classes).starts_with("the weights have the shape [1], but"));
     }
 
     /// burn's sum of as many elements adds parts in the order in which threads finish.

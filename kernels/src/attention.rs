@@ -174,6 +174,14 @@ impl Mask {
             }
         }
     }
+
+    /// Returns whether the mask hides the first `num` keys of a query.
+    fn hides_all(&self, [batch, head, query]: [usize; 3], num: usize) -> bool {
+        let [first, second, third, step] = self.strides;
+        let start = batch * first + head * second + query * third;
+        let values = &self.tensor.storage::<u8>()[start..];
+        (0..num).all(|key| values[key * step] != 0)
+    }
 }
 
 /// Keys that each query sees.
@@ -286,11 +294,23 @@ impl Heads {
             };
             let (row, hidden) = row.split_at_mut(num_visible);
             hidden.fill(0.0);
-            vectorize(
+            let maximum = vectorize(
                 #[inline(always)]
-                // The maximum is finite, so that hidden scores stay at negative infinity.
-                || softmax_row(row, max(row).max(f32::MIN)),
+                || {
+                    let maximum = max(row);
+                    if maximum > f32::NEG_INFINITY {
+                        softmax_row(row, maximum);
+                    }
+                    maximum
+                },
             );
+            if maximum == f32::NEG_INFINITY {
+                let position = [index[0], index[1], query];
+                let is_hidden = |mask: &Mask| mask.hides_all(position, num_visible);
+                let sees_none = num_visible == 0 || visible.mask.as_ref().is_some_and(is_hidden);
+                // As in PyTorch, NaN if visible keys have only scores of negative infinity or NaN.
+                row.fill(if sees_none { 0.0 } else { f32::NAN });
+            }
         }
     }
 }
@@ -483,6 +503,51 @@ mod tests {
                 };
                 let name = format!("{masking:?}, {sizes:?}");
                 assert_matches_burn(&name, &case(sizes), &ours(sizes, masking), &burns);
+            }
+        }
+    }
+
+    /// Scores of query 0 overflow; query 1 sees no key. The same with burn's operators.
+    #[test]
+    fn overflowed_scores_give_nan() {
+        let row = |value: f32| [value, value];
+        let heads = |rows: [[f32; 2]; 2]| Tensor::<4>::from_floats([[rows]], &device());
+        let query = heads([row(-1e30), row(1.0)]);
+        let (key, value) = (heads([row(1e30), row(1e30)]), heads([row(1.0), row(2.0)]));
+        let hidden = Tensor::<4, Bool>::from_data([[[[false, true], [true, true]]]], &device());
+        let options = AttentionModuleOptions::default();
+        let fused = fused(&query, &key, &value, Some(&hidden), &options, None).unwrap();
+        let burns = composed(query, key, value, Some(hidden), options, 0.0);
+        for y in [fused, burns] {
+            let y: Vec<f32> = y.into_data().try_to_vec().unwrap();
+            assert!(y[0].is_nan() && y[1].is_nan() && y[2..] == [0.0; 2], "{y:?}");
+        }
+    }
+
+    /// The gradients of a query without visible keys are zero, not NaN.
+    #[test]
+    fn composed_gradients_match_with_hidden_rows() {
+        for sizes in [[1, 2, 3, 3, 2, 2], [1, 1, 4, 2, 3, 2]] {
+            for masking in MASKINGS {
+                let hides_all = |inputs: &[Tensor<1>]| {
+                    let [query, key, value] = shaped(sizes, inputs);
+                    let mask = mask(masking, sizes).map(|mask| {
+                        let hidden = mask.ones_like().slice([0..1, 0..1, 0..1]);
+                        mask.slice_assign([0..1, 0..1, 0..1], hidden)
+                    });
+                    (query, key, value, mask)
+                };
+                let ours = |inputs: &[Tensor<1>]| {
+                    let (query, key, value, mask) = hides_all(inputs);
+                    let options = options(masking);
+                    flat(fused(&query, &key, &value, mask.as_ref(), &options, None).unwrap())
+                };
+                let burns = |inputs: &[Tensor<1>]| {
+                    let (query, key, value, mask) = hides_all(inputs);
+                    flat(composed(query, key, value, mask, options(masking), 0.0))
+                };
+                let name = format!("{masking:?}, {sizes:?}");
+                assert_matches_burn(&name, &case(sizes), &ours, &burns);
             }
         }
     }

@@ -67,9 +67,7 @@ pub(crate) fn softmax_row(row: &mut [f32], maximum: f32) {
     for value in row.iter_mut() {
         *value = exp_nonpositive(*value - maximum);
     }
-    let sum = sum_of(row, |value| value);
-    // Attention clamps the maximum of a row without visible positions, whose sum is then 0.
-    let reciprocal = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+    let reciprocal = 1.0 / sum_of(row, |value| value);
     for value in row.iter_mut() {
         *value *= reciprocal;
     }

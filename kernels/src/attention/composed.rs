@@ -44,8 +44,8 @@ pub(super) fn composed(
         (mask, future) => mask.or(future),
     };
     if let Some(hidden) = &hidden {
-        let min = scores.dtype().finfo().map_or(f64::from(f32::MIN), |info| info.min);
-        scores = scores.mask_fill(hidden.clone(), min);
+        // Not the smallest number: a query whose visible scores overflowed would see hidden keys.
+        scores = scores.mask_fill(hidden.clone(), f64::NEG_INFINITY);
     }
     let mut probabilities = activation::softmax(scores, 3);
     // A query without visible keys gives zeros.

@@ -31,6 +31,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         begin_loop(context)?;
         let plan = context.loader_plan(fit.batch_size, true);
         fit.train.check(&plan)?;
+        if fit.batch_size == 0 {
+            return Err("batch_size is 0, but must be at least 1; change `Fit::batch_size`".into());
+        }
         fit.validation.as_ref().map_or(Ok(()), |data| data.check_validation(&plan))?;
         let model = optimizers.initialize_weights(context, model);
         record::check_clones(&model)?;

@@ -114,6 +114,19 @@ pub(super) fn data(kind: &str) -> Result<Data<Batch>> {
     }
 }
 
+/// Only the size of validation batches is checked otherwise.
+#[test]
+fn zero_batch_size_is_refused_with_sequences() {
+    let context = alone(None, 2).context().unwrap();
+    let fit = Fit::new(data("sequence").unwrap()).validation(data("list").unwrap()).batch_size(0);
+    let step =
+        |model: &Tiny, (x, y, _): Batch| StepOutput::classification(model.output.forward(x), y);
+    let sgd = Optimizers::one(SgdConfig::new().init(), 0.1);
+    let error = context.fit(Tiny::new(context.device()), sgd, step, fit).unwrap_err();
+    let expected = "batch_size is 0, but must be at least 1; change `Fit::batch_size`";
+    assert_eq!(error.to_string(), expected);
+}
+
 /// Trains one rank and returns the bits of its weights.
 fn rank(context: &Context, kind: &str, workers: usize, stop_at: u64) -> Result<Vec<u32>> {
     // One rank gets a stop request, and all ranks stop.

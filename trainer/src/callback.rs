@@ -137,7 +137,9 @@ pub trait Callback: Send {
     /// Returns the name for errors and checkpoints. If several callbacks of a trial have the same
     /// name, the second is called `NAME 2`, and so on. Keep their order, or give them unique names.
     fn name(&self) -> String {
-        std::any::type_name::<Self>().rsplit("::").next().unwrap_or_default().into()
+        // Without type parameters, whose paths contain `::` too.
+        let name = std::any::type_name::<Self>().split('<').next().unwrap_or_default();
+        name.rsplit("::").next().unwrap_or_default().into()
     }
 
     /// Returns `true` to run this callback on rank 0 only, for example to write a file. With
@@ -381,5 +383,22 @@ pub trait Callback: Send {
         Self: Sized + 'static,
     {
         Box::new(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::marker::PhantomData;
+
+    use super::*;
+
+    struct Watch<T>(PhantomData<T>);
+
+    impl<T: Send> Callback for Watch<T> {}
+
+    #[test]
+    fn names_have_no_type_parameters() {
+        assert_eq!(Watch::<String>(PhantomData).name(), "Watch");
+        assert_eq!(Watch::<Vec<Watch<u8>>>(PhantomData).name(), "Watch");
     }
 }

@@ -173,7 +173,7 @@ fn trials_survive_a_store_outage_of_a_minute() {
 /// its pods and to stop the operator.
 fn single(name: &str) -> String {
     let change = json!({
-        "minCheckpointPeriod": { "batches": 100 },
+        "minCheckpointPeriod": { "batches": 400 },
         "searcher": {
             "metric": "validation_accuracy", "smallerIsBetter": false,
             "maxLength": { "batches": 8000 }, "single": {},
@@ -254,7 +254,7 @@ fn restored_records_find_later_checkpoints() {
     force_delete_pods(cluster, "past");
     backup.into_iter().for_each(|object| restore(cluster, object));
     drop(stopped);
-    let end = ended(cluster, "past");
+    let end = ended_within(3 * PATIENCE, cluster, "past");
     assert_eq!(end["status"]["phase"], "Completed", "{}", state(cluster));
     let status = get(cluster, "trial", "past-0")["status"].clone();
     let attempts = status["attempts"].as_array().unwrap();
@@ -266,6 +266,6 @@ fn restored_records_find_later_checkpoints() {
     assert!(resumed_from.ends_with("-2"), "{attempts:?}");
     assert_eq!((attempts.len(), &status["restarts"]), (4, &json!(0)), "{attempts:?}");
     cluster.apply(&single("straight")).unwrap();
-    ended(cluster, "straight");
+    ended_within(3 * PATIENCE, cluster, "straight");
     assert_bit_identical(cluster, "straight-0", "past-0");
 }

@@ -19,6 +19,7 @@ mod directives;
 mod early_loader;
 mod exchange;
 mod fit;
+mod gradient_check;
 mod hooks;
 mod late_metrics;
 mod model_slot;

@@ -11,6 +11,7 @@ use super::TestStage;
 use super::directives::StopState;
 use super::exchange::MetricNames;
 use super::fit::{Fitted, Step};
+use super::gradient_check::GradientCheck;
 use super::hooks::Workload;
 use super::late_metrics::LateMetrics;
 use super::model_slot::ModelSlot;
@@ -42,6 +43,7 @@ pub(super) struct Run<'a, M, B> {
     pub(super) timetable: Timetable,
     pub(super) state: RunState,
     pub(super) gradients: GradientSum,
+    pub(super) gradient_check: GradientCheck,
     pub(super) all_reduce: AllReduceState,
     /// Names of the metrics of steps that all ranks know; unused with one rank.
     pub(super) metric_names: MetricNames,
@@ -248,14 +250,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 
     /// Takes a step with the sum of the gradients of all ranks.
     fn step_with(&mut self, mut sum: GradientSum) -> Result<()> {
-        // Later steps may have a constant loss, for example for batches without targets.
-        if !self.optimizers.has_stepped() && sum.lacks_gradients() {
-            return Err(
-                "the loss has no gradient for any parameter, so nothing would be trained; \
-                        compute it from the model that the step receives, without `detach`"
-                    .into(),
-            );
-        }
+        let is_lead = self.context.distributed().rank() == 0;
+        self.gradient_check.check(sum.lacks_gradients(), is_lead)?;
         let averages = self.context.config.average_aggregated_gradients;
         #[cfg(feature = "learner")]
         let averages = averages && !self.optimizers.sums_batches();

@@ -6,6 +6,7 @@ use stoker_api::experiment::Unit;
 use super::directives::StopState;
 use super::exchange::MetricNames;
 use super::fit::{Fit, Step};
+use super::gradient_check::GradientCheck;
 use super::late_metrics::LateMetrics;
 use super::model_slot::ModelSlot;
 use super::run::Run;
@@ -120,6 +121,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             best_weights: None,
             stop_state: StopState::default(),
             aggregation: u64::from(aggregation),
+            gradient_check: GradientCheck::default(),
             is_first: true,
             rates: None,
             has_custom_loop: false,

@@ -10,8 +10,9 @@ use crate::{Result, record};
 impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     /// Changes the values of the model outside of a step, for example of a frozen target network
     /// with [`blend`](crate::blend). Call this before [`learn`](Self::learn) or
-    /// [`end_batch`](Self::end_batch), because a checkpoint may be saved there. All ranks must make
-    /// the same change.
+    /// [`end_batch`](Self::end_batch), because a checkpoint may be saved there. If it changes
+    /// trained parameters, compute the loss afterwards: an earlier loss has no gradients for the
+    /// new values. All ranks must make the same change.
     ///
     /// # Errors
     ///

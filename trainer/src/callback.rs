@@ -137,9 +137,7 @@ pub trait Callback: Send {
     /// Returns the name for errors and checkpoints. If several callbacks of a trial have the same
     /// name, the second is called `NAME 2`, and so on. Keep their order, or give them unique names.
     fn name(&self) -> String {
-        // Without type parameters, whose paths contain `::` too.
-        let name = std::any::type_name::<Self>().split('<').next().unwrap_or_default();
-        name.rsplit("::").next().unwrap_or_default().into()
+        short_name(std::any::type_name::<Self>()).into()
     }
 
     /// Returns `true` to run this callback on rank 0 only, for example to write a file. With
@@ -386,6 +384,28 @@ pub trait Callback: Send {
     }
 }
 
+/// Returns the last part of the path of a type, without type parameters, whose paths contain `::`
+/// too.
+fn short_name(path: &str) -> &str {
+    let path = match path.strip_suffix('>') {
+        None => path,
+        Some(rest) => {
+            let mut depth = 1;
+            let start = rest.char_indices().rev().find(|(position, character)| {
+                match character {
+                    // The arrow of a function's type is no bracket.
+                    '>' if !rest[..*position].ends_with('-') => depth += 1,
+                    '<' => depth -= 1,
+                    _ => {}
+                }
+                depth == 0
+            });
+            start.map_or(path, |(position, _)| &rest[..position])
+        }
+    };
+    path.rsplit("::").next().unwrap_or(path)
+}
+
 #[cfg(test)]
 mod tests {
     use std::marker::PhantomData;
@@ -400,5 +420,22 @@ mod tests {
     fn names_have_no_type_parameters() {
         assert_eq!(Watch::<String>(PhantomData).name(), "Watch");
         assert_eq!(Watch::<Vec<Watch<u8>>>(PhantomData).name(), "Watch");
+        assert_eq!(Watch::<fn(u8) -> Vec<u8>>(PhantomData).name(), "Watch");
+    }
+
+    /// The paths of local types contain those of the method's type and trait.
+    #[test]
+    fn local_types_have_their_own_names() {
+        trait Trial {
+            fn callback(&self) -> Box<dyn Callback>;
+        }
+        impl<T: Send> Trial for Watch<T> {
+            fn callback(&self) -> Box<dyn Callback> {
+                struct Local;
+                impl Callback for Local {}
+                Box::new(Local)
+            }
+        }
+        assert_eq!(Watch::<String>(PhantomData).callback().name(), "Local");
     }
 }

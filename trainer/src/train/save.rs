@@ -229,6 +229,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let files = CheckpointFiles::from_contents(contents);
         let states = &state.callbacks;
         let names = unique_names(&self.callbacks);
+        let unused =
+            states.iter().filter(|(name, state)| !state.is_null() && !names.contains(name));
+        for (name, _) in unused.filter(|_| ranks.rank() == 0) {
+            eprintln!("stoker: the checkpoint has the state of a callback {name} that is not used");
+        }
         call_hook_with_index(
             &mut self.callbacks,
             &mut self.control,

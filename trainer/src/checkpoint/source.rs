@@ -147,8 +147,16 @@ impl CheckpointSource {
         runtime.block_on(async {
             let store = self.open_store(own).await?;
             let (name, manifest, _) = self.select(&store).await?;
-            let contents = store.contents(&name, &manifest).await.map_err(unusable)?;
-            Ok((manifest, contents))
+            match store.contents(&name, &manifest).await {
+                Ok(contents) => Ok((manifest, contents)),
+                // A trial that trains may have deleted it to save a newer one.
+                Err(CheckpointError::NotFound { .. } | CheckpointError::Corrupt { .. }) => {
+                    let (name, manifest, _) = self.select(&store).await?;
+                    let contents = store.contents(&name, &manifest).await.map_err(unusable)?;
+                    Ok((manifest, contents))
+                }
+                Err(error) => Err(error.into()),
+            }
         })
     }
 

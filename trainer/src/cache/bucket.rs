@@ -293,10 +293,13 @@ struct Corrupt(String);
 #[error("{0}; building the set on this machine only")]
 struct OtherFormat(String);
 
-/// Returns `true` if a download failed because this version cannot use the set in the bucket, so a
-/// retry would not help.
+/// Returns `true` if a download failed because this process cannot use the set in the bucket or has
+/// no right to read it, so a retry would not help.
 pub(super) fn is_unusable(error: &Error) -> bool {
-    is_corruption(error) || error.is::<OtherFormat>()
+    let is_refused = |error: &StorageError| matches!(error, StorageError::Refused { .. });
+    is_corruption(error)
+        || error.is::<OtherFormat>()
+        || error.downcast_ref::<StorageError>().is_some_and(is_refused)
 }
 
 /// Returns `true` if a download failed because objects in the bucket are damaged or missing.

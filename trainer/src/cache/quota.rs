@@ -84,7 +84,8 @@ impl CacheQuota {
             // Skip sets in use. If all are in use, the limit is exceeded.
             let Some(_lock) = DatasetDir::try_lock_exclusive(&candidate.lock)? else { continue };
             remove(&candidate.folder)?;
-            used_bytes -= candidate.bytes;
+            // A partial download may have grown since it was counted.
+            used_bytes = used_bytes.saturating_sub(candidate.bytes);
         }
         Ok(())
     }

@@ -9,11 +9,12 @@ use crate::Result;
 /// `module * (1 - share) + other * share`. A share of 1 copies the values.
 ///
 /// Running statistics are moved too, while integers stay. The parameters keep their IDs and whether
-/// they are frozen. Create the module with [`deep_copy`](crate::deep_copy).
+/// they are frozen. Create the module with [`deep_copy`](crate::deep_copy): clones share running
+/// statistics.
 ///
 /// # Errors
 ///
-/// Fails if the modules have different parameters.
+/// Fails if the modules have different parameters, or if the share is not from 0 to 1.
 pub fn blend<M: Module>(module: M, other: &M, share: f64) -> Result<M> {
     #[derive(Default)]
     struct Read {
@@ -36,14 +37,18 @@ pub fn blend<M: Module>(module: M, other: &M, share: f64) -> Result<M> {
             let (id, tensor, mapper) = param.consume();
             let is_trained = tensor.is_require_grad();
             let other = other.reshape(tensor.shape());
-            // A share of 1 must also replace infinite values.
-            let blended = match share == 1.0 {
-                true => other,
-                false => tensor * (1.0 - share) + other * share,
+            // The product of 0 and an infinite value would be NaN.
+            let blended = match share {
+                0.0 => tensor,
+                1.0 => other,
+                _ => tensor * (1.0 - share) + other * share,
             };
             let blended = blended.detach().set_require_grad(is_trained);
             Param::from_mapped_value(id, blended, mapper)
         }
+    }
+    if !(0.0..=1.0).contains(&share) {
+        return Err(format!("cannot blend with a share of {share}; it must be from 0 to 1").into());
     }
     let read = |module: &M| {
         // Apply BatchNorm's pending update, in place.

@@ -35,12 +35,35 @@ fn check_below<'a>(
                 check_below(group, &item(&member(path, ONE_OF), i), names, joined, errors);
             }
         }
-        Space::Parameter(Parameter::Const(Value::Object(members))) => {
-            for name in members.keys() {
-                errors.extend(check_joined(&member(path, name), with(names, name), joined));
+        Space::Parameter(Parameter::Const(value)) => {
+            check_value(value, &member(path, "const"), names, joined, errors);
+        }
+        Space::Parameter(Parameter::Categorical(values)) => {
+            for (i, value) in values.iter().enumerate() {
+                let path = item(&member(path, "categorical"), i);
+                check_value(value, &path, names, joined, errors);
             }
         }
         Space::Parameter(_) => errors.extend(check_joined(path, names.clone(), joined)),
+    }
+}
+
+/// Checks a value. Members of objects are displayed like groups.
+fn check_value<'a>(
+    value: &'a Value,
+    path: &str,
+    names: &Names<'a>,
+    joined: &mut BTreeMap<String, Names<'a>>,
+    errors: &mut Vec<FieldError>,
+) {
+    let Value::Object(members) = value else {
+        errors.extend(check_joined(path, names.clone(), joined));
+        return;
+    };
+    for (name, value) in members {
+        let path = member(path, name);
+        errors.extend(check_name(&path, name));
+        check_value(value, &path, &with(names, name), joined, errors);
     }
 }
 

@@ -32,6 +32,10 @@ fn names_joined_by_dots_are_unique() {
     check("hyperparameters/net", twice, "spec.hyperparameters.net[\"a.b\"]", words);
     let constant = json!({ "a": { "const": { "b": 1 } }, "a.b": 1 });
     check("hyperparameters/net", constant, "spec.hyperparameters.net[\"a.b\"]", "`net.a.b`");
+    let nested = json!({ "a": { "const": { "b": { "c": 1 } } }, "a.b.c": 1 });
+    check("hyperparameters/net", nested, "spec.hyperparameters.net[\"a.b.c\"]", "`net.a.b.c`");
+    let category = json!({ "a": { "categorical": [{ "b": 1 }, { "b": 2 }] }, "a.b": 1 });
+    check("hyperparameters/net", category, "spec.hyperparameters.net[\"a.b\"]", "`net.a.b`");
     // Groups of a choice are alternatives.
     let groups = json!([{ "kind": "x", "a": { "b": 1 } }, { "kind": "y", "a": { "b": 2 } }]);
     let mut spec = good();

@@ -6,7 +6,8 @@ use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
-use stoker_api::experiment::Experiment;
+use stoker_api::condition;
+use stoker_api::experiment::{Experiment, ExperimentStatus};
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::validate::{
     FieldError, ValidExperiment, ValidInferenceJob, check_on_cluster, validate,
@@ -21,6 +22,9 @@ use crate::objects::without_managed_fields;
 pub type CachedExperiment = CachedObject<Experiment>;
 /// An inference job as last observed.
 pub type CachedJob = CachedObject<InferenceJob>;
+
+/// Reason of the conditions of an experiment that was never valid.
+pub(crate) const INVALID: &str = "Invalid";
 
 /// A kind with validation rules beyond its schema.
 pub trait UserResource:
@@ -41,8 +45,7 @@ impl UserResource for Experiment {
     type Valid = ValidExperiment;
 
     fn validate_spec(&self, name: &str) -> Result<ValidExperiment, Vec<FieldError>> {
-        let has_started = self.status.as_ref().is_some_and(|status| status.trials_created > 0);
-        let valid = match has_started {
+        let valid = match self.status.as_ref().is_some_and(was_accepted) {
             true => validate(name, &self.spec).or_else(|_| validate_started(name, &self.spec)),
             false => validate(name, &self.spec),
         };
@@ -51,6 +54,13 @@ impl UserResource for Experiment {
         check_on_cluster(&self.spec.searcher).map_err(|error| vec![error])?;
         Ok(valid)
     }
+}
+
+/// Returns whether an operator has accepted an experiment. Rules of newer versions do not end it,
+/// also if it waits for its first trial.
+pub(crate) fn was_accepted(status: &ExperimentStatus) -> bool {
+    let valid = condition::find(&status.conditions, "Valid");
+    status.trials_created > 0 || valid.is_some_and(|valid| valid.reason != INVALID)
 }
 
 impl UserResource for InferenceJob {
@@ -161,6 +171,32 @@ mod tests {
         let experiment: Experiment = serde_json::from_value(experiment).unwrap();
         let valid = experiment.validate_spec("e").ok()?;
         Some((valid.units_max, valid.spec.state == DesiredState::Killed))
+    }
+
+    #[test]
+    fn newer_rules_do_not_end_accepted_experiments() {
+        let check = |reason: &str, is_valid: bool| {
+            let searcher = json!({ "metric": "loss", "maxLength": { "epochs": 9 }, "single": {} });
+            let condition = json!({
+                "type": "Valid", "status": "True", "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1,
+            });
+            let experiment = json!({
+                "apiVersion": "stoker.dev/v1alpha1",
+                "kind": "Experiment",
+                "metadata": { "name": "e", "uid": "u" },
+                "spec": {
+                    "entrypoint": { "command": ["train"] }, "searcher": searcher,
+                    "hyperparameters": { "a,b": 1 },
+                },
+                "status": { "conditions": [condition] },
+            });
+            let experiment: Experiment = serde_json::from_value(experiment).unwrap();
+            assert_eq!(experiment.validate_spec("e").is_ok(), is_valid, "{reason}");
+        };
+        check("Accepted", true);
+        check("NoLongerValid", true);
+        check(INVALID, false);
     }
 
     #[test]

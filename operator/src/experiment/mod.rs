@@ -41,6 +41,7 @@ use crate::context::{Context, now};
 use crate::error::Error;
 use crate::objects::CachedTrial;
 use crate::storage;
+use crate::user_resources::{INVALID, was_accepted};
 
 /// Delay before a refused write is retried: no watch event announces that it would succeed.
 const REFUSAL_RETRY: Duration = Duration::from_secs(10);
@@ -206,7 +207,7 @@ async fn fail_invalid(
     errors: &[FieldError],
 ) -> Result<Option<Duration>, Error> {
     let message = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-    if status.trials_created > 0 {
+    if was_accepted(status) {
         return report_no_longer_valid(context, key, experiment, status, &message).await;
     }
     let mut after = ExperimentStatus { phase: Phase::Failed, reason: None, ..status.clone() };
@@ -283,7 +284,7 @@ pub(crate) fn set_invalid(conditions: &mut Vec<Condition>, generation: i64, mess
         ("Completed", ConditionStatus::False),
         ("Failed", ConditionStatus::True),
     ] {
-        condition::set(conditions, new_condition(type_, status, generation, "Invalid", message));
+        condition::set(conditions, new_condition(type_, status, generation, INVALID, message));
     }
 }
 

@@ -99,9 +99,9 @@ pub(crate) fn warn_of_unfused_statistics<M: Module>(model: &M, context: &Context
         let layers = unfused_batch_norms(model);
         if !layers.is_empty() {
             eprintln!(
-                "stoker: optimizations.mixedPrecision is bf16, but the first batch did not use \
-                 `BatchNormExt::forward_fused` of the layers {}; burn's `BatchNorm::forward` does \
-                 not support statistics in single precision",
+                "stoker: warning: optimizations.mixedPrecision is bf16, and the first batch did \
+                 not use `BatchNormExt::forward_fused` of the layers {}; if it used burn's \
+                 `BatchNorm::forward`, its results are wrong",
                 layers.join(", ")
             );
         }

@@ -12,13 +12,13 @@ use crate::inference::output_folder::OutputFolder;
 use crate::inference::source::Source;
 
 fn wait_until(is_done: impl Fn() -> bool) {
-    for _ in 0..2000 {
+    for _ in 0..12_000 {
         if is_done() {
             return;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    panic!("not done after 10 s");
+    panic!("not done after 60 s");
 }
 
 /// Returns a job with these rows in shards of one row, and its context.

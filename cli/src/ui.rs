@@ -35,6 +35,7 @@ use crate::cluster::storage;
 use crate::commands::SourceArgs;
 use crate::failure::Failure;
 use crate::print::{self, Output};
+use crate::run::open_files;
 use crate::run::record::random_hex;
 use crate::run::signals::Signals;
 use crate::run_root::RunRoot;
@@ -72,6 +73,8 @@ pub(crate) struct UiArgs {
 
 /// Serves the page until a signal arrives.
 pub(crate) fn serve(args: &UiArgs, output: Output) -> Result<u8, Failure> {
+    // The page derives its limit of connections from the soft limit.
+    open_files::raise();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .enable_all()

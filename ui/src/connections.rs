@@ -9,6 +9,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
+use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -40,6 +41,19 @@ pub(crate) const LIMITS: Limits = Limits {
     header: Duration::from_secs(75),
     stalled: Duration::from_secs(30),
 };
+
+impl Limits {
+    /// Returns the same limits with fewer connections if this process may have few open files. The
+    /// other half is for storages, records and the API server.
+    pub(crate) fn within_open_files(self) -> Self {
+        self.within(getrlimit(Resource::Nofile).current)
+    }
+
+    fn within(self, open_files: Option<u64>) -> Self {
+        let half = open_files.and_then(|num| usize::try_from(num / 2).ok());
+        Self { connections: half.unwrap_or(usize::MAX).clamp(1, self.connections), ..self }
+    }
+}
 
 /// Serves `router` until the future is dropped. Open connections stay.
 pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits) -> Infallible {
@@ -84,6 +98,17 @@ mod tests {
     use super::*;
 
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+
+    #[test]
+    fn connections_leave_open_files_for_other_uses() {
+        let check = |open_files: Option<u64>, expected: usize| {
+            assert_eq!(LIMITS.within(open_files).connections, expected, "{open_files:?}");
+        };
+        check(None, 4_096);
+        check(Some(1_048_576), 4_096);
+        check(Some(1_024), 512);
+        check(Some(1), 1);
+    }
 
     /// Serves a small and a large page. Returns the address.
     async fn serve_pages(limits: Limits) -> SocketAddr {

@@ -58,9 +58,10 @@ async fn serve_gate(
     gate: Gate,
     end: impl Future<Output = ()> + Send + 'static,
 ) {
+    let limits = connections::LIMITS.within_open_files();
     // Streams of live updates never end by themselves: do not wait for them.
     tokio::select! {
-        never = connections::serve(listener, router(gate), connections::LIMITS) => match never {},
+        never = connections::serve(listener, router(gate), limits) => match never {},
         () = end => {}
     }
 }

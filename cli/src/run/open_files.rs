@@ -1,4 +1,4 @@
-//! Limit of open files of a runner.
+//! Limit of open files of a runner or a page.
 
 use std::sync::OnceLock;
 
@@ -28,7 +28,7 @@ pub(crate) fn limit_slots(slots: u32, slots_per_program: u32, print: impl FnOnce
 }
 
 /// Raises the soft limit to the hard one. Returns the soft limit; `None` if there is none.
-fn raise() -> Option<u64> {
+pub(crate) fn raise() -> Option<u64> {
     let before = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: before.maximum, ..before };
     if let Some(soft) = before.current

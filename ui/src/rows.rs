@@ -23,8 +23,11 @@ use crate::store::Run;
 const BYTES_MAX: usize = 64 << 20;
 /// Maximum size in MiB of the files that are read at the same time, for all requests, except that
 /// a larger trial is read alone. In memory, rows with few metrics are about as large as in the
-/// files. Answers with logs count with the memory that they need.
+/// files.
 const READ_MIB_MAX: u32 = 256;
+/// Maximum memory in MiB of all answers with logs at the same time. It is separate, so that logs do
+/// not wait for curves.
+const LOGS_MIB_MAX: u32 = 128;
 /// Maximum size in MiB of the files of one trial. They are read alone if they are larger than
 /// [`READ_MIB_MAX`].
 const TRIAL_MIB_MAX: u64 = 512;
@@ -90,6 +93,8 @@ pub(crate) struct MetricsCache {
     locks: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
     /// MiB that may be read now.
     capacity: Arc<Semaphore>,
+    /// MiB that answers with logs may use now.
+    logs_capacity: Arc<Semaphore>,
     /// Maximum size in MiB of the files of one trial.
     pub(crate) trial_mib_max: u64,
 }
@@ -101,6 +106,7 @@ impl Default for MetricsCache {
             answers: Mutex::default(),
             locks: Mutex::default(),
             capacity: Arc::new(Semaphore::new(READ_MIB_MAX as usize)),
+            logs_capacity: Arc::new(Semaphore::new(LOGS_MIB_MAX as usize)),
             trial_mib_max: TRIAL_MIB_MAX,
         }
     }
@@ -162,9 +168,12 @@ impl MetricsCache {
 
     /// Waits until files of this size may be read, which they are while the result lives.
     pub(crate) async fn reserve(&self, mib: u64) -> Option<OwnedSemaphorePermit> {
-        let share = u32::try_from(mib).unwrap_or(u32::MAX).clamp(1, READ_MIB_MAX);
-        // Ignore the error: the semaphore is never closed.
-        self.capacity.clone().acquire_many_owned(share).await.ok()
+        acquire(&self.capacity, mib, READ_MIB_MAX).await
+    }
+
+    /// Waits until an answer with logs may use this memory, which it does while the result lives.
+    pub(crate) async fn reserve_logs(&self, mib: u64) -> Option<OwnedSemaphorePermit> {
+        acquire(&self.logs_capacity, mib, LOGS_MIB_MAX).await
     }
 
     /// Returns the lock of a trial, or of other files that are being read.
@@ -255,6 +264,17 @@ impl Entries {
             }
         }
     }
+}
+
+/// Waits for a share of a capacity, at most all of it.
+async fn acquire(
+    capacity: &Arc<Semaphore>,
+    mib: u64,
+    mib_max: u32,
+) -> Option<OwnedSemaphorePermit> {
+    let share = u32::try_from(mib).unwrap_or(u32::MAX).clamp(1, mib_max);
+    // Ignore the error: the semaphore is never closed.
+    capacity.clone().acquire_many_owned(share).await.ok()
 }
 
 fn key(trial: &TrialRecord, is_live: bool) -> Key {

@@ -56,8 +56,8 @@ impl fmt::Display for FilterError {
 
 /// A row that a filter can test.
 pub(crate) trait Row {
-    /// Returns the value of a field as text, `Some(None)` if the row has no value, and `None` if no
-    /// row has this field.
+    /// Returns the value of a field as text, `Some(None)` if the row has no value, and `None` if
+    /// the row does not know this field. Another row may know it.
     fn field(&self, name: &str) -> Option<Option<String>>;
     /// Returns the texts that a single word is compared with.
     fn words(&self) -> Vec<String>;
@@ -111,11 +111,11 @@ impl Filter {
         Ok(Self(clauses))
     }
 
-    /// Returns an error if a clause names a field that `row` does not know.
-    pub(crate) fn check(&self, row: &impl Row) -> Result<(), FilterError> {
+    /// Returns an error if a clause names a field that is not known.
+    pub(crate) fn check(&self, is_known: impl Fn(&str) -> bool) -> Result<(), FilterError> {
         for clause in &self.0 {
             if let Clause::Compare { field, .. } = clause
-                && row.field(field).is_none()
+                && !is_known(field)
             {
                 let reason = "is not a field of this table".to_owned();
                 return Err(FilterError { word: field.clone(), reason });
@@ -259,7 +259,8 @@ mod tests {
     #[test]
     fn errors_name_the_word() {
         let check = |text: &str, expected: &str| {
-            let error = Filter::parse(text).and_then(|filter| filter.check(&Trial));
+            let is_known = |field: &str| Trial.field(field).is_some();
+            let error = Filter::parse(text).and_then(|filter| filter.check(is_known));
             assert!(error.unwrap_err().to_string().starts_with(expected), "{text}");
         };
         check("> 3", "`>`: a field is missing before it");

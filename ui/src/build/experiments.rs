@@ -153,10 +153,9 @@ fn matching(all: &[Arc<Run>], query: &ListQuery) -> (Vec<Arc<Run>>, Option<Strin
     let is_equal =
         |wanted: &Option<String>, actual: &str| of(wanted).is_none_or(|wanted| wanted == actual);
     let parsed = Filter::parse(query.filter.as_deref().unwrap_or_default()).and_then(|filter| {
-        match all.iter().map(|run| filter.check(&&**run)).find(Result::is_ok) {
-            None if !all.is_empty() => filter.check(&&*all[0]).map(|()| filter),
-            _ => Ok(filter),
-        }
+        // Names of metrics depend on the experiments.
+        let is_known = |field: &str| all.iter().any(|run| Row::field(&&**run, field).is_some());
+        filter.check(|field| all.is_empty() || is_known(field)).map(|()| filter)
     });
     let (filter, error) = match parsed {
         Ok(filter) => (filter, None),
@@ -382,6 +381,12 @@ mod tests {
         };
         assert_eq!(num("val_loss < 1 and validation_loss < 1"), Ok(1));
         assert_eq!(num("val_loss > 1"), Ok(0));
+        let searcher = json!({"metric": "accuracy", "maxLength": {"batches": 4},
+            "random": {"maxTrials": 8}});
+        let mut other = fixture::run(json!({ "searcher": searcher }), json!({}), &[]);
+        other.uid = "22222222-0000".to_owned();
+        store.replace(other);
+        assert_eq!(num("val_loss < 1 and accuracy != 1"), Ok(1));
         assert!(num("nofield > 3").unwrap_err().starts_with("`nofield`: is not a field"));
     }
 

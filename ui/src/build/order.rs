@@ -211,11 +211,10 @@ pub(super) fn matching<'a>(run: &'a Run, query: &TableQuery) -> Matching<'a> {
 fn filtered<'a>(run: &'a Run, filter: Option<&str>) -> (Vec<Entry<'a>>, Option<FilterError>) {
     let mut all = entries(run);
     let parsed = Filter::parse(filter.unwrap_or_default()).and_then(|filter| {
-        // A field is known if at least one trial knows it.
-        match all.iter().map(|entry| filter.check(entry)).find(Result::is_ok) {
-            None if !all.is_empty() => filter.check(&all[0]).map(|()| filter),
-            _ => Ok(filter),
-        }
+        // Names of metrics are known once a trial has reported some.
+        let has_metrics = all.iter().any(|entry| !entry.trial.status.metrics.is_empty());
+        let is_known = |field: &str| all.iter().any(|entry| entry.field(field).is_some());
+        filter.check(|field| !has_metrics || is_known(field)).map(|()| filter)
     });
     match parsed {
         Ok(filter) => {
@@ -370,12 +369,31 @@ mod tests {
         let trial = json!({"phase": "Completed", "bestMetric": "0.75",
             "metrics": {"validation_accuracy": "0.5", "validation_loss": "0.25"}});
         let run = fixture::run(json!({ "searcher": searcher }), json!({}), &[trial]);
-        let num = |filter: &str| {
-            let query = TableQuery { filter: Some(filter.to_owned()), ..TableQuery::default() };
-            export(&run, &query).map(|(_, rows)| rows.len()).map_err(|error| error.to_string())
-        };
+        let num = |filter: &str| num_exported(&run, filter);
         assert_eq!(num("val_accuracy > 0.7 and validation_accuracy > 0.7"), Ok(1));
         assert_eq!(num("val_loss < 0.3 and validation_loss > 0.3"), Ok(0));
         assert!(num("accuracy > 0.7").unwrap_err().starts_with("`accuracy`: is not a field"));
+    }
+
+    fn num_exported(run: &Run, filter: &str) -> Result<usize, String> {
+        let query = TableQuery { filter: Some(filter.to_owned()), ..TableQuery::default() };
+        export(run, &query).map(|(_, rows)| rows.len()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn metrics_are_known_after_the_first_validation() {
+        let with = |name: &str| json!({"phase": "Running", "metrics": {name: "0.5"}});
+        let num = |trials: &[Value], filter: &str| {
+            num_exported(&fixture::run(json!({}), json!({}), trials), filter)
+        };
+        let filter = "accuracy > 0.4";
+        assert_eq!(num(&[], filter), Ok(0));
+        assert_eq!(num(&[json!({"phase": "Running"})], filter), Ok(0));
+        assert_eq!(num(&[json!({}), with("accuracy")], filter), Ok(1));
+        assert!(num(&[with("f1")], filter).is_err());
+        // Different trials may report different metrics.
+        let trials = [with("accuracy"), with("f1")];
+        assert_eq!(num(&trials, "accuracy > 0.4 and f1 != 0.5"), Ok(1));
+        assert_eq!(num(&trials, "accuracy > 0.4 and f1 > 0.4"), Ok(0));
     }
 }

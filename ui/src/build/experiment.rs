@@ -178,15 +178,22 @@ fn next(run: &Run) -> Vec<NextRow> {
 }
 
 /// Returns the number of places that trials of a bracket hold. A trial that waits for a decision
-/// holds one only until it has released its slots.
+/// holds one only until it has released its slots. An external searcher may create more trials than
+/// places, so its trials hold one only with slots.
 fn held_places(run: &Run, bracket: &BracketExplanation) -> usize {
+    let is_external = run.experiment.spec.searcher.external.is_some();
     let trials = run.search().explanation.iter().flat_map(|explanation| &explanation.trials);
-    let is_waiting = |explained: &TrialExplanation| {
-        explained.bracket == bracket.bracket && explained.state() == State::Waiting
+    let needs_slots = |explained: &TrialExplanation| match explained.state() {
+        State::Waiting => true,
+        State::Training => is_external,
+        _ => false,
     };
-    let waiting = trials.filter(|explained| is_waiting(explained));
-    let records = waiting.filter_map(|explained| run.trials.get(&explained.trial));
-    bracket.training as usize + records.filter(|trial| live_attempt(trial).is_some()).count()
+    let members = trials
+        .filter(|explained| explained.bracket == bracket.bracket && needs_slots(explained))
+        .filter_map(|explained| run.trials.get(&explained.trial));
+    let with_slots = members.filter(|trial| live_attempt(trial).is_some()).count();
+    let training = if is_external { 0 } else { bracket.training as usize };
+    training + with_slots
 }
 
 /// Returns the page with all trials.

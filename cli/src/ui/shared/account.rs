@@ -26,8 +26,9 @@ use crate::ui::requests::{Requests, may};
 /// Time for which the answers about permissions are used.
 const RIGHTS_AGE: Duration = Duration::from_secs(60);
 /// Time for which a failed review is not repeated. Requests that waited for it share the failure:
-/// one after the other, each would wait for the API server.
-const FAILURE_AGE: Duration = Duration::from_secs(5);
+/// one after the other, each would wait for the API server. It is shorter than the interval of live
+/// updates, so that one lost connection does not blank two of them.
+const FAILURE_AGE: Duration = Duration::from_secs(1);
 /// Maximum number of namespaces whose permissions are asked for at the same time.
 const REVIEWS_MAX: usize = 8;
 const VERBS: [&str; 2] = ["list", "watch"];

@@ -138,11 +138,11 @@ fn compare(one: &str, other: &str) -> Ordering {
     }
 }
 
-/// Returns the class of a value in any order: NaN and infinities come after all other values, and
-/// entries without a value last.
-fn class(value: Option<&str>) -> u8 {
+/// Returns the class of a value in any order: NaN and infinities of metrics come after all other
+/// values, and entries without a value last.
+fn class(value: Option<&str>, is_metric: bool) -> u8 {
     match value {
-        Some(text) if text.parse::<f64>().is_ok_and(|number| !number.is_finite()) => 1,
+        Some(text) if is_metric && text.parse::<f64>().is_ok_and(|num| !num.is_finite()) => 1,
         Some(_) => 0,
         None => 2,
     }
@@ -163,13 +163,16 @@ pub(super) fn sort(entries: &mut [Entry<'_>], run: &Run, order: Option<&str>) {
         .enumerate()
         .map(|(position, entry)| (entry.value(name).flatten(), position))
         .collect();
+    // Only hyperparameters may be texts such as `inf`.
+    let is_metric = !run.search().names.contains(name);
     keyed.sort_by(|(one, position), (other, other_position)| {
         let order = match (one, other) {
             (Some(one), Some(other)) if is_descending => compare(other, one),
             (Some(one), Some(other)) => compare(one, other),
             _ => Ordering::Equal,
         };
-        let classes = class(one.as_deref()).cmp(&class(other.as_deref()));
+        let class = |value: &Option<String>| class(value.as_deref(), is_metric);
+        let classes = class(one).cmp(&class(other));
         classes.then(order).then(position.cmp(other_position))
     });
     // Applies the order in place.
@@ -360,6 +363,23 @@ mod tests {
         };
         assert_eq!(order("loss"), [4, 1, 2, 0, 3]);
         assert_eq!(order("-loss"), [1, 4, 0, 2, 3]);
+    }
+
+    #[test]
+    fn texts_of_hyperparameters_are_ordinary_values() {
+        let norms = [json!("inf"), json!(1), json!("none"), json!(2)];
+        let spec = json!({"hyperparameters": {"norm": {"categorical": norms}}});
+        let mut run = fixture::run(spec, json!({}), &[json!({}), json!({}), json!({}), json!({})]);
+        for (trial, norm) in Arc::make_mut(&mut run.trials).values_mut().zip(&norms) {
+            Arc::make_mut(trial).spec.hyperparameters = json!({ "norm": norm });
+        }
+        let order = |order: &str| -> Vec<u32> {
+            let mut all = entries(&run);
+            sort(&mut all, &run, Some(order));
+            all.iter().map(|entry| entry.trial.spec.index).collect()
+        };
+        assert_eq!(order("norm"), [1, 3, 0, 2]);
+        assert_eq!(order("-norm"), [2, 0, 3, 1]);
     }
 
     #[test]

@@ -10,7 +10,8 @@ use super::head::badges;
 use crate::actions::{Action, ActionAccess, Asked};
 use crate::site::Site;
 use crate::state::{
-    COMPLETED, FAILED, INVALID, PAUSED, PENDING, QUEUED, RUNNING, STOPPED, STOPPED_EARLY, WAITING,
+    CANCELLED, COMPLETED, DELETED, FAILED, INVALID, PAUSED, PENDING, QUEUED, RUNNING, STOPPED,
+    STOPPED_EARLY, WAITING,
 };
 use crate::store::{Run, Standing};
 use crate::text;
@@ -115,14 +116,15 @@ fn possible(site: &Site, run: &Run) -> Vec<Action> {
 }
 
 /// Returns whether trials may continue. Trials of an external searcher stay ended, as do completed
-/// trials, and trials that the search has stopped without a limit.
+/// and deleted trials, and trials that the search has stopped or the user has killed. With a limit,
+/// the limit may have ended them.
 fn may_continue(run: &Run) -> bool {
     let searcher = &run.experiment.spec.searcher;
     let badges = badges(run);
     let may_reopen = |(index, trial): (&u32, &Arc<TrialRecord>)| {
         let stays = match badges.get(index) {
-            Some(&COMPLETED | &INVALID) => true,
-            Some(&STOPPED) => searcher.limits.is_none(),
+            Some(&COMPLETED | &INVALID | &DELETED) => true,
+            Some(&STOPPED | &CANCELLED) => searcher.limits.is_none(),
             _ => false,
         };
         trial.status.phase.is_terminal() && !stays
@@ -373,12 +375,17 @@ mod tests {
     }
 
     #[test]
-    fn completed_trials_stay_ended() {
+    fn completed_and_killed_trials_stay_ended() {
         let result = json!({"result": {"units": 4, "metric": "0.5"}});
-        let closed = json!({"closed": {"cause": "Completed"}});
-        let trial = json!({"phase": "Completed", "batches": 4, "facts": [result, closed]});
-        let run = fixture::run(json!({}), json!({}), &[trial]);
-        assert_eq!(badges(&run)[&0], COMPLETED, "{:?}", run.search().explanation);
+        let closed = |cause: &str| json!({"closed": {"cause": cause}});
+        let trials = [
+            json!({"phase": "Completed", "batches": 4, "facts": [result, closed("Completed")]}),
+            json!({"phase": "Cancelled", "facts": [closed("Cancelled")]}),
+        ];
+        let run = fixture::run(json!({}), json!({}), &trials);
+        let found = badges(&run);
+        assert_eq!(found[&0], COMPLETED, "{:?}", run.search().explanation);
+        assert_eq!(found[&1], CANCELLED, "{:?}", run.search().explanation);
         assert!(!may_continue(&run));
     }
 

@@ -4,6 +4,7 @@
 //! other sites in the same browser, can reach it there: so each request needs a token, and must
 //! name a loopback host. On a shared page, each request needs a session.
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
+use http_body_util::LengthLimitError;
 
 use crate::rows::MetricsCache;
 use crate::sessions::{Session, Sessions, SignIn};
@@ -106,15 +108,20 @@ async fn with_body(request: Request, next: Next, bytes_max: usize) -> Response {
     let (head, body) = request.into_parts();
     match tokio::time::timeout(FORM_TIMEOUT, to_bytes(body, bytes_max)).await {
         Ok(Ok(bytes)) => next.run(Request::from_parts(head, Body::from(bytes))).await,
-        Ok(Err(_)) => {
-            let text = format!("the form is incomplete or has more than {bytes_max} bytes\n");
+        Ok(Err(error)) if is_too_large(&error) => {
+            let text = format!("the form has more than {bytes_max} bytes\n");
             (StatusCode::PAYLOAD_TOO_LARGE, text).into_response()
         }
+        Ok(Err(_)) => (StatusCode::BAD_REQUEST, "the form is incomplete\n").into_response(),
         Err(_) => {
             let text = format!("the form did not arrive within {} s\n", FORM_TIMEOUT.as_secs());
             (StatusCode::REQUEST_TIMEOUT, text).into_response()
         }
     }
+}
+
+fn is_too_large(error: &axum::Error) -> bool {
+    error.source().is_some_and(|source| source.is::<LengthLimitError>())
 }
 
 /// Keeps browsers and proxies from storing a response, unless it contains its own rule.

@@ -198,6 +198,8 @@ mod tests {
         assert_eq!(status(Body::from_stream(begin().chain(stream::iter([Ok("ada")])))).await, 303);
         assert_eq!(status(Body::from_stream(begin().chain(stream::pending()))).await, 408);
         assert_eq!(status(Body::from("token=".to_owned() + &"a".repeat(1 << 16))).await, 413);
+        let reset = stream::iter([Err(std::io::ErrorKind::ConnectionReset.into())]);
+        assert_eq!(status(Body::from_stream(begin().chain(reset))).await, 400);
     }
 
     #[test]

@@ -36,7 +36,8 @@ fn check_below<'a>(
             }
         }
         Space::Parameter(Parameter::Const(value)) => {
-            check_value(value, &member(path, "const"), names, joined, errors);
+            let of_object = value.is_object().then(|| member(path, "const"));
+            check_value(value, of_object.as_deref().unwrap_or(path), names, joined, errors);
         }
         Space::Parameter(Parameter::Categorical(values)) => {
             for (i, value) in values.iter().enumerate() {

@@ -234,7 +234,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn error_events_delay_the_next_list() {
         for (code, is_reported) in [(500, true), (410, false)] {
             let num_lists = Arc::new(AtomicUsize::new(0));

@@ -326,11 +326,11 @@ fn absurd_index_in_a_record_is_refused() {
     let trials = BTreeMap::new();
     let counted = Record { log: &[], trials: &trials, trials_created: u32::MAX };
     let error = Ledger::rebuild(&config, counted).unwrap_err().to_string();
-    assert!(error.contains("status.trialsCreated: counts 4294967295 trials"), "{error}");
+    assert!(error.contains("status.trialsCreated: implies 4294967295 trials"), "{error}");
     let mut trials = old_records(&config, &[&[]]);
     trials[0].spec.index = 200_000;
     let error = rebuild(&config, &[], &trials).unwrap_err().to_string();
-    assert!(error.starts_with("trial 200000, spec.index: counts 200001 trials"), "{error}");
+    assert!(error.starts_with("trial 200000, spec.index: implies 200001 trials"), "{error}");
     let steps = json!([{ "pause": { "trial": 4_000_000_000_u32 } }]);
     trials[0].spec.index = 0;
     trials[0]
@@ -338,5 +338,5 @@ fn absurd_index_in_a_record_is_refused() {
         .grants
         .push(Grant { steps: Some(serde_json::from_value(steps).unwrap()), ..Grant::default() });
     let error = rebuild(&config, &[], &trials).unwrap_err().to_string();
-    assert!(error.starts_with("trial 0, spec.grants: counts 4000000001 trials"), "{error}");
+    assert!(error.starts_with("trial 0, spec.grants: implies 4000000001 trials"), "{error}");
 }

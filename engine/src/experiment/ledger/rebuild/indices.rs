@@ -39,8 +39,8 @@ pub(super) fn check_indices(record: Record<'_>) -> Result<(), Unreadable> {
             .map_or("the experiment".to_owned(), |trial| format!("trial {trial}")),
         field: greatest.field.to_owned(),
         reason: format!(
-            "counts {} trials, but only {num_known} of them are recorded, and a search creates at \
-             most {TRIALS_MAX} trials; restore the field",
+            "implies {} trials, of which only {num_known} are recorded, but a search creates at \
+             most {TRIALS_MAX}; restore the field",
             greatest.next
         ),
     })

@@ -3,8 +3,8 @@
 use super::super::data_kinds::{Batch, Tiny, data, of_ranks};
 use super::*;
 
-/// Trains with two batches per step. Learns only from the batches that `learns` selects, with an
-/// output on the ranks that `has_output` selects. Returns the bits of the weights.
+/// Trains with two batches per step. `learns` returns whether a batch is learned from, and
+/// `has_output` whether a rank has an output for it. Returns the weights as bits.
 fn train(
     context: &Context,
     stop_at: u64,

@@ -12,13 +12,14 @@ use super::group::Group;
 use super::handshake::Fingerprint;
 use super::launch_config::LaunchConfig;
 use super::progress::{ProgressState, RankActivity, StallLimits};
+use super::watchdog::SingleRankWatchdog;
 use super::{
     Collective, SingleRank, Topology, all_gather_cbor, from_cbor, group, program, rendezvous,
     to_cbor,
 };
 use crate::Result;
 use crate::device::RankDevice;
-use crate::error::{InvalidHyperparameters, PeerFailed};
+use crate::error::{Infrastructure, InvalidHyperparameters, PeerFailed};
 use crate::stop::StopSignal;
 
 /// The ranks that train together, with operations to exchange values between them.
@@ -33,6 +34,8 @@ pub struct Distributed {
     /// Group of the ranks of this pod, if there are ranks in other pods.
     local: Option<Box<dyn Collective>>,
     pub(crate) progress: Arc<ProgressState>,
+    /// Watchdog of a process without other ranks; those of a gang belong to its group.
+    _watchdog: Option<SingleRankWatchdog>,
 }
 
 impl Distributed {
@@ -52,7 +55,7 @@ impl Distributed {
             cross_rank: 0,
             cross_size: 1,
         };
-        Self { topology, ranks, local: None, progress: Arc::default() }
+        Self { topology, ranks, local: None, progress: Arc::default(), _watchdog: None }
     }
 
     /// Connects to the other ranks of the trial, if there are any.
@@ -109,7 +112,7 @@ impl Distributed {
         stop: &StopSignal,
     ) -> Result<Self> {
         let LaunchConfig { topology, gang: Some(gang) } = launch else {
-            return Ok(Self::single_rank());
+            return Self::watched_single_rank();
         };
         let (topology, limits) = (*topology, StallLimits::from_environment()?);
         let connections = rendezvous::connect(gang, attempt, topology, fingerprint_of()?, stop)?;
@@ -118,7 +121,19 @@ impl Distributed {
             group::create_groups(topology, connections, limits, progress.clone())?;
         attach_gpus(&mut ranks, gpu, stop)?;
         let local = local.map(|group| -> Box<dyn Collective> { Box::new(group) });
-        Ok(Self { topology, ranks: Box::new(ranks), local, progress })
+        Ok(Self { topology, ranks: Box::new(ranks), local, progress, _watchdog: None })
+    }
+
+    /// Creates a gang of one rank, with a watchdog if the environment sets its limit.
+    fn watched_single_rank() -> Result<Self> {
+        let mut single = Self::single_rank();
+        if let Some(limits) = StallLimits::of_single_rank()? {
+            let watchdog = SingleRankWatchdog::start(limits, single.progress.clone());
+            single._watchdog = Some(watchdog.map_err(|error| {
+                Infrastructure(format!("cannot start the watchdog's thread: {error}"))
+            })?);
+        }
+        Ok(single)
     }
 
     /// Returns this rank, in `0..size`.

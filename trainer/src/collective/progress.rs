@@ -46,6 +46,17 @@ impl StallLimits {
         Ok(Self { min: Duration::from_secs_f64(min), steps })
     }
 
+    /// Returns the limits for a process without other ranks; `None` unless the environment sets
+    /// the seconds. Such a process blocks no other, so only its author knows what takes too long.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`from_environment`](Self::from_environment).
+    pub(super) fn of_single_rank() -> Result<Option<Self>> {
+        let limits = Self::from_environment()?;
+        Ok(std::env::var_os(ENV_SILENCE_SECONDS).map(|_| limits))
+    }
+
     pub(super) fn limit(&self, step: Duration) -> Option<Duration> {
         let of_steps = Duration::try_from_secs_f64(step.as_secs_f64() * self.steps);
         (!self.min.is_zero()).then(|| self.min.max(of_steps.unwrap_or(Duration::MAX)))
@@ -330,20 +341,40 @@ impl Heartbeat {
     }
 
     pub(super) fn position(&self) -> String {
-        let state = match (self.op(), self.activity & 0xff) {
-            (Some(op), _) => format!("in {} {}", op.name(), self.calls),
+        let calls = || match self.calls {
+            1 => "after 1 collective call".into(),
+            calls => format!("after {calls} collective calls"),
+        };
+        format!("{} {}", self.step_name(), self.state().unwrap_or_else(calls))
+    }
+
+    /// Same as [`position`](Self::position), without the number of collective calls. A single rank
+    /// makes none.
+    pub(super) fn position_of_single_rank(&self) -> String {
+        match self.state() {
+            Some(state) => format!("{} {state}", self.step_name()),
+            None => self.step_name(),
+        }
+    }
+
+    fn step_name(&self) -> String {
+        match self.step.checked_sub(1) {
+            Some(step) => format!("at step {step}"),
+            None => "before its first step".into(),
+        }
+    }
+
+    /// Describes the activity, unless the rank trains.
+    fn state(&self) -> Option<String> {
+        match (self.op(), self.activity & 0xff) {
+            (Some(op), _) => Some(format!("in {} {}", op.name(), self.calls)),
             (None, activity) if activity == RankActivity::Evaluate as u64 => {
-                "in a validation".into()
+                Some("in a validation".into())
             }
             (None, activity) if activity == RankActivity::Wait as u64 => {
-                "waiting for the storage or the runner".into()
+                Some("waiting for the storage or the runner".into())
             }
-            _ if self.calls == 1 => "after 1 collective call".into(),
-            _ => format!("after {} collective calls", self.calls),
-        };
-        match self.step.checked_sub(1) {
-            Some(step) => format!("at step {step} {state}"),
-            None => format!("before its first step {state}"),
+            _ => None,
         }
     }
 }

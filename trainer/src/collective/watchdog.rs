@@ -4,7 +4,7 @@
 //! A rank without progress would block all others forever in the next collective call. The watchdog
 //! blames the ranks that have progressed least, and reports their last known position. Then it
 //! closes all connections, which ends every wait. If this does not end the process, the watchdog
-//! does.
+//! does. It ends a process without other ranks only if the environment sets a limit.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write as _};
@@ -151,9 +151,31 @@ pub(super) fn start(
             PeerState { stream, received: vec![], heartbeat, changed_at: now, heard_at: now },
         );
     }
-    let watchdog = Watchdog { rank, limits, progress, abort, peers: states };
-    std::thread::Builder::new().name("stoker-watch".into()).spawn(move || watchdog.run())?;
-    Ok(())
+    Watchdog { rank, limits, progress, abort, peers: states, is_single: false }.start()
+}
+
+/// Watchdog of a process without other ranks. It stops when this value is dropped.
+#[derive(Debug)]
+pub(super) struct SingleRankWatchdog(GangAbort);
+
+impl SingleRankWatchdog {
+    /// Starts the watchdog thread.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the system has no more threads.
+    pub(super) fn start(limits: StallLimits, progress: Arc<ProgressState>) -> io::Result<Self> {
+        let (abort, peers) = (GangAbort::default(), BTreeMap::new());
+        let own = abort.clone();
+        Watchdog { rank: 0, limits, progress, abort, peers, is_single: true }.start()?;
+        Ok(Self(own))
+    }
+}
+
+impl Drop for SingleRankWatchdog {
+    fn drop(&mut self) {
+        self.0.stop_watchdog();
+    }
 }
 
 struct Watchdog {
@@ -162,9 +184,16 @@ struct Watchdog {
     progress: Arc<ProgressState>,
     abort: GangAbort,
     peers: BTreeMap<usize, PeerState>,
+    /// Whether this process is the only rank.
+    is_single: bool,
 }
 
 impl Watchdog {
+    fn start(self) -> io::Result<()> {
+        std::thread::Builder::new().name("stoker-watch".into()).spawn(move || self.run())?;
+        Ok(())
+    }
+
     fn run(mut self) {
         let (mut local, mut local_since) = (self.progress.heartbeat(), Instant::now());
         while !self.abort.is_stopped() {
@@ -234,9 +263,10 @@ impl Watchdog {
             let others = others.map(|(rank, peer)| (*rank, peer.heartbeat, peer.changed_at));
             others.chain([(self.rank, local, local_since)])
         };
-        // Ranks may wait for the storage or the runner, and a single remaining rank blocks no
+        // Ranks may wait for the storage or the runner, and the last rank of a gang blocks no
         // other.
-        if ranks().count() == 1 || ranks().any(|(_, heartbeat, _)| heartbeat.is_waiting()) {
+        let blocks_none = ranks().count() == 1 && !self.is_single;
+        if blocks_none || ranks().any(|(_, heartbeat, _)| heartbeat.is_waiting()) {
             return None;
         }
         // As long as one rank makes progress, the others may continue. Reading data and compiling
@@ -255,8 +285,9 @@ impl Watchdog {
         if blamed.is_empty() {
             return None;
         }
-        let describe = |(rank, heartbeat, _): &(usize, Heartbeat, Instant)| {
-            format!("rank {rank} last seen {}", heartbeat.position())
+        let describe = |(rank, heartbeat, _): &(usize, Heartbeat, Instant)| match self.is_single {
+            true => format!("last seen {}", heartbeat.position_of_single_rank()),
+            false => format!("rank {rank} last seen {}", heartbeat.position()),
         };
         let descriptions: Vec<String> = blamed.iter().map(describe).collect();
         let descriptions = descriptions.join(", ");
@@ -266,9 +297,13 @@ impl Watchdog {
         ))
     }
 
-    /// Waits for the process to exit after the connections were closed, then forces the exit.
+    /// Waits for the process to exit after the connections were closed, then forces the exit. A
+    /// process without connections has no reason to exit.
     fn force_exit(&self) {
-        let mut deadline = Instant::now() + SHUTDOWN_TIMEOUT;
+        let mut deadline = Instant::now();
+        if !self.is_single {
+            deadline += SHUTDOWN_TIMEOUT;
+        }
         while Instant::now() < deadline {
             if self.abort.is_stopped() {
                 return;

@@ -66,7 +66,9 @@ impl<'a> Commits<'a> {
     /// Returns the error of that commit.
     pub(super) fn finish(&mut self) -> Result<()> {
         let Some((rows, written)) = self.in_progress.take() else { return Ok(()) };
-        let written = self.output.rt.block_on(written);
+        let wait = || self.output.rt.block_on(written);
+        // The storage has its own timeouts.
+        let written = self.context.distributed().progress.while_waiting(wait);
         written.map_err(|error| infrastructure(format!("cannot commit a shard: {error}")))??;
         self.done += u64::from(rows);
         progress(self.context, self.done, self.total);

@@ -61,6 +61,7 @@ pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
     // A shard that was processed before an error or a stop is committed. Its failure is reported
     // first, because it occurred in an earlier shard.
     commits.finish()?;
+    context.distributed().progress.training_finished();
     worked
 }
 
@@ -73,6 +74,8 @@ struct Worker<'a, T> {
     program: T,
     /// Whether a column without a field was named. One warning is enough.
     has_warned: bool,
+    /// Number of batches so far, the steps that the watchdog sees.
+    num_batches: u64,
 }
 
 impl<'a, T: Inference> Worker<'a, T> {
@@ -85,7 +88,7 @@ impl<'a, T: Inference> Worker<'a, T> {
         let source = Source::open(&task.input, &output.rt)?;
         let input = InputReader::new(context, plan, source, output.rt.clone());
         let program = T::new(context)?;
-        Ok(Self { context, task, plan, input, program, has_warned: false })
+        Ok(Self { context, task, plan, input, program, has_warned: false, num_batches: 0 })
     }
 
     /// Processes shards, each of which is read during the previous one and committed during the
@@ -93,7 +96,9 @@ impl<'a, T: Inference> Worker<'a, T> {
     fn shards(&mut self, shards: &[(u32, &PlanShard)], commits: &mut Commits<'_>) -> Result<()> {
         for (i, (shard, planned)) in shards.iter().enumerate() {
             check_interrupt(self.context)?;
-            let rows = self.input.rows::<T::Input>(*shard, planned)?;
+            // The storage has its own timeouts.
+            let (input, progress) = (&mut self.input, &self.context.distributed().progress);
+            let rows = progress.while_waiting(|| input.rows::<T::Input>(*shard, planned))?;
             if let Some((next, planned)) = shards.get(i + 1) {
                 self.input.prefetch(*next, planned);
             }
@@ -185,6 +190,8 @@ impl<'a, T: Inference> Worker<'a, T> {
         part: &mut PartWriter,
     ) -> Result<u32> {
         check_interrupt(self.context)?;
+        self.context.distributed().progress.begin_step(self.num_batches);
+        self.num_batches += 1;
         let (rows, inputs): (Vec<u64>, Vec<T::Input>) = batch.into_iter().unzip();
         let num = inputs.len();
         let outputs = self.program.batch(inputs)?;

@@ -277,6 +277,21 @@ fn stopped_gang_resumes_with_fewer_ranks() {
     assert!(difference < 1e-6, "{difference}");
 }
 
+/// A process without other ranks blocks no other, so it is judged only by its own limit.
+#[test]
+fn hanging_process_ends_at_its_limit() {
+    let gang = Gang::new(1, to_the_end)
+        .env("STOKER_SILENCE_SECONDS", "6")
+        .env("STOKER_SILENCE_STEPS", "0")
+        .env(ENV_SIGNAL, "0 12 HANG");
+    let left = gang.run().remove(0);
+    assert_eq!(left.code, 80, "{left:#?}");
+    let reason = left.termination.as_ref().and_then(|words| words.message.clone());
+    let expected = "no progress for 6 s: last seen at step 11; if a step may take longer, increase \
+                    STOKER_SILENCE_SECONDS";
+    assert_eq!(reason.as_deref(), Some(expected), "{left:#?}");
+}
+
 #[test]
 fn killed_rank_ends_the_others() {
     for killed in [0, 1, 2] {

@@ -57,7 +57,7 @@ fn reason(
     let heartbeat = local.heartbeat();
     let (progress, abort) = (Arc::new(local), GangAbort::default());
     let peers = peers.into_iter().collect();
-    let watchdog = Watchdog { rank, limits, progress, abort, peers };
+    let watchdog = Watchdog { rank, limits, progress, abort, peers, is_single: false };
     watchdog.stall_reason(heartbeat, ago(OLD))
 }
 
@@ -70,6 +70,35 @@ fn rank_that_is_behind_is_blamed() {
     assert_eq!(reason(0, LIMITS, in_call(7), stalls(RECENT)), None);
     let off = StallLimits { min: Duration::ZERO, ..LIMITS };
     assert_eq!(reason(0, off, in_call(7), stalls(OLD)), None);
+}
+
+/// Returns why the watchdog ends a process without other ranks, if it does. Its state is old.
+fn reason_of_single_rank(local: ProgressState) -> Option<String> {
+    let (heartbeat, abort) = (local.heartbeat(), GangAbort::default());
+    let (progress, peers) = (Arc::new(local), BTreeMap::new());
+    let watchdog = Watchdog { rank: 0, limits: LIMITS, progress, abort, peers, is_single: true };
+    watchdog.stall_reason(heartbeat, ago(OLD))
+}
+
+#[test]
+fn single_rank_stalls_only_during_training() {
+    let expected = "no progress for 300 s: last seen at step 7; if a step may take longer, \
+                    increase STOKER_SILENCE_SECONDS";
+    assert_eq!(reason_of_single_rank(at_step(7)).as_deref(), Some(expected));
+    let validates = at_step(7);
+    validates.record_activity(RankActivity::Evaluate);
+    let stalls = reason_of_single_rank(validates).unwrap();
+    assert!(stalls.contains("last seen at step 7 in a validation; "), "{stalls}");
+
+    let waits = at_step(7);
+    waits.record_activity(RankActivity::Wait);
+    let is_over = at_step(7);
+    is_over.training_finished();
+    for allowed in [waits, is_over, ProgressState::default()] {
+        assert_eq!(reason_of_single_rank(allowed), None);
+    }
+    // The last rank of a gang blocks no other.
+    assert_eq!(reason(0, LIMITS, at_step(7), []), None);
 }
 
 #[test]

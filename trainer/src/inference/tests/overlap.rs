@@ -1,11 +1,13 @@
 //! Tests of reads and commits that overlap with the model.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use stoker_api::inference::FILES_FORMAT;
 
 use super::*;
+use crate::collective::ProgressState;
 use crate::inference::commits::Commits;
 use crate::inference::input_reader::InputReader;
 use crate::inference::output_folder::OutputFolder;
@@ -134,4 +136,32 @@ fn a_failed_commit_precedes_later_errors() {
     let error = work::work::<Fail>(&context).unwrap_err();
     assert!(error.to_string().contains(part), "{error}");
     assert!(!job.commit(0).exists());
+}
+
+/// Returns its position as output.
+struct Position(Arc<ProgressState>);
+
+impl Inference for Position {
+    type Input = Row;
+    type Output = Value;
+
+    fn new(context: &Context) -> Result<Self> {
+        Ok(Self(context.distributed().progress.clone()))
+    }
+
+    fn batch(&mut self, rows: Vec<Row>) -> Result<Vec<Value>> {
+        Ok(vec![Value::from(self.0.position()); rows.len()])
+    }
+}
+
+/// The watchdog ends a process whose batch takes too long.
+#[test]
+fn batches_are_steps_of_the_watchdog() {
+    let (job, context) = planned_job(&["a", "b"]);
+    work::work::<Position>(&context).unwrap();
+    let position = context.distributed().progress.position();
+    assert_eq!(position, "before its first step waiting for the storage or the runner");
+    finish::finish(&context).unwrap();
+    let of_step = |step| format!("\"at step {step} after 0 collective calls\"\n");
+    assert_eq!(job.parts(), [of_step(0), of_step(1)]);
 }

@@ -18,7 +18,7 @@ use crate::event_queue::EventQueue;
 use crate::experiment::homes::UnsettledHomes;
 use crate::experiment::kept::KeptSearches;
 use crate::metrics::Metrics;
-use crate::node::CachedNode;
+use crate::node::{CachedNode, NodeOutage};
 use crate::objects::{CachedPod, CachedTrial};
 use crate::options::Options;
 use crate::queue::Queue;
@@ -54,6 +54,8 @@ pub struct Context {
     pub pods: Arc<Cache<CachedPod>>,
     /// All nodes.
     pub nodes: Arc<Cache<CachedNode>>,
+    /// The last outage of many nodes.
+    pub node_outage: NodeOutage,
     /// Experiments to reconcile.
     pub experiment_queue: Queue,
     /// Trials to reconcile.
@@ -158,6 +160,7 @@ impl Context {
             jobs,
             pods,
             nodes,
+            node_outage: NodeOutage::default(),
             experiment_queue: Queue::default(),
             trial_queue: Queue::default(),
             job_queue: Queue::default(),

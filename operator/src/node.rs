@@ -1,9 +1,12 @@
-//! Cached form of nodes: only whether they are ready.
+//! Cached form of nodes, only whether they are ready, and outages of many nodes.
+
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use stoker_api::time::Timestamp;
+use stoker_engine::gang::{NodeCounts, NodeState};
 
 use crate::cache::{Cached, Key};
 use crate::context::now;
@@ -59,6 +62,42 @@ impl Cached for CachedNode {
     }
 }
 
+/// Seconds between two log lines about an outage.
+const LOG_SECONDS: u64 = 300;
+
+/// The last outage of many nodes at once, if any. See [`NodeCounts::are_unreachable`].
+#[derive(Debug, Default)]
+pub struct NodeOutage {
+    last_seen: AtomicI64,
+    logged_at: AtomicI64,
+}
+
+impl NodeOutage {
+    /// Returns the state of a node that is not ready since `since`. During an outage, it counts as
+    /// not ready from now on, and after it from its end on: nodes come back one after the other.
+    pub(crate) fn state_of(
+        &self,
+        since: Timestamp,
+        counts: NodeCounts,
+        now: Timestamp,
+    ) -> NodeState {
+        if counts.are_unreachable() {
+            self.last_seen.fetch_max(now.0, Ordering::Relaxed);
+            let logged_at = self.logged_at.load(Ordering::Relaxed);
+            if now.seconds_since(Timestamp(logged_at)) >= LOG_SECONDS {
+                self.logged_at.store(now.0, Ordering::Relaxed);
+                tracing::warn!(
+                    ready = counts.ready,
+                    not_ready = counts.not_ready,
+                    "most nodes are not ready, so their pods are kept: the nodes probably cannot \
+                     reach the API server; delete a Node object whose machine has failed"
+                );
+            }
+        }
+        NodeState::NotReady(since.max(Timestamp(self.last_seen.load(Ordering::Relaxed))))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -89,5 +128,21 @@ mod tests {
         check(("Unknown", 9), ("Unknown", 20), false);
         check(("True", 9), ("Unknown", 20), false);
         check(("Unknown", 9), ("True", 20), false);
+    }
+
+    #[test]
+    fn nodes_have_time_to_return_after_an_outage() {
+        let outage = NodeOutage::default();
+        let check = |ready, not_ready, now, since| {
+            let counts = NodeCounts { ready, not_ready };
+            let state = outage.state_of(Timestamp(100), counts, Timestamp(now));
+            assert_eq!(state, NodeState::NotReady(Timestamp(since)), "{counts:?} at {now}");
+        };
+        check(9, 1, 190, 100);
+        check(1, 9, 200, 200);
+        check(1, 9, 250, 250);
+        // Some nodes have returned.
+        check(5, 5, 255, 250);
+        check(5, 5, 400, 250);
     }
 }

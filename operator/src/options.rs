@@ -82,7 +82,8 @@ pub struct Options {
     /// Seconds after which a scheduled pod fails if an image cannot be pulled
     #[arg(long, default_value_t = 300)]
     pub pull_deadline_seconds: u64,
-    /// Seconds after which a node that is not ready is considered lost
+    /// Seconds after which the pods of a node that is not ready are deleted. They count as lost
+    /// 30 s later. While most nodes are not ready, no pod is deleted
     #[arg(long, default_value_t = 60)]
     pub node_lost_seconds: u64,
     /// Seconds for which finished pods are kept. Use less than 60 only in tests: an operator that

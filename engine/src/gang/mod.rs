@@ -16,6 +16,7 @@ pub mod admission;
 mod clean_up;
 mod conditions;
 pub(crate) mod creation;
+mod outage;
 mod outcome;
 mod plan;
 mod removal;
@@ -23,6 +24,7 @@ mod removal;
 use stoker_api::time::Timestamp;
 
 pub use clean_up::{CleanUpStep, clean_up_step};
+pub use outage::NodeCounts;
 pub use outcome::{PodOutcome, pod_outcome};
 pub use plan::{GangPlan, GangView, POD_GRACE_SECONDS_MAX, PodDeletion, plan, refuse};
 pub(crate) use removal::Removal;
@@ -37,7 +39,7 @@ pub struct Timeouts {
     /// Seconds that a container of a scheduled pod may fail to start, for example because its image
     /// cannot be pulled. Counted from [`Waiting::since`].
     pub pull_deadline_seconds: u64,
-    /// Seconds that a node may be not ready before its pods count as lost.
+    /// Seconds that a node may be not ready before its pods are deleted, and soon count as lost.
     pub node_lost_seconds: u64,
     /// Seconds that a finished pod is kept, for its logs.
     pub finished_pods_seconds: u64,
@@ -177,17 +179,35 @@ impl ObservedPod {
     }
 
     /// Returns whether the pod's outcome cannot be observed. Its node was deleted, or was not ready
-    /// for `node_lost_seconds` and the pod's deletion grace period has passed.
+    /// for `node_lost_seconds` and the pod is being deleted. Such a pod is lost when its grace
+    /// period is over, or [`DELETE_GRACE_SECONDS`] later: a longer grace period is for the case
+    /// that its node returns.
     pub fn is_lost(&self, timeouts: &Timeouts, now: Timestamp) -> bool {
-        let is_over = self.deletion.is_some_and(|until| until < now);
         !self.is_terminal()
-            && match self.node {
-                NodeState::Ready => false,
-                NodeState::Deleted => true,
-                NodeState::NotReady(since) => {
-                    is_over && now.seconds_since(since) >= timeouts.node_lost_seconds
+            && match (self.node, self.deletion) {
+                (NodeState::Deleted, _) => true,
+                (NodeState::NotReady(since), Some(until)) => {
+                    let dead_at = since.plus(timeouts.node_lost_seconds);
+                    let is_over = until < now || dead_at.plus(DELETE_GRACE_SECONDS.into()) < now;
+                    dead_at <= now && is_over
                 }
+                (NodeState::NotReady(_), None) | (NodeState::Ready, _) => false,
             }
+    }
+
+    /// Returns when a pod on a node that is not ready must be deleted, or may be lost.
+    pub(crate) fn next_node_change(
+        &self,
+        timeouts: &Timeouts,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        let NodeState::NotReady(since) = self.node else { return None };
+        let dead_at = since.plus(timeouts.node_lost_seconds);
+        Some(if now < dead_at {
+            dead_at
+        } else {
+            dead_at.plus(1 + u64::from(DELETE_GRACE_SECONDS))
+        })
     }
 
     /// Returns whether the pod must be deleted because its node does not respond.

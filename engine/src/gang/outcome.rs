@@ -283,6 +283,8 @@ mod tests {
         check(being_deleted(30), 60, lost);
         check(being_deleted(90), 90, None);
         check(being_deleted(90), 91, lost);
+        check(being_deleted(660), 90, None);
+        check(being_deleted(660), 91, lost);
         check(ObservedPod { phase: PodPhase::Unknown, ..being_deleted(90) }, 91, lost);
         let over = ObservedPod { phase: PodPhase::Failed, ..on(NodeState::Deleted) };
         check(over, 0, Some((Infrastructure, "PodFailed")));

@@ -14,9 +14,7 @@ use stoker_api::trial::{AttemptEnd, DesiredTrialState};
 
 use self::exits::worst;
 use super::admission::StartStage;
-use super::{
-    DELETE_GRACE_SECONDS, ObservedPod, PodOutcome, PodPhase, Timeouts, conditions, pod_outcome,
-};
+use super::{ObservedPod, PodOutcome, PodPhase, Timeouts, conditions, pod_outcome};
 use crate::trial::{
     BackOff, NextStep, RestartLimits, SearchedMetric, TargetState, TrialRecord, back_off,
     begin_attempt, close, closed, end_attempt, granted_units, live_attempt, next, record_report,
@@ -272,17 +270,17 @@ impl Planner<'_> {
         }
     }
 
-    /// Deletes running pods whose node does not respond, so that they count as lost after their
-    /// grace period.
+    /// Deletes running pods whose node does not respond, so that they count as lost soon. If their
+    /// node returns, they still have time to store a checkpoint.
     fn check_nodes(&mut self, pods: &BTreeMap<u32, &ObservedPod>) {
         let view = self.view;
         let is_running = |pod: &&&ObservedPod| !pod.is_terminal() && !pod.has_program_exited();
         for pod in pods.values().filter(is_running) {
             if pod.is_on_dead_node(&view.timeouts, view.now) {
-                self.delete_within(pod, DELETE_GRACE_SECONDS);
+                self.delete_within(pod, view.timeouts.drain_grace_seconds());
             }
-            if let super::NodeState::NotReady(since) = pod.node {
-                self.wake(since.plus(view.timeouts.node_lost_seconds));
+            if let Some(change) = pod.next_node_change(&view.timeouts, view.now) {
+                self.wake(change);
             }
         }
     }

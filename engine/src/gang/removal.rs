@@ -53,6 +53,14 @@ pub fn pods_to_stop<'a>(
     pods.filter(|pod| !pod.is_terminal()).filter_map(deletion).collect()
 }
 
+impl Timeouts {
+    /// Returns the grace period of a pod that may store a checkpoint.
+    pub(crate) fn drain_grace_seconds(&self) -> u32 {
+        let seconds = u32::try_from(self.preemption_timeout_seconds).unwrap_or(u32::MAX);
+        seconds.clamp(DELETE_GRACE_SECONDS, POD_GRACE_SECONDS_MAX)
+    }
+}
+
 impl ObservedPod {
     /// Returns how to remove a pod within a grace period: waits if an earlier deletion ends about
     /// as soon. An earlier deletion, such as a node drain, may have a grace period of minutes. It

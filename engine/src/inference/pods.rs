@@ -18,10 +18,7 @@ use stoker_api::trial::AttemptEnd;
 use super::conditions::{self, PendingReasons};
 use super::{ProcessStart, apply_desired_state, begin, next, update_totals};
 use crate::experiment::{ADMISSION_REFUSED, POD_INVALID};
-use crate::gang::{
-    DELETE_GRACE_SECONDS, NodeState, ObservedPod, PodDeletion, Removal, Timeouts, creation,
-    pod_outcome,
-};
+use crate::gang::{ObservedPod, PodDeletion, Removal, Timeouts, creation, pod_outcome};
 use process_end::record_end;
 
 /// Input of a plan.
@@ -163,10 +160,10 @@ impl Planner<'_> {
             return;
         }
         if pod.is_on_dead_node(&view.timeouts, view.now) {
-            self.delete_within(pod, DELETE_GRACE_SECONDS);
+            self.delete_within(pod, view.timeouts.drain_grace_seconds());
         }
-        if let NodeState::NotReady(since) = pod.node {
-            self.wake(since.plus(view.timeouts.node_lost_seconds));
+        if let Some(change) = pod.next_node_change(&view.timeouts, view.now) {
+            self.wake(change);
         }
         if let Some(change) = creation::next_change(pod, view.now) {
             self.wake(change);

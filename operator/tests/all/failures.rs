@@ -24,6 +24,10 @@ use AttemptEnd::{Completed, NotStarted};
 use cases::{Case, TestAction, infrastructure_failures, program_failures, refused_pods};
 
 const NAMESPACE: &str = "failures";
+/// Name of a node that sends heartbeats. Without a ready node, no pod is lost.
+const READY: &str = "ready";
+/// Interval of heartbeats. Without them, Kubernetes' controllers mark the node as not ready.
+const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// Creates obstacles that some cases need from the start.
 fn create_obstacles(ns: &TestNamespace) {
@@ -53,7 +57,7 @@ fn create_obstacles(ns: &TestNamespace) {
             },
         },
     }));
-    for case in ["node-deleted", "node-silent", "node-drained"] {
+    for case in ["node-deleted", "node-silent", "node-drained", READY] {
         let name = format!("node-{case}");
         apply(json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } }));
         node_ready(ns, &name, "True");
@@ -334,7 +338,12 @@ fn gangs_that_need_all_slots_take_turns() {
 async fn run(ns: &TestNamespace, cases: &[Case], watcher: &TrialWatcher) -> ObservedConditions {
     let mut to_do: Vec<&Case> = cases.iter().collect();
     let end = Instant::now() + stoker_test_cluster::PATIENCE;
+    let mut last_heartbeat = Instant::now();
     loop {
+        if last_heartbeat.elapsed() >= HEARTBEAT {
+            node_ready(ns, &format!("node-{READY}"), "True");
+            last_heartbeat = Instant::now();
+        }
         let trials = watcher.trials();
         let conditions = watcher.conditions();
         to_do.retain(|case| !perform_action(ns, case, &conditions));

@@ -8,7 +8,7 @@ use stoker_api::trial::AttemptEnd;
 
 use super::super::removal::CLOCK_SKEW_SECONDS_MAX;
 use super::super::{DELETE_GRACE_SECONDS, ObservedPod, PodOutcome, PodPhase, pod_outcome};
-use super::{POD_GRACE_SECONDS_MAX, Planner};
+use super::Planner;
 
 /// Pod of rank 0, which stores the checkpoints of the gang.
 const LEAD_POD: u32 = 0;
@@ -81,7 +81,7 @@ impl Planner<'_> {
         let is_deletable =
             lead.deletion.is_none() && !lead.is_on_dead_node(&view.timeouts, view.now);
         if is_orderly && is_deletable {
-            let grace_seconds = self.drain_grace_seconds();
+            let grace_seconds = view.timeouts.drain_grace_seconds();
             self.delete(lead, grace_seconds);
         }
     }
@@ -99,7 +99,7 @@ impl Planner<'_> {
             // The exit of a drained pod may never have been visible. If it was not clean, rank 0
             // loses its connection and exits by itself.
             let grace_seconds = match are_clean {
-                true => self.drain_grace_seconds(),
+                true => view.timeouts.drain_grace_seconds(),
                 false => DELETE_GRACE_SECONDS,
             };
             let grace_end = lead.deletion.unwrap_or(view.now.plus(grace_seconds.into()));
@@ -146,13 +146,6 @@ impl Planner<'_> {
         let lead = *pods.get(&LEAD_POD)?;
         let runs = pod_outcome(lead, &self.view.timeouts, self.view.now).is_none();
         (runs && pods.values().all(has_started)).then_some(lead)
-    }
-
-    /// Returns the time that pod 0 gets to store the checkpoint of a drain.
-    fn drain_grace_seconds(&self) -> u32 {
-        let seconds = self.view.timeouts.preemption_timeout_seconds;
-        let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
-        seconds.clamp(DELETE_GRACE_SECONDS, POD_GRACE_SECONDS_MAX)
     }
 }
 

@@ -74,7 +74,7 @@ fn rank_0_may_store_after_a_pod_is_deleted() {
     check_end("0@0RD39", 49, "end=Infrastructure:PodDeleted wake=1");
     check_end("0@0E79D100", 80, "end=Preempted:Preempted wake=600");
     check_end("0@0E81D100", 82, "end=Infrastructure:PodDeleted wake=600");
-    check_end("0@0RN", 60, "delete=t-a0-r0:30 wake=1");
+    check_end("0@0RN", 60, "delete=t-a0-r0:600 wake=31");
     check("made", "0@0E79D100", 80, "begin=1 create=[0, 1] wake=600");
 }
 
@@ -83,7 +83,7 @@ fn drains_leave_rank_0_time_to_store() {
     check("made", "0@0R 1@0E79D200", 120, "delete=t-a0-r0:600 wake=3559");
     check("made", "0@0RD720 1@0E79D200", 121, "wake=3558");
     check("made", "0@0RD720", 122, "wake=608");
-    check("made", "0@0RN 1@0E79D200", 120, "delete=t-a0-r0:30 wake=1");
+    check("made", "0@0RN 1@0E79D200", 120, "delete=t-a0-r0:600 wake=1");
     let graces = |pods: &str| {
         let plan = plan_of(&record("made"), pods, 3, 120);
         assert_eq!(live_attempt(&plan.record), Some(0), "{pods}");
@@ -98,7 +98,7 @@ fn drains_leave_rank_0_time_to_store() {
 
 #[test]
 fn lost_nodes_are_noticed_after_clean_exits() {
-    check("made", "0@0RN 1@0E79", 120, "delete=t-a0-r0:30 wake=1");
+    check("made", "0@0RN 1@0E79", 120, "delete=t-a0-r0:600 wake=1");
     let lost = "begin=1 create=[0, 1] delete=t-a0-r0:0 wake=600";
     check("made", "0@0RND150 1@0E79", 151, lost);
 }

@@ -103,8 +103,9 @@ fn ten_shardless_infrastructure_failures_fail_the_job() {
 fn deleted_and_lost_pods_are_replaced() {
     check_workers("1R 1X", "+Work0#3 Running");
     check_workers("1R 1N t59", "Running");
-    // The pod is deleted first. After its grace it counts as lost and is removed.
-    check_workers("1R 1N t60 t31", "-uid-1/30 +Work0#3 -uid-1/0 Running");
+    // The pod is deleted first. After 30 s, it counts as lost and is removed.
+    check_workers("1R 1N t60 t30", "-uid-1/600 Running");
+    check_workers("1R 1N t60 t31", "-uid-1/600 +Work0#3 -uid-1/0 Running");
     let job = Job::run(&format!("{PLANNING} 1R 1X"), 2);
     assert_eq!((job.status.restarts, job.status.workers[0].consecutive_failures), (0, 1));
     assert_eq!(job.status.ends[0].reason, "PodDeleted");

@@ -80,8 +80,13 @@ impl Job {
                 let has_uid = |pod: &&mut ObservedPod| pod.uid == delete.uid;
                 self.pods.iter_mut().find(has_uid).unwrap().deletion = Some(until);
             }
-            // A terminal pod disappears at once when it is deleted.
-            self.pods.retain(|pod| pod.deletion.is_none() || !pod.is_terminal());
+            // A terminal pod disappears at once when it is deleted, and any pod without a grace
+            // period.
+            let is_forced = |pod: &ObservedPod| {
+                plan.delete.iter().any(|delete| delete.uid == pod.uid && delete.grace_seconds == 0)
+            };
+            self.pods
+                .retain(|pod| pod.deletion.is_none() || !(pod.is_terminal() || is_forced(pod)));
             let touches_no_pod = plan.create.is_empty() && plan.delete.is_empty();
             let is_same = plan.status == self.status;
             self.status = plan.status;

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{DType, Device};
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use stoker_api::contract::TrialConfig;
 use stoker_api::inference::PinnedCheckpoint;
@@ -17,6 +16,7 @@ use crate::checkpoint::CheckpointSource;
 use crate::collective::{Distributed, RankActivity};
 use crate::data::{Data, LoaderPlan};
 use crate::error::catch_raised;
+use crate::hparams::UnreadHparams;
 use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
 use crate::trial_io::TrialIo;
@@ -37,6 +37,7 @@ pub struct Context {
     /// In an inference job, the checkpoint selected at the start of the job.
     pub(crate) pinned: Option<PinnedCheckpoint>,
     pub(crate) opened_sets: OpenedSets,
+    pub(crate) unread_hparams: UnreadHparams,
     #[cfg(feature = "learner")]
     pub(crate) learner_state: crate::learner::SharedLearnerState,
 }
@@ -49,6 +50,7 @@ impl Context {
         device: Device,
         ranks: Distributed,
     ) -> Self {
+        let unread_hparams = UnreadHparams::new(&config.hyperparameters);
         Self {
             config,
             io: Arc::new(Mutex::new(io)),
@@ -59,6 +61,7 @@ impl Context {
             is_test: std::env::var_os(ENV_TEST).is_some_and(|test| test == "1"),
             pinned: None,
             opened_sets: OpenedSets::default(),
+            unread_hparams,
             #[cfg(feature = "learner")]
             learner_state: Default::default(),
         }
@@ -73,37 +76,6 @@ impl Context {
     /// after a panic elsewhere, rows and reports can still be sent.
     pub(crate) fn io(&self) -> MutexGuard<'_, TrialIo> {
         self.io.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the hyperparameters, deserialized into a user type.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`InvalidHyperparameters`] with the name of the field that does not fit.
-    pub fn hparams<T: DeserializeOwned>(&self) -> Result<T> {
-        let read = serde_path_to_error::deserialize(&self.config.hyperparameters);
-        Ok(read.map_err(|error| InvalidHyperparameters(field_error(&error)))?)
-    }
-
-    /// Returns a hyperparameter by name. For nested hyperparameters, join the names with dots.
-    pub fn hparam(&self, name: &str) -> Option<&Value> {
-        name.split('.').try_fold(&self.config.hyperparameters, |value, name| value.get(name))
-    }
-
-    /// Returns a hyperparameter by name, deserialized into a user type. For nested hyperparameters,
-    /// join the names with dots.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`InvalidHyperparameters`] with the name if the hyperparameter is missing or has
-    /// another type.
-    pub fn hparam_as<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        let Some(value) = self.hparam(name) else {
-            return Err(InvalidHyperparameters(format!("{name} is missing")).into());
-        };
-        let read = serde_path_to_error::deserialize(value);
-        Ok(read
-            .map_err(|error| InvalidHyperparameters(format!("{name}: {}", field_error(&error))))?)
     }
 
     /// Returns the number of samples per batch on this rank: the hyperparameter `global_batch_size`
@@ -160,16 +132,6 @@ impl Context {
     /// Returns the experiment's `spec`, with defaults filled in; null without a runner.
     pub fn experiment_config(&self) -> &Value {
         &self.config.spec
-    }
-
-    /// Returns the experiment's `data`, deserialized into a user type.
-    ///
-    /// # Errors
-    ///
-    /// Returns the field that does not fit.
-    pub fn data<T: DeserializeOwned>(&self) -> Result<T> {
-        let read = serde_path_to_error::deserialize(&self.config.data);
-        Ok(read.map_err(|error| format!("data: {}", field_error(&error)))?)
     }
 
     /// Returns the device to train on, with autodiff: this rank's GPU, or the CPU.
@@ -388,13 +350,5 @@ impl Context {
     /// Calls `sample` with burn's random stream seeded for this trial's weights.
     pub(crate) fn with_weight_seed<T>(&self, sample: impl FnOnce() -> T) -> T {
         rng::with_weight_seed(&self.device, self.config.seed, sample)
-    }
-}
-
-/// Formats an error as `field: reason`.
-fn field_error<E: std::fmt::Display>(error: &serde_path_to_error::Error<E>) -> String {
-    match error.path().to_string().as_str() {
-        "." => error.inner().to_string(),
-        path => format!("{path}: {}", error.inner()),
     }
 }

@@ -39,6 +39,7 @@ mod callback;
 mod context;
 mod data;
 mod error;
+mod hparams;
 mod inference;
 mod optim;
 mod session;

@@ -267,7 +267,12 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     /// Counts a trained batch. `metrics` are over all ranks, of this batch, or of the one before if
     /// they are read late.
     pub(super) fn end_batch(&mut self, metrics: &Metrics) -> Result<()> {
-        self.is_first = false;
+        if std::mem::take(&mut self.is_first)
+            && self.state.batches == 0
+            && self.context.distributed().rank() == 0
+        {
+            self.context.warn_of_unread_hparams();
+        }
         self.add_metrics(metrics);
         self.state.batches += 1;
         let logs = self.late_metrics.batch_logs(metrics);

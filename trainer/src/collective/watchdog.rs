@@ -20,6 +20,10 @@ use stoker_api::names::ENV_SILENCE_SECONDS;
 use super::link::Link;
 use super::progress::{HEARTBEAT_BYTES, Heartbeat, ProgressState, StallLimits};
 
+mod single_rank;
+
+pub(super) use single_rank::SingleRankWatchdog;
+
 /// Interval of heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout for TCP acknowledgments of a peer's machine; after it, the link or the machine has
@@ -152,30 +156,6 @@ pub(super) fn start(
         );
     }
     Watchdog { rank, limits, progress, abort, peers: states, is_single: false }.start()
-}
-
-/// Watchdog of a process without other ranks. It stops when this value is dropped.
-#[derive(Debug)]
-pub(super) struct SingleRankWatchdog(GangAbort);
-
-impl SingleRankWatchdog {
-    /// Starts the watchdog thread.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the system has no more threads.
-    pub(super) fn start(limits: StallLimits, progress: Arc<ProgressState>) -> io::Result<Self> {
-        let (abort, peers) = (GangAbort::default(), BTreeMap::new());
-        let own = abort.clone();
-        Watchdog { rank: 0, limits, progress, abort, peers, is_single: true }.start()?;
-        Ok(Self(own))
-    }
-}
-
-impl Drop for SingleRankWatchdog {
-    fn drop(&mut self) {
-        self.0.stop_watchdog();
-    }
 }
 
 struct Watchdog {

@@ -1,6 +1,7 @@
 //! Builds the common parts of pods that run a user's program, for trials and jobs. Pure: errors in
 //! the spec were reported when the object was validated.
 
+mod devices;
 mod merge;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ use stoker_api::quantity;
 use stoker_api::validate::{ValidExperiment, ValidInferenceJob};
 use stoker_engine::gang::POD_GRACE_SECONDS_MAX;
 
+use self::devices::is_device;
+pub(crate) use self::devices::remove_devices;
 pub(crate) use self::merge::merge;
 use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
 use crate::trial::config::OperatorConfig;
@@ -212,7 +215,7 @@ pub(crate) fn small_resources<'a>(limits: impl Iterator<Item = (&'a String, &'a 
         "limits": { "memory": "512Mi" },
     });
     // Extended resources, such as network cards, are only for programs.
-    for (name, limit) in limits.filter(|(name, _)| !name.contains('/')) {
+    for (name, limit) in limits.filter(|(name, _)| !is_device(name)) {
         let request = resources["requests"][name].as_str().and_then(quantity::parse);
         // A request above its limit is invalid, and a missing request defaults to the limit.
         let limit_amount = quantity::parse(limit);
@@ -263,7 +266,7 @@ fn device(settings: &PodSettings<'_>) -> Option<&'static str> {
     let mut limits = settings.limits.keys().chain(limits.into_iter().flat_map(Map::keys));
     // A claim may be for a GPU, and so may an extended resource of any vendor's plugin.
     let has_claims = resources.is_some_and(|resources| resources["claims"].is_array());
-    let may_have_gpu = has_claims || limits.any(|name| name.contains('/'));
+    let may_have_gpu = has_claims || limits.any(|name| is_device(name));
     (!may_have_gpu).then_some("cpu")
 }
 

@@ -18,8 +18,8 @@ use stoker_engine::gang::POD_GRACE_SECONDS_MAX;
 use super::config::{OperatorConfig, TrialNames};
 use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
 use crate::pod::{
-    LAUNCHER, PodSettings, common_spec, environment, mounts, program_spec, security,
-    small_resources,
+    LAUNCHER, PodSettings, common_spec, environment, mounts, program_spec, remove_devices,
+    security, small_resources,
 };
 
 /// Seconds that the ranks of a gang wait for each other by default.
@@ -180,7 +180,10 @@ pub fn cleanup_pod(
             fields.retain(|field, _| !["image", "imagePullPolicy"].contains(&field.as_str()));
         }
     }
-    crate::pod::pod(metadata, spec, &PodSettings { overrides: overrides.as_ref(), ..settings })
+    let settings = PodSettings { overrides: overrides.as_ref(), ..settings };
+    let mut pod = crate::pod::pod(metadata, spec, &settings);
+    remove_devices(&mut pod, &settings);
+    pod
 }
 
 fn spec(

@@ -316,3 +316,55 @@ fn clean_up_pods_take_overrides_and_limits() {
     let env = env.pointer("/spec/containers/0/env").unwrap().as_array().unwrap().clone();
     assert!(env.contains(&json!({ "name": "A", "value": "1" })));
 }
+
+#[test]
+fn clean_up_pods_request_no_devices() {
+    let toleration =
+        |key: &str| json!({ "key": key, "operator": "Exists", "effect": "NoSchedule" });
+    let own = json!({ "key": "team", "operator": "Exists" });
+    let place = json!({ "cloud.google.com/gke-accelerator": "nvidia-h100-80gb" });
+    let limits = json!({ "rdma/hca": "1", "memory": "1Gi", "example.com/fpga": 1 });
+    let pod = cleanup_of(&json!({
+        "resources": { "slotResource": "nvidia.com/gpu", "limits": { "example.com/nic": "1" } },
+        "pod": {
+            "nodeSelector": place, "runtimeClassName": "nvidia-cdi",
+            "tolerations": [own.clone(), toleration("rdma/hca")],
+        },
+        "podOverrides": { "spec": {
+            "resourceClaims": [{ "name": "nic", "resourceClaimTemplateName": "nic" }],
+            "initContainers": [{ "name": "first", "resources": { "claims": [{ "name": "nic" }] } }],
+            "containers": [
+                { "name": "trainer", "resources": {
+                    "limits": limits, "requests": limits, "claims": [{ "name": "nic" }],
+                } },
+                { "name": "side", "resources": { "limits": { "nvidia.com/gpu": "1" } } },
+            ],
+        } },
+    }));
+    let spec = &pod["spec"];
+    assert_eq!(spec["resourceClaims"], Value::Null);
+    assert_eq!(spec["initContainers"][0]["resources"], json!({}));
+    let requests = json!({ "cpu": "100m", "memory": "1Gi" });
+    let resources = json!({ "requests": requests, "limits": { "memory": "1Gi" } });
+    assert_eq!(spec["containers"][0]["resources"], resources);
+    assert_eq!(spec["containers"][1]["resources"], json!({ "limits": {} }));
+    // Only these nodes may reach the storage.
+    assert_eq!(spec["nodeSelector"], place);
+    assert_eq!(spec["runtimeClassName"], Value::Null);
+    let added = ["example.com/fpga", "example.com/nic", "nvidia.com/gpu"].map(toleration);
+    let tolerations = [&[own, toleration("rdma/hca")][..], &added].concat();
+    assert_eq!(spec["tolerations"], json!(tolerations));
+}
+
+#[test]
+fn clean_up_pods_keep_other_settings() {
+    let spec = |change: Value| cleanup_of(&change)["spec"].clone();
+    assert_eq!(spec(json!({}))["tolerations"], Value::Null);
+    let sandbox = spec(json!({ "pod": { "runtimeClassName": "gvisor" } }));
+    assert_eq!(sandbox["runtimeClassName"], "gvisor");
+    let gpus = json!({ "slotResource": "nvidia.com/gpu" });
+    let overridden = spec(json!({
+        "resources": gpus, "podOverrides": { "spec": { "tolerations": null } },
+    }));
+    assert_eq!(overridden["tolerations"][0]["key"], "nvidia.com/gpu");
+}

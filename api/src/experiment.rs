@@ -299,8 +299,9 @@ pub struct CheckpointStorage {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// Secret in the experiment's namespace with the credentials. Its keys become environment
-    /// variables, such as `AWS_ACCESS_KEY_ID`. Unset: the operator's default Secret name.
-    /// `stoker run` ignores this field and takes the credentials from its environment.
+    /// variables, such as `AWS_ACCESS_KEY_ID`. Unset: the operator's default Secret if `url` is
+    /// unset too, otherwise no Secret. `stoker run` ignores this field and takes the credentials
+    /// from its environment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<String>,
     /// Number of best checkpoints to retain over all trials, from 0 to 100. Default: 0.

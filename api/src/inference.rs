@@ -333,8 +333,8 @@ pub struct InferenceStorage {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// Secret in the job's namespace with the credentials. Its keys become environment variables.
-    /// Unset: the operator's default Secret name. `stoker job run` ignores this field and takes the
-    /// credentials from its environment.
+    /// Unset: the operator's default Secret if `url` is unset too, otherwise no Secret.
+    /// `stoker job run` ignores this field and takes the credentials from its environment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<String>,
 }

@@ -73,7 +73,8 @@ pub struct Options {
     /// Default S3 endpoint, for experiments and jobs without a storage URL
     #[arg(long, env = "STOKER_STORAGE_ENDPOINT", default_value = "")]
     pub storage_endpoint: String,
-    /// Default Secret with storage credentials, in the namespace of the experiment or job
+    /// Secret with the credentials of the default storage, in the namespace of the experiment or
+    /// job. Experiments and jobs with a storage URL do not use it
     #[arg(long, env = "STOKER_STORAGE_SECRET", default_value = "")]
     pub storage_secret: String,
     /// Seconds within which all pods of a gang must be scheduled, once no pod has a scheduling gate

@@ -58,17 +58,24 @@ pub(crate) async fn of_experiment(
         }
     };
     let recorded = recorded.filter(|_| !started.is_empty());
-    Ok(to_record(settings, in_pod, recorded))
+    let default_secret = context.operator_config.storage_secret.as_ref();
+    Ok(to_record(settings, in_pod, recorded, default_secret))
 }
 
 /// Returns the storage record to write where no fixed one exists. `in_pod` is the storage of the
-/// newest pod. `recorded` comes from an older operator, which followed its settings.
+/// newest pod. `recorded` comes from an older operator, which followed its settings and used
+/// `default_secret` for every storage.
 pub(crate) fn to_record(
     settings: StorageRecord,
     in_pod: Option<PodStorage>,
     recorded: Option<&StorageRecord>,
+    default_secret: Option<&String>,
 ) -> Option<StorageRecord> {
     let mut storage = settings;
+    // Pods come after a fixed record, so both a pod and another record are of an older operator.
+    if in_pod.is_some() || recorded.is_some() {
+        storage.secret_name = storage.secret_name.or_else(|| default_secret.cloned());
+    }
     if let Some(in_pod) = in_pod {
         (storage.url, storage.endpoint) = (in_pod.url, in_pod.endpoint);
         if let Some(secret_name) = in_pod.secret_name {
@@ -184,7 +191,7 @@ mod tests {
         };
         let check =
             |in_pod: Option<PodStorage>, old: Option<&StorageRecord>, expected: StorageRecord| {
-                let record = to_record(settings(), in_pod, old).unwrap();
+                let record = to_record(settings(), in_pod, old, None).unwrap();
                 assert!(record.is_fixed());
                 assert_eq!(StorageRecord { fixed_at: None, ..record }, expected);
             };
@@ -194,6 +201,27 @@ mod tests {
         check(None, Some(&old), storage("s3://old", None, Some("new")));
         check(None, Some(&storage("", None, None)), settings());
         check(None, None, settings());
-        assert_eq!(to_record(storage("", None, None), None, None), None);
+        assert_eq!(to_record(storage("", None, None), None, None, None), None);
+    }
+
+    #[test]
+    fn upgrade_keeps_the_default_secret() {
+        let own = || storage("s3://own", None, None);
+        let pod = |secret_name: Option<Option<&str>>| PodStorage {
+            url: "s3://own".to_owned(),
+            endpoint: None,
+            secret_name: secret_name.map(|name| name.map(str::to_owned)),
+        };
+        let default = "default".to_owned();
+        let check =
+            |in_pod: Option<PodStorage>, old: Option<&StorageRecord>, expected: Option<&str>| {
+                let record = to_record(own(), in_pod, old, Some(&default)).unwrap();
+                assert_eq!(record.secret_name.as_deref(), expected);
+            };
+        check(None, None, None);
+        check(None, Some(&own()), Some("default"));
+        check(Some(pod(None)), None, Some("default"));
+        check(Some(pod(Some(None))), Some(&own()), None);
+        check(Some(pod(Some(Some("own")))), None, Some("own"));
     }
 }

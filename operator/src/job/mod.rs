@@ -142,7 +142,8 @@ async fn storage_of(
             storage::of_newest_pod(context, key, &labels, &owners, secrets).await?
         }
     };
-    Ok(storage::to_record(settings, in_pod, status.storage.as_ref()))
+    let default_secret = context.operator_config.storage_secret.as_ref();
+    Ok(storage::to_record(settings, in_pod, status.storage.as_ref(), default_secret))
 }
 
 /// Key of the job in state that all kinds share by name. No experiment or trial has such a key.

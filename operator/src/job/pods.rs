@@ -71,7 +71,8 @@ pub fn used_storage(
     job_context: &JobContext<'_>,
 ) -> StorageRecord {
     let (url, endpoint) = (job_context.root.clone(), job_context.endpoint.clone());
-    let secret_name = operator_config.secret_name(valid.spec.storage.secret_name.as_ref());
+    let spec = &valid.spec.storage;
+    let secret_name = operator_config.secret_name(spec.url.as_ref(), spec.secret_name.as_ref());
     StorageRecord { url, endpoint, path: job_context.path.clone(), secret_name, fixed_at: None }
 }
 

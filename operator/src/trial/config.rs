@@ -25,7 +25,7 @@ pub struct OperatorConfig {
     pub storage_url: String,
     /// Default S3 endpoint, for specs without a storage URL.
     pub storage_endpoint: Option<String>,
-    /// Default Secret with storage credentials.
+    /// Secret with the credentials of the default storage.
     pub storage_secret: Option<String>,
     /// Stock trainer image.
     pub trainer_image: String,
@@ -73,7 +73,7 @@ impl OperatorConfig {
     /// nor the operator specifies one.
     pub fn storage(&self, spec: &CheckpointStorage, path: String) -> StorageRecord {
         let (url, endpoint) = self.storage_location(spec.url.as_ref(), spec.endpoint.as_ref());
-        let secret_name = self.secret_name(spec.secret_name.as_ref());
+        let secret_name = self.secret_name(spec.url.as_ref(), spec.secret_name.as_ref());
         StorageRecord { url, endpoint, path, secret_name, fixed_at: None }
     }
 
@@ -91,9 +91,12 @@ impl OperatorConfig {
         }
     }
 
-    /// Secret with storage credentials: `name` from the spec, or else the default.
-    pub fn secret_name(&self, name: Option<&String>) -> Option<String> {
-        name.or(self.storage_secret.as_ref()).cloned()
+    /// Returns the Secret with storage credentials from the values of a spec. The default Secret
+    /// is only for the default storage: a storage of the user may get its credentials from a
+    /// service account or need none, and must not receive those of the default storage.
+    pub fn secret_name(&self, url: Option<&String>, name: Option<&String>) -> Option<String> {
+        let of_default = || self.storage_secret.as_ref().filter(|_| url.is_none());
+        name.or_else(of_default).cloned()
     }
 
     fn gang_secret(&self, trial_uid: &str, attempt: u32) -> String {

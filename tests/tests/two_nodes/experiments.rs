@@ -111,6 +111,7 @@ fn sent_programs_run_in_the_stock_image() {
             "entrypoint": { "command": ["./train", "mnist"] },
             "checkpointStorage": {
                 "url": format!("s3://{}/e2e", s3.bucket), "endpoint": s3.endpoint,
+                "secretName": "storage",
             },
             "searcher": {
                 "metric": "validation_accuracy", "smallerIsBetter": false,

@@ -75,6 +75,12 @@ fn fields_of_a_job_reach_the_pod() {
     check(over, "/metadata/labels/stoker.dev~1job", json!("species"));
     let own = json!({ "storage": { "secretName": "mine" } });
     check(own, &format!("{main}/envFrom/0/secretRef/name"), json!("mine"));
+    let secret = format!("{main}/envFrom");
+    check(json!({}), &secret, json!([{ "secretRef": { "name": "storage" } }]));
+    // The default Secret is only for the default storage.
+    check(json!({ "storage": { "url": "s3://own" } }), &secret, json!([]));
+    let named = json!({ "storage": { "url": "s3://own", "secretName": "storage" } });
+    check(named, &secret, json!([{ "secretRef": { "name": "storage" } }]));
 }
 
 #[test]

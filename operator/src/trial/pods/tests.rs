@@ -168,6 +168,18 @@ fn setup_container_has_the_programs_limits() {
 }
 
 #[test]
+fn default_secret_requires_the_default_storage() {
+    let secrets = |storage: Value, expected: Value| {
+        check(json!({ "checkpointStorage": storage }), "/spec/containers/0/envFrom", expected);
+    };
+    let secret = |name: &str| json!([{ "secretRef": { "name": name } }]);
+    secrets(json!({}), secret("storage"));
+    secrets(json!({ "secretName": "mine" }), secret("mine"));
+    secrets(json!({ "url": "file:///data" }), json!([]));
+    secrets(json!({ "url": "s3://own", "secretName": "storage" }), secret("storage"));
+}
+
+#[test]
 fn overrides_are_merged_last_and_by_name() {
     let over = |body: Value| json!({ "podOverrides": body });
     let container = json!({ "spec": { "containers": [

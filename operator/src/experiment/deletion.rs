@@ -13,8 +13,8 @@ use crate::cache::Key;
 use crate::context::Context;
 use crate::error::Error;
 
-/// Finalizers of Kubernetes itself, while it deletes the trials or releases them from the
-/// experiment, as the user has asked.
+/// Finalizers of Kubernetes itself, while it deletes the trials or pods or releases them from
+/// their owner, as the user has asked.
 const FINALIZERS_OF_KUBERNETES: [&str; 2] = ["foregroundDeletion", "orphan"];
 
 /// Asks the open trials of an experiment that is being deleted to stop, as after a cancel, or kills
@@ -30,20 +30,14 @@ pub(super) async fn stop_trials(
     is_valid: bool,
 ) -> Result<Option<Duration>, Error> {
     context.searchers.forget(key);
-    if does_kubernetes_decide(&experiment.metadata) {
+    let Some(state) = state_in_deletion(&experiment.metadata, experiment.spec.state) else {
         return Ok(None);
-    }
+    };
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let trials = apply::trials_of(context, key, uid);
     let (readable, unreadable): (Vec<_>, Vec<_>) =
         trials.iter().cloned().partition(|trial| trial.unreadable.is_none());
     let mut writer = Writer::new(context, experiment, &readable);
-    let state = match experiment.spec.state {
-        DesiredState::Killed => DesiredState::Killed,
-        DesiredState::Active | DesiredState::Paused | DesiredState::Cancelled => {
-            DesiredState::Cancelled
-        }
-    };
     writer.want(&stops(&writer.records(), state)).await;
     // Trials of an invalid experiment have no plan.
     let without_plan = if is_valid { unreadable } else { trials };
@@ -53,7 +47,25 @@ pub(super) async fn stop_trials(
     most_severe(writer.errors).map_or(Ok(Some(context.resync_interval(key))), Err)
 }
 
-/// Returns whether Kubernetes deletes or releases the trials although the experiment still exists.
+/// Returns the state that an experiment or job has while a finalizer of another program holds back
+/// its deletion: killed if the user has killed it, or else cancelled. `None` if Kubernetes deletes
+/// or releases its trials or pods.
+pub(crate) fn state_in_deletion(
+    metadata: &ObjectMeta,
+    state: DesiredState,
+) -> Option<DesiredState> {
+    if does_kubernetes_decide(metadata) {
+        return None;
+    }
+    Some(match state {
+        DesiredState::Killed => DesiredState::Killed,
+        DesiredState::Active | DesiredState::Paused | DesiredState::Cancelled => {
+            DesiredState::Cancelled
+        }
+    })
+}
+
+/// Returns whether Kubernetes deletes or releases trials or pods although their owner still exists.
 fn does_kubernetes_decide(metadata: &ObjectMeta) -> bool {
     let mut finalizers = metadata.finalizers.iter().flatten();
     finalizers.any(|finalizer| FINALIZERS_OF_KUBERNETES.contains(&&**finalizer))

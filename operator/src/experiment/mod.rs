@@ -35,6 +35,7 @@ use stoker_engine::trial::config::experiment_seed;
 
 use self::apply::Writer;
 use self::decide::{Decided, decide, want_without_search};
+pub(crate) use self::deletion::state_in_deletion;
 use self::kept::Kept;
 use crate::cache::Key;
 use crate::context::{Context, now};
@@ -190,7 +191,7 @@ fn split_refusals(
 
 /// Returns the error that determines the retry delay and logs the others. Conflicts come last: they
 /// pass soon.
-fn most_severe(mut errors: Vec<Error>) -> Option<Error> {
+pub(crate) fn most_severe(mut errors: Vec<Error>) -> Option<Error> {
     errors.sort_by_key(|error| matches!(error, Error::Conflict { .. } | Error::Gone { .. }));
     let mut errors = errors.into_iter();
     let first = errors.next();

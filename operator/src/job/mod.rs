@@ -6,26 +6,25 @@
 
 pub(crate) mod apply;
 mod events;
+mod invalid;
 mod observe;
 pub mod pods;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::runtime::events::EventType;
-use stoker_api::condition;
-use stoker_api::condition::ConditionStatus;
-use stoker_api::experiment::{Phase, StorageRecord};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use stoker_api::experiment::{DesiredState, StorageRecord};
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::names::LABEL_JOB;
-use stoker_api::validate::{FieldError, ValidInferenceJob};
+use stoker_api::validate::ValidInferenceJob;
 use stoker_engine::inference::config::JobContext;
 use stoker_engine::inference::pods::{JobPlan, plan};
 
 use crate::cache::Key;
-use crate::context::{Context, now};
+use crate::context::Context;
 use crate::error::Error;
-use crate::experiment::{new_condition, set_invalid};
+use crate::experiment::state_in_deletion;
 use crate::storage;
 use crate::trial::apply::{delete_pod, find_nodes};
 use crate::trial::observe::unknown_nodes;
@@ -41,17 +40,24 @@ use crate::user_resources::CachedJob;
 pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>, Error> {
     let Some(cached) = context.jobs.get(key) else { return Ok(None) };
     let Ok(job) = &cached.object else {
-        return report_unparsable(context, key, &cached).await;
+        return invalid::report_unparsable(context, key, &cached).await;
     };
-    if job.metadata.deletion_timestamp.is_some() {
-        return Ok(None);
-    }
+    let Some(state) = desired_state(&job.metadata, job.spec.state) else { return Ok(None) };
     match &cached.validation {
-        Some(Ok(valid)) => run(context, key, &cached, job, valid).await,
+        Some(Ok(valid)) => run(context, key, &cached, (job, valid), state).await,
         Some(Err(errors)) if !cached.status().phase.is_terminal() => {
-            fail_invalid(context, key, job, errors).await
+            invalid::fail(context, key, job, state, errors).await
         }
         Some(Err(_)) | None => Ok(None),
+    }
+}
+
+/// Returns the state that a job is to reach. While a finalizer of another program holds back its
+/// deletion, its pods would keep their GPUs. `None` if Kubernetes deletes or releases the pods.
+fn desired_state(metadata: &ObjectMeta, state: DesiredState) -> Option<DesiredState> {
+    match &metadata.deletion_timestamp {
+        Some(_) => state_in_deletion(metadata, state),
+        None => Some(state),
     }
 }
 
@@ -59,8 +65,8 @@ async fn run(
     context: &Context,
     key: &Key,
     cached: &Arc<CachedJob>,
-    job: &InferenceJob,
-    valid: &ValidInferenceJob,
+    (job, valid): (&InferenceJob, &ValidInferenceJob),
+    state: DesiredState,
 ) -> Result<Option<Duration>, Error> {
     let mut pods = observe::pods(context, key, cached.uid());
     if find_nodes(context, &unknown_nodes(context, &key.namespace, &pods)).await? {
@@ -81,7 +87,7 @@ async fn run(
             status.output = Some(job_context.output_url.clone());
         }
     }
-    let planned = plan(&observe::view(context, job, valid, &status, &pods));
+    let planned = plan(&observe::view(context, (job, valid), state, &status, &pods));
     let JobPlan { status, delete, create, wake_seconds } = planned;
     let mut retry = None;
     let mut current = cached.clone();
@@ -162,66 +168,29 @@ fn is_only_conditions(a: &InferenceStatus, b: &InferenceStatus) -> bool {
     !a.conditions.is_empty() && !b.conditions.is_empty() && bare(a) == bare(b)
 }
 
-/// Fails a job with an invalid spec, which cannot change. A job that has already started stays as
-/// it is, and continues once an operator accepts it.
-async fn fail_invalid(
-    context: &Context,
-    key: &Key,
-    job: &InferenceJob,
-    errors: &[FieldError],
-) -> Result<Option<Duration>, Error> {
-    let message = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-    let mut after = job.status.clone().unwrap_or_default();
-    let generation = job.metadata.generation.unwrap_or_default();
-    if after.attempts > 0 {
-        let uid = job.metadata.uid.as_deref().unwrap_or_default();
-        if !context.reported.contains(&state_key(key), uid, generation) {
-            let valid = new_condition(
-                "Valid",
-                ConditionStatus::False,
-                generation,
-                "NoLongerValid",
-                &message,
-            );
-            condition::set(&mut after.conditions, valid);
-            tracing::error!(
-                job = %key,
-                message,
-                "running job is invalid under newer validation rules"
-            );
-            apply::write_status(context, key, job, after).await?;
-            context.reported.add(&state_key(key), uid, generation);
-        }
-        return Ok(Some(context.resync_interval(key)));
-    }
-    after.phase = Phase::Failed;
-    after.message = Some(format!("invalid: {message}"));
-    after.observed_generation = generation;
-    after.ended_at = Some(now());
-    set_invalid(&mut after.conditions, generation, &message);
-    tracing::info!(job = %key, message, "job is invalid");
-    apply::write_status(context, key, job, after).await?;
-    context.metrics.job_ended(Phase::Failed);
-    context.event(job, EventType::Warning, "Invalid", message);
-    Ok(None)
-}
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
 
-/// Writes the parse error of an object to its status. Other objects are not affected.
-async fn report_unparsable(
-    context: &Context,
-    key: &Key,
-    cached: &CachedJob,
-) -> Result<Option<Duration>, Error> {
-    let Err(error) = &cached.object else { return Ok(None) };
-    let generation = error.metadata.generation.unwrap_or_default();
-    if !context.reported.contains(&state_key(key), cached.uid(), generation) {
-        tracing::warn!(job = %key, error = error.error, "cannot parse a job");
-        let version = error.metadata.resource_version.clone();
-        let valid =
-            new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
-        crate::experiment::apply::mark_unreadable::<InferenceJob>(context, key, version, &valid)
-            .await?;
-        context.reported.add(&state_key(key), cached.uid(), generation);
+    use super::*;
+
+    #[test]
+    fn held_deletion_stops_a_job() {
+        let check = |metadata: serde_json::Value, state, expected| {
+            let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap();
+            assert_eq!(desired_state(&metadata, state), expected, "{metadata:?}");
+        };
+        let deleted = |finalizer: &str| {
+            let finalizers = [finalizer];
+            json!({ "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": finalizers })
+        };
+        let backup = || deleted("example.com/backup");
+        check(json!({}), DesiredState::Active, Some(DesiredState::Active));
+        check(json!({}), DesiredState::Paused, Some(DesiredState::Paused));
+        check(backup(), DesiredState::Active, Some(DesiredState::Cancelled));
+        check(backup(), DesiredState::Paused, Some(DesiredState::Cancelled));
+        check(backup(), DesiredState::Killed, Some(DesiredState::Killed));
+        check(deleted("foregroundDeletion"), DesiredState::Active, None);
+        check(deleted("orphan"), DesiredState::Killed, None);
     }
-    Ok(Some(context.resync_interval(key)))
 }

@@ -1,5 +1,6 @@
 //! Observes a job: reads its pods from the cache.
 
+use stoker_api::experiment::DesiredState;
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::validate::ValidInferenceJob;
 use stoker_engine::gang::ObservedPod;
@@ -16,18 +17,18 @@ pub(super) fn pods(context: &Context, key: &Key, uid: &str) -> Vec<ObservedPod> 
     pods.iter().filter(|pod| pod.owner == uid).map(|pod| with_node_state(context, pod)).collect()
 }
 
-/// Input of the engine's plan.
+/// Input of the engine's plan, with the state that the job is to reach.
 pub(super) fn view<'a>(
     context: &Context,
-    job: &InferenceJob,
-    valid: &ValidInferenceJob,
+    (job, valid): (&InferenceJob, &ValidInferenceJob),
+    desired_state: DesiredState,
     status: &'a InferenceStatus,
     pods: &'a [ObservedPod],
 ) -> JobView<'a> {
     let spec = &valid.spec;
     JobView {
         status,
-        desired_state: spec.state,
+        desired_state,
         generation: job.metadata.generation.unwrap_or_default(),
         slots: spec.resources.slots,
         max_restarts: spec.max_restarts,

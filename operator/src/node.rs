@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::ResourceExt as _;
+use kube::runtime::events::EventType;
+use kube::{Resource, ResourceExt as _};
 use stoker_api::time::Timestamp;
-use stoker_engine::gang::{NodeCounts, NodeState};
+use stoker_engine::gang::{NodeCounts, NodeState, ObservedPod, PodDeletion};
 
 use crate::cache::{Cached, Key};
-use crate::context::now;
+use crate::context::{Context, now};
 
 /// A node as last observed.
 #[derive(Debug)]
@@ -95,6 +96,29 @@ impl NodeOutage {
             }
         }
         NodeState::NotReady(since.max(Timestamp(self.last_seen.load(Ordering::Relaxed))))
+    }
+}
+
+/// Emits an event if a pod of a trial or job was deleted because its node does not respond. If the
+/// node returns, the exit of the pod does not show that reason.
+pub(crate) fn report_deletion<K>(
+    context: &Context,
+    owner: &K,
+    pods: &[ObservedPod],
+    deleted: &PodDeletion,
+) where
+    K: Resource<DynamicType = ()>,
+{
+    let pod = pods.iter().find(|pod| pod.uid == deleted.uid);
+    let is_silent = pod.is_some_and(|pod| matches!(pod.node, NodeState::NotReady(_)));
+    if is_silent && deleted.grace_seconds > 0 {
+        let note = format!(
+            "pod {} was deleted, because its node is not ready; if the node returns, the pod has \
+             {} s to exit",
+            deleted.name, deleted.grace_seconds
+        );
+        tracing::warn!(owner = owner.name_any(), "{note}");
+        context.event(owner, EventType::Warning, "NodeNotReady", note);
     }
 }
 

@@ -25,6 +25,7 @@ use crate::cache::Key;
 use crate::context::Context;
 use crate::error::Error;
 use crate::experiment::state_in_deletion;
+use crate::node::report_deletion;
 use crate::storage;
 use crate::trial::apply::{delete_pod, find_nodes};
 use crate::trial::observe::unknown_nodes;
@@ -107,6 +108,7 @@ async fn run(
     }
     for pod in &delete {
         delete_pod(context, &key.namespace, pod).await?;
+        report_deletion(context, job, &pods, pod);
     }
     for start in create {
         let Some(storage) = &storage else {

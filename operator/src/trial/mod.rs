@@ -15,11 +15,12 @@ use std::time::Duration;
 use kube::runtime::events::EventType;
 use stoker_api::experiment::Phase;
 use stoker_api::trial::TrialStatus;
-use stoker_engine::gang::{GangPlan, NodeState, PodDeletion, plan};
+use stoker_engine::gang::{GangPlan, plan};
 
 use crate::cache::Key;
 use crate::context::{Context, now};
 use crate::error::Error;
+use crate::node::report_deletion;
 use crate::objects::CachedTrial;
 use observe::ObservedTrial;
 
@@ -91,29 +92,12 @@ async fn apply(
     }
     for pod in &delete {
         apply::delete_pod(context, &key.namespace, pod).await?;
-        report_dead_node(context, observed, pod);
+        report_deletion(context, &observed.trial.trial, &observed.pods, pod);
     }
     if !create.is_empty() {
         apply::create_pods(context, observed, &trial, &create).await?;
     }
     Ok(retry)
-}
-
-/// Emits an event if a pod was deleted because its node does not respond. If the node returns, the
-/// exit of the pod does not show that reason.
-fn report_dead_node(context: &Context, observed: &ObservedTrial, deleted: &PodDeletion) {
-    let pod = observed.pods.iter().find(|pod| pod.uid == deleted.uid);
-    let is_silent = pod.is_some_and(|pod| matches!(pod.node, NodeState::NotReady(_)));
-    if is_silent && deleted.grace_seconds > 0 {
-        let note = format!(
-            "pod {} was deleted, because its node is not ready; if the node returns, the pod has \
-             {} s to exit",
-            deleted.name, deleted.grace_seconds
-        );
-        let experiment = &observed.trial.trial.spec.experiment;
-        tracing::warn!(experiment, trial = &*observed.key.name, "{note}");
-        context.event(&observed.trial.trial, EventType::Warning, "NodeNotReady", note);
-    }
 }
 
 /// Whether a change affects only conditions, reason and message, or a pending trial started to run.

@@ -9,6 +9,7 @@
 //! are headless.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use stoker_api::external::{Answer, Question, SearcherHost, SearcherUrl};
 use stoker_engine::experiment::{Asked, Refusal};
 use stoker_searcher::AskError;
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
+use tokio::task::{self, JoinSet};
 use tokio::time::Instant;
 
 use crate::cache::Key;
@@ -26,11 +27,16 @@ use crate::context::Context;
 
 /// Maximum number of questions on their way, of all experiments.
 const QUESTIONS_MAX: usize = 64;
+/// Maximum number of questions on their way, of the experiments of one namespace. A service that
+/// does not answer occupies a question for 30 s.
+const NAMESPACE_QUESTIONS_MAX: usize = 16;
 
 /// Questions by experiment.
 #[derive(Debug, Default)]
 pub struct Searchers {
     slots: Mutex<HashMap<Key, Slot>>,
+    /// Number of questions so far, which orders them.
+    num_questions: AtomicU64,
     changed: Notify,
 }
 
@@ -38,6 +44,8 @@ pub struct Searchers {
 #[derive(Debug)]
 struct Slot {
     uid: String,
+    /// Position in the order in which questions are asked.
+    turn: u64,
     asked: Asked,
     num_failures: u32,
     /// Why the question, or the one before it, has no answer yet.
@@ -117,7 +125,8 @@ impl Searchers {
             None => (0, None),
         };
         let state = SlotState::Queued(Box::new(request()));
-        let slot = Slot { uid: uid.to_owned(), asked, num_failures, refusal, state };
+        let turn = self.num_questions.fetch_add(1, Ordering::Relaxed);
+        let slot = Slot { uid: uid.to_owned(), turn, asked, num_failures, refusal, state };
         let progress = Progress::Asking(slot.refusal.clone());
         slots.insert(key.clone(), slot);
         drop(slots);
@@ -156,11 +165,11 @@ impl Searchers {
         self.lock().clear();
     }
 
-    /// Waits for a question to ask.
-    async fn next(&self) -> (Key, String, Request) {
+    /// Waits for a question to ask. `asking` has the namespace of each question on its way.
+    async fn next<T>(&self, asking: &HashMap<T, Arc<str>>) -> (Key, String, Request) {
         loop {
             let changed = self.changed.notified();
-            let queued = self.take_queued();
+            let queued = self.take_queued(asking);
             match queued {
                 Some(queued) => return queued,
                 None => changed.await,
@@ -168,17 +177,25 @@ impl Searchers {
         }
     }
 
-    /// Takes a question that was not asked yet.
-    fn take_queued(&self) -> Option<(Key, String, Request)> {
-        self.lock().iter_mut().find_map(|(key, slot)| {
-            match std::mem::replace(&mut slot.state, SlotState::Asking) {
-                SlotState::Queued(request) => Some((key.clone(), slot.uid.clone(), *request)),
-                state => {
-                    slot.state = state;
-                    None
-                }
-            }
-        })
+    /// Takes the oldest question that was not asked yet. Skips namespaces that have used their
+    /// share.
+    fn take_queued<T>(&self, asking: &HashMap<T, Arc<str>>) -> Option<(Key, String, Request)> {
+        let mut num_asking: HashMap<&str, usize> = HashMap::new();
+        for namespace in asking.values() {
+            *num_asking.entry(namespace).or_default() += 1;
+        }
+        let has_share = |key: &Key| {
+            num_asking.get(&*key.namespace).is_none_or(|num| *num < NAMESPACE_QUESTIONS_MAX)
+        };
+        let mut slots = self.lock();
+        let queued = slots
+            .iter_mut()
+            .filter(|(key, slot)| matches!(slot.state, SlotState::Queued(_)) && has_share(key));
+        let (key, slot) = queued.min_by_key(|(_, slot)| slot.turn)?;
+        match std::mem::replace(&mut slot.state, SlotState::Asking) {
+            SlotState::Queued(request) => Some((key.clone(), slot.uid.clone(), *request)),
+            _ => None,
+        }
     }
 
     /// Records the end of a question.
@@ -199,14 +216,18 @@ impl Searchers {
     }
 }
 
-/// Asks the questions of all experiments while this replica leads.
+/// Asks the questions of all experiments while this replica leads: first in, first out, with a
+/// limit for each namespace.
 pub(crate) async fn ask_all(context: Arc<Context>) {
     let mut questions = JoinSet::new();
+    let mut asking: HashMap<task::Id, Arc<str>> = HashMap::new();
     loop {
         tokio::select! {
-            (key, uid, request) = context.searchers.next(), if questions.len() < QUESTIONS_MAX => {
-                let context = context.clone();
-                questions.spawn(async move {
+            (key, uid, request) = context.searchers.next(&asking),
+                if questions.len() < QUESTIONS_MAX =>
+            {
+                let (context, namespace) = (context.clone(), key.namespace.clone());
+                let question = questions.spawn(async move {
                     let answer = ask(&context.client, &request).await;
                     if let Err(error) = &answer {
                         tracing::warn!(experiment = %key, %error, "no answer of the searcher");
@@ -214,8 +235,11 @@ pub(crate) async fn ask_all(context: Arc<Context>) {
                     context.searchers.finish(&key, &uid, answer);
                     context.experiment_queue.add(key);
                 });
+                asking.insert(question.id(), namespace);
             }
-            Some(_) = questions.join_next() => {}
+            Some(ended) = questions.join_next_with_id() => {
+                asking.remove(&ended.map_or_else(|error| error.id(), |(id, ())| id));
+            }
         }
     }
 }
@@ -287,6 +311,10 @@ mod tests {
         assert!(address_of(None, "s.ns.svc").unwrap_err().starts_with("not found"));
     }
 
+    fn no_question() -> HashMap<usize, Arc<str>> {
+        HashMap::new()
+    }
+
     const FIRST: Asked = Asked { call: 0, through: 3 };
 
     #[tokio::test(flavor = "current_thread")]
@@ -294,7 +322,7 @@ mod tests {
         let (searchers, key) = (Searchers::default(), Key::new("ns", "a"));
         let answer = Answer { call: 0, actions: vec![] };
         assert_eq!(searchers.poll(&key, "1", FIRST, request), Progress::Asking(None));
-        let (asking, uid, _) = searchers.next().await;
+        let (asking, uid, _) = searchers.next(&no_question()).await;
         assert_eq!((&asking, uid.as_str()), (&key, "1"));
         // A deletion may change the last event while the question is on its way.
         let later = Asked { call: 0, through: 5 };
@@ -305,7 +333,7 @@ mod tests {
         assert_eq!(searchers.poll(&key, "1", later, again), answered);
         // If the answer could not be recorded, the question is asked again.
         assert_eq!(searchers.poll(&key, "1", later, request), Progress::Asking(None));
-        searchers.next().await;
+        searchers.next(&no_question()).await;
         // An answer to an experiment of the same name that was deleted is dropped.
         assert_eq!(searchers.poll(&key, "2", FIRST, request), Progress::Asking(None));
         searchers.finish(&key, "1", Ok(answer));
@@ -316,7 +344,7 @@ mod tests {
     async fn failures_are_retried_and_reported_until_an_answer() {
         let (searchers, key) = (Searchers::default(), Key::new("ns", "a"));
         searchers.poll(&key, "1", FIRST, request);
-        searchers.next().await;
+        searchers.next(&no_question()).await;
         searchers.finish(&key, "1", Err(AskError::Unavailable("down".to_owned())));
         let progress = searchers.poll(&key, "1", FIRST, request);
         let Progress::Failed(refusal, wait) = progress else { panic!("{progress:?}") };
@@ -324,12 +352,53 @@ mod tests {
         tokio::time::sleep(wait).await;
         let again = searchers.poll(&key, "1", FIRST, request);
         assert_eq!(again, Progress::Asking(Some(refusal)));
-        searchers.next().await;
+        searchers.next(&no_question()).await;
         let (_, wait) = searchers.refuse(&key, &AskError::BadAnswer("no".to_owned()));
         assert_eq!(wait.as_secs(), 2);
         // Another question begins without the failures of this one.
         searchers.accept(&key);
         let next = Asked { call: 1, through: 9 };
         assert_eq!(searchers.poll(&key, "1", next, request), Progress::Asking(None));
+    }
+
+    #[test]
+    fn questions_are_asked_in_order() {
+        let searchers = Searchers::default();
+        let keys: Vec<Key> = (0..9).map(|idx| Key::new("ns", &format!("e{}", idx % 7))).collect();
+        for key in &keys[..7] {
+            searchers.poll(key, "1", FIRST, request);
+        }
+        let take = || searchers.take_queued(&no_question()).map(|(key, ..)| key);
+        let answer = || Ok(Answer { call: 0, actions: vec![] });
+        for (idx, key) in keys[..7].iter().enumerate() {
+            assert_eq!(take().as_ref(), Some(key), "{idx}");
+            // The next question of the first two experiments comes after those of the others.
+            if idx < 2 {
+                let next = Asked { call: 1, through: 9 };
+                searchers.finish(key, "1", answer());
+                searchers.poll(key, "1", next, request);
+            }
+        }
+        assert_eq!([take(), take(), take()], [Some(keys[7].clone()), Some(keys[8].clone()), None]);
+    }
+
+    #[test]
+    fn one_namespace_cannot_use_all_questions() {
+        let searchers = Searchers::default();
+        let poll = |namespace: &str, idx: usize| {
+            searchers.poll(&Key::new(namespace, &format!("e{idx}")), "1", FIRST, request);
+        };
+        (0..200).for_each(|idx| poll("a", idx));
+        poll("b", 0);
+        let mut asking = no_question();
+        while let Some((key, ..)) = searchers.take_queued(&asking) {
+            asking.insert(asking.len(), key.namespace);
+        }
+        let num_of = |name: &str| asking.values().filter(|namespace| &***namespace == name).count();
+        assert_eq!((num_of("a"), num_of("b")), (NAMESPACE_QUESTIONS_MAX, 1));
+        // The end of a question makes the next one of its namespace possible.
+        asking.remove(&0);
+        let next = searchers.take_queued(&asking).map(|(key, ..)| key);
+        assert_eq!(next, Some(Key::new("a", &format!("e{NAMESPACE_QUESTIONS_MAX}"))));
     }
 }

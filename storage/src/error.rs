@@ -87,6 +87,21 @@ pub enum StorageError {
     },
 }
 
+impl StorageError {
+    /// Returns the environment variables with the keys of this storage, by the scheme of its URL.
+    pub fn key_variables(&self) -> &'static str {
+        match self {
+            Self::NotFound { url, .. }
+            | Self::Refused { url, .. }
+            | Self::Credentials { url, .. }
+            | Self::Full { url, .. }
+            | Self::Unavailable { url, .. }
+            | Self::BufferFull { url, .. }
+            | Self::BadUrl { url, .. } => key_variables(url),
+        }
+    }
+}
+
 /// Error codes of responses with status 400 that a retry may fix.
 const TRANSIENT_CODES: [&str; 7] = [
     // The client sent too slowly.
@@ -151,7 +166,7 @@ pub(crate) fn classify(
             _,
         ) => (StorageError::BadUrl { url, reason: format!("path {path:?}: {reason}") }, false),
         _ if reason.contains("169.254.169.254") => {
-            (StorageError::Credentials { url, reason: no_credentials(&reason) }, true)
+            (StorageError::Credentials { url, reason: no_credentials(subject.url, &reason) }, true)
         }
         _ if reason.contains("status code: 507") => {
             (StorageError::Full { url, path, reason }, false)
@@ -163,11 +178,32 @@ pub(crate) fn classify(
     }
 }
 
-fn no_credentials(reason: &str) -> String {
+fn key_variables(url: &str) -> &'static str {
+    match url.split_once("://") {
+        Some(("az", _)) => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+        Some(("gs", _)) => "GOOGLE_SERVICE_ACCOUNT_KEY",
+        _ => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    }
+}
+
+/// The metadata services of AWS, Azure and Google Cloud have the same address.
+fn no_credentials(url: &str, reason: &str) -> String {
+    let others = match url.split_once("://") {
+        Some(("az", _)) => {
+            "or bind the pod's service account to an Azure identity (workload identity)"
+        }
+        Some(("gs", _)) => {
+            "or bind the pod's service account to a Google service account (workload identity)"
+        }
+        _ => {
+            "or AWS_PROFILE with a profile in ~/.aws/credentials, or bind the pod's service \
+             account to an AWS role"
+        }
+    };
+    let names = key_variables(url);
     format!(
-        "no credentials found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
-         AWS_WEB_IDENTITY_TOKEN_FILE, or AWS_PROFILE with a profile in ~/.aws/credentials; the \
-         metadata service of this machine failed: {reason}"
+        "no credentials found: set {names}, {others}; the metadata service of this machine \
+         failed: {reason}"
     )
 }
 
@@ -250,7 +286,6 @@ mod tests {
             check(generic(code("400 Bad Request", expired).into()), "have expired", false);
         }
         check(generic("status code: 301 Moved".into()), "301 Moved", false);
-        check(generic("PUT http://169.254.169.254/latest".into()), "no credentials", true);
         let path = "a/b".to_owned();
         let missing = object_store::Error::NotFound { path: path.clone(), source: "x".into() };
         check(missing, "object \"a/b\" not found", false);
@@ -259,5 +294,29 @@ mod tests {
         let source = code("403 Forbidden", "RequestTimeTooSkewed").into();
         let skewed = object_store::Error::PermissionDenied { path: "a/b".into(), source };
         check(skewed, "correct the clock", true);
+    }
+
+    /// The names are those of the table in docs/install.md.
+    #[test]
+    fn missing_credentials_are_named_by_scheme() {
+        let check = |url: &str, texts: &[&str]| {
+            let source = generic("PUT http://169.254.169.254/latest".into());
+            let (error, is_transient) = classify(Subject { url, path: "a/b" }, 3, &source);
+            let error = error.to_string();
+            assert!(is_transient && error.contains("no credentials found: set "), "{error}");
+            for text in texts {
+                assert!(error.contains(text), "{text}: {error}");
+            }
+            let others = ["AWS_", "AZURE_", "GOOGLE_"].map(|name| error.contains(name));
+            assert_eq!(others.iter().filter(|is_named| **is_named).count(), 1, "{error}");
+        };
+        check("s3://b/p", &["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS role"]);
+        check(
+            "az://c/p",
+            &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "Azure identity"],
+        );
+        check("gs://b/p", &["GOOGLE_SERVICE_ACCOUNT_KEY", "Google service account"]);
+        let error = StorageError::BadUrl { url: "az://c".to_owned(), reason: String::new() };
+        assert!(error.key_variables().contains("AZURE_STORAGE_ACCOUNT_KEY"));
     }
 }

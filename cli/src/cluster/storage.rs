@@ -108,7 +108,7 @@ pub(crate) fn failure(error: StorageError, spec: &CheckpointStorage) -> Failure 
     }
     let which = match &spec.secret_name {
         Some(name) => format!("those of the Secret `{name}`"),
-        None => "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".to_owned(),
+        None => format!("such as {}", error.key_variables()),
     };
     Failure::System(format!(
         "{error}; check the credentials in the environment of this command ({which}); if the \
@@ -176,6 +176,14 @@ mod tests {
         );
         check((None, None), (Some("file:///data"), None), Err("a directory in the pods"));
         check((Some("file:///mnt"), None), (Some("file:///data"), None), Ok(("file:///mnt", None)));
+    }
+
+    #[test]
+    fn remedies_name_the_keys_of_the_storage() {
+        let reason = "no credentials found".to_owned();
+        let error = StorageError::Credentials { url: "az://c/p".to_owned(), reason };
+        let text = failure(error, &CheckpointStorage::default()).to_string();
+        assert!(text.contains("such as AZURE_STORAGE_ACCOUNT_NAME and"), "{text}");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::io::ErrorKind;
 
+use object_store::path::Error as PathError;
+
 /// Why an operation on a [`Storage`](crate::Storage) failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -158,6 +160,13 @@ pub(crate) fn classify(
             let remedy = "the keys in the environment have expired; replace them";
             (StorageError::Refused { url, path, reason, remedy }, false)
         }
+        // Paths of callers were parsed before, so the store returned this one in a list.
+        (Source::InvalidPath { source: PathError::EmptySegment { path: key } }, _)
+        | (Source::InvalidPath { source: PathError::BadSegment { path: key, .. } }, _)
+        | (Source::InvalidPath { source: PathError::NonUnicode { path: key, .. } }, _) => {
+            let reason = bad_key(&url, &path, key);
+            (StorageError::BadUrl { url, reason }, false)
+        }
         (
             Source::InvalidPath { .. }
             | Source::NotSupported { .. }
@@ -204,6 +213,20 @@ fn no_credentials(url: &str, reason: &str) -> String {
     format!(
         "no credentials found: set {names}, {others}; the metadata service of this machine \
          failed: {reason}"
+    )
+}
+
+fn bad_key(url: &str, path: &str, key: &str) -> String {
+    // Local roots add a slash to the path below the root.
+    let is_local = url.starts_with('/') || url.starts_with("file:");
+    let key = if is_local { key.trim_start_matches('/') } else { key };
+    let (keys, objects) = match key.ends_with('/') {
+        true => (format!("keys that begin with {key:?} have"), "these objects"),
+        false => (format!("the key {key:?} has"), "the object"),
+    };
+    format!(
+        "cannot list {path:?}: {keys} a name that is empty, `.`, `..` or not plain text, so Stoker \
+         did not write it; delete or rename {objects}"
     )
 }
 

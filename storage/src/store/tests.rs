@@ -1,6 +1,7 @@
 //! Tests with stores that fail sporadically, are slow, full or missing.
 
 mod flaky;
+mod keys;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

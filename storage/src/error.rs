@@ -161,9 +161,15 @@ pub(crate) fn classify(
             (StorageError::Refused { url, path, reason, remedy }, false)
         }
         // Paths of callers were parsed before, so the store returned this one in a list.
-        (Source::InvalidPath { source: PathError::EmptySegment { path: key } }, _)
-        | (Source::InvalidPath { source: PathError::BadSegment { path: key, .. } }, _)
-        | (Source::InvalidPath { source: PathError::NonUnicode { path: key, .. } }, _) => {
+        (
+            Source::InvalidPath {
+                source:
+                    PathError::EmptySegment { path: key }
+                    | PathError::BadSegment { path: key, .. }
+                    | PathError::NonUnicode { path: key, .. },
+            },
+            _,
+        ) => {
             let reason = bad_key(&url, &path, key);
             (StorageError::BadUrl { url, reason }, false)
         }

@@ -6,6 +6,7 @@
 mod cluster;
 mod commands;
 mod describe;
+mod endpoint;
 mod explain;
 mod failure;
 mod file;

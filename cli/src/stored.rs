@@ -15,7 +15,7 @@ use stoker_api::trial::Trial;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, StorageError, layout};
 
-use crate::cluster::storage::ENV_ENDPOINT;
+use crate::endpoint;
 use crate::failure::Failure;
 use crate::run::setup::ANNOTATION_ROOT;
 use crate::run_root::RunRoot;
@@ -37,8 +37,7 @@ pub(crate) fn open(root: &str, of_run: Option<&str>) -> Result<Option<Storage>, 
     if root.starts_with('/') && !Path::new(root).exists() {
         return Ok(None);
     }
-    let endpoint = std::env::var(ENV_ENDPOINT).ok().filter(|endpoint| !endpoint.is_empty());
-    let endpoint = endpoint.or_else(|| of_run.map(str::to_owned));
+    let endpoint = endpoint::of_environment().or_else(|| of_run.map(str::to_owned));
     let endpoint = endpoint.filter(|_| root.starts_with("s3:"));
     Ok(Some(Storage::open(root, endpoint.as_deref())?.with_few_retries()))
 }

@@ -34,6 +34,7 @@ use crate::cluster::logs::line::LogArgs;
 use crate::cluster::{create, experiment, job as jobs, logs, storage, text, wait};
 use crate::commands::names::{JobNames, for_all, for_each, parse_name, show_each};
 use crate::commands::{ACTION_HELP, SOURCE_HELP, ShowArgs, SourceArgs, WAIT_HELP, block_on, done};
+use crate::endpoint;
 use crate::failure::Failure;
 use crate::file::{self, FileError, LoadedJob};
 use crate::list::{self, ListArgs};
@@ -165,7 +166,9 @@ pub(crate) struct Args {
     #[arg(value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Storage root for trials, logs and, unless the file sets output.url, the output: a directory,
-    /// or s3://, gs:// or az:// BUCKET/PREFIX. Default: storage.url of the file, else ./.stoker
+    /// or s3://, gs:// or az:// BUCKET/PREFIX. Default: storage.url of the file, else ./.stoker.
+    /// STOKER_STORAGE_ENDPOINT is the endpoint of s3:// addresses that have none in the file; a job
+    /// keeps the endpoints that it began with
     #[arg(long, value_name = "URL")]
     root: Option<String>,
     /// Number of concurrent workers [default: resources.slots of the file]
@@ -295,7 +298,7 @@ fn is_started(args: &Args, loaded: &LoadedJob) -> bool {
     run_root.is_ok_and(|run_root| record::has_run(&run_root, loaded))
 }
 
-async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failure> {
+async fn run(args: &Args, output: Output, mut loaded: LoadedJob) -> Result<u8, Failure> {
     background::start();
     signals::report_large_files();
     let mut view = View::new(output);
@@ -305,6 +308,9 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     let program = spec.entrypoint.command.first().map_or("", String::as_str);
     require_program("spec.entrypoint.command[0]", program, &folder)?;
     let run_root = RunRoot::resolve(args.root.as_deref(), spec.storage.url.as_deref())?;
+    let environment = endpoint::of_environment();
+    record::set_endpoints(&mut loaded, &run_root, args.fresh, environment.as_deref())?;
+    let spec = &loaded.valid.spec;
     let input = |error: stoker_storage::StorageError| Failure::Input(error.to_string());
     let storage = Storage::open(&run_root.root, spec.storage.endpoint.as_deref()).map_err(input)?;
     storage.clone().with_few_retries().probe().await?;

@@ -15,6 +15,7 @@ use stoker_engine::inference;
 use stoker_storage::Storage;
 
 use super::manifest::{ManifestError, read_manifest};
+use crate::endpoint;
 use crate::failure::Failure;
 use crate::file::LoadedJob;
 use crate::run::record::{self as files, Lock, RecordDir};
@@ -62,6 +63,32 @@ pub(super) fn has_run(run_root: &RunRoot, loaded: &LoadedJob) -> bool {
     }
 }
 
+/// Sets the endpoints of S3 storages that the file does not contain: the recorded ones if this
+/// resumes a job, else that of the environment. They are recorded with the job.
+///
+/// # Errors
+///
+/// [`Failure::Input`] if the endpoint of the environment is used and is not a URL.
+pub(super) fn set_endpoints(
+    loaded: &mut LoadedJob,
+    run_root: &RunRoot,
+    is_fresh: bool,
+    environment: Option<&str>,
+) -> Result<(), Failure> {
+    let key = format!("{}.{}.job", loaded.namespace, loaded.name);
+    let earlier = setup::latest_record(run_root, &key, &loaded.name).ok().flatten();
+    // `open` reports a damaged record.
+    let read =
+        |folder: RecordDir| files::read_json::<InferenceJob>(&folder.path().join("job.json"));
+    let spec = &mut loaded.valid.spec;
+    match earlier.and_then(|folder| read(folder).ok()).filter(|_| !is_fresh) {
+        // A job without recorded endpoints uses Amazon S3.
+        Some(job) => *spec = endpoint::with_recorded(spec.clone(), &job.spec),
+        None => endpoint::fill_job(spec, &run_root.root, environment)?,
+    }
+    Ok(())
+}
+
 /// Returns the recorded spec with the given values of the fields that do not affect committed
 /// shards. Fails if another field differs.
 fn edited_spec(
@@ -87,7 +114,8 @@ fn edited_spec(
     };
     // Commands change the recorded state, and the file's is that of a new run.
     let compared = InferenceJobSpec { state: given.state, ..edited.clone() };
-    setup::refuse_changes("job", &compared, given, folder)?;
+    let given = endpoint::with_recorded(given.clone(), recorded);
+    setup::refuse_changes("job", &compared, &given, folder)?;
     Ok(edited)
 }
 
@@ -545,5 +573,30 @@ mod tests {
         assert_eq!(ended, Some(Phase::Completed));
         let job: InferenceJob = files::read_json(&path).unwrap();
         assert_eq!(job.status.unwrap().phase, Phase::Completed);
+    }
+
+    #[tokio::test]
+    async fn endpoint_of_environment_is_recorded_and_kept() {
+        let temp = tempfile::tempdir().unwrap();
+        let root = RunRoot { root: "s3://runs/a".to_owned(), state_dir: temp.path().to_owned() };
+        let set = |is_fresh: bool, environment: Option<&str>| {
+            let mut loaded = load_with(temp.path(), &["input.url=s3://rows/*.csv"]);
+            set_endpoints(&mut loaded, &root, is_fresh, environment).unwrap();
+            loaded
+        };
+        let endpoints =
+            |spec: &InferenceJobSpec| (spec.storage.endpoint.clone(), spec.input.endpoint.clone());
+        let both = |endpoint: &str| (Some(endpoint.to_owned()), Some(endpoint.to_owned()));
+        let (first, other) = ("http://127.0.0.1:1", "http://127.0.0.1:2");
+        let opened = open(&root, &set(false, Some(first)), temp.path(), false).await.unwrap();
+        assert_eq!(endpoints(&opened.record.job.spec), both(first));
+        drop(opened);
+        for environment in [None, Some(other)] {
+            let loaded = set(false, environment);
+            assert_eq!(endpoints(&loaded.valid.spec), both(first));
+            assert!(open(&root, &loaded, temp.path(), false).await.unwrap().is_resumed);
+        }
+        assert!(has_run(&root, &load_with(temp.path(), &["input.url=s3://rows/*.csv"])));
+        assert_eq!(endpoints(&set(true, Some(other)).valid.spec), both(other));
     }
 }

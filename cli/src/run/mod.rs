@@ -45,6 +45,7 @@ use self::signals::Signals;
 use self::state::State;
 pub(crate) use self::table::{flatten, hyperparameters, position_header, truncate};
 use crate::cluster::wait;
+use crate::endpoint;
 use crate::failure::Failure;
 use crate::file::{self, FileError, Loaded};
 use crate::print::{self, Output};
@@ -68,7 +69,9 @@ pub(crate) struct Args {
     pub(crate) file: PathBuf,
     /// Storage root for checkpoints, metrics and logs: a directory, or s3://, gs:// or az://
     /// BUCKET/PREFIX. Default: checkpointStorage.url of the file, else ./.stoker. The run's record
-    /// is stored in local/ under a directory; for a bucket, in ~/.local/state/stoker
+    /// is stored in local/ under a directory; for a bucket, in ~/.local/state/stoker. For s3://,
+    /// checkpointStorage.endpoint of the file, else STOKER_STORAGE_ENDPOINT, selects an
+    /// S3-compatible server; a run keeps the endpoint that it began with
     #[arg(long, value_name = "URL")]
     pub(crate) root: Option<String>,
     /// Number of slots; each trial uses one per rank (resources.slotsPerTrial) [default: number of
@@ -127,7 +130,7 @@ fn is_started(args: &Args, loaded: &Loaded) -> bool {
     run_root.is_ok_and(|run_root| setup::has_run(&run_root, loaded))
 }
 
-async fn run_loaded(args: &Args, output: Output, loaded: Loaded) -> Result<u8, Failure> {
+async fn run_loaded(args: &Args, output: Output, mut loaded: Loaded) -> Result<u8, Failure> {
     signals::report_large_files();
     let mut view = View::new(output);
     loaded.notes.iter().for_each(|note| view.print_message(note));
@@ -143,7 +146,9 @@ async fn run_loaded(args: &Args, output: Output, loaded: Loaded) -> Result<u8, F
         Some(test_folder) => smoke_test::test_run_root(test_folder, root_flag, file_url)?,
         None => RunRoot::resolve(root_flag, file_url)?,
     };
-    let endpoint = spec.checkpoint_storage.endpoint.as_deref();
+    let environment = endpoint::of_environment();
+    setup::set_endpoint(&mut loaded, &run_root, args.fresh, environment.as_deref())?;
+    let endpoint = loaded.valid.spec.checkpoint_storage.endpoint.as_deref();
     let storage = Storage::open(&run_root.root, endpoint)
         .map_err(|error| Failure::Input(error.to_string()))?;
     storage.clone().with_few_retries().probe().await?;

@@ -8,7 +8,7 @@ use k8s_openapi::jiff;
 use kube::core::ObjectMeta;
 use serde::Serialize;
 use stoker_api::decisions::PriorTrial;
-use stoker_api::experiment::{Experiment, ExperimentSpec, ExperimentStatus};
+use stoker_api::experiment::{CheckpointStorage, Experiment, ExperimentSpec, ExperimentStatus};
 use stoker_api::names::ENV_DEVICE;
 use stoker_api::validate::{check_edit, with_edits};
 use stoker_engine::devices::GpuPool;
@@ -22,6 +22,7 @@ use super::record::{self, Lock, RecordDir};
 use super::request::{self, is_final};
 use super::spec_changes::spec_changes;
 use crate::cluster::text::{created, now};
+use crate::endpoint;
 use crate::failure::Failure;
 use crate::file::{Loaded, Metadata};
 use crate::run_root::RunRoot;
@@ -67,6 +68,37 @@ pub(crate) fn has_run(run_root: &RunRoot, loaded: &Loaded) -> bool {
         // `open` reports the damage.
         Err(_) => true,
     }
+}
+
+/// Sets the endpoint of an S3 root that the file does not contain: the recorded one if this resumes
+/// a run, else that of the environment. It is recorded with the run.
+///
+/// # Errors
+///
+/// [`Failure::Input`] if the endpoint of the environment is used and is not a URL.
+pub(crate) fn set_endpoint(
+    loaded: &mut Loaded,
+    run_root: &RunRoot,
+    fresh: bool,
+    environment: Option<&str>,
+) -> Result<(), Failure> {
+    let key = format!("{}.{}", loaded.namespace, loaded.name);
+    let earlier = latest_record(run_root, &key, &loaded.name).ok().flatten();
+    // `open` reports a damaged record.
+    let earlier = earlier.and_then(|folder| folder.experiment().ok().flatten());
+    let storage = &mut loaded.valid.spec.checkpoint_storage;
+    match earlier.filter(|_| !fresh) {
+        // A run without a recorded endpoint is stored in Amazon S3.
+        Some(run) => *storage = with_recorded(storage, &run.spec.checkpoint_storage),
+        None => endpoint::fill(&mut storage.endpoint, &run_root.root, environment)?,
+    }
+    Ok(())
+}
+
+/// Returns the storage with the recorded endpoint if it has none.
+fn with_recorded(given: &CheckpointStorage, recorded: &CheckpointStorage) -> CheckpointStorage {
+    let endpoint = given.endpoint.as_ref().or(recorded.endpoint.as_ref());
+    CheckpointStorage { endpoint: endpoint.cloned(), ..given.clone() }
 }
 
 /// Opens the record of the experiment in `loaded`, or creates one. With `fresh`, always creates a
@@ -214,7 +246,9 @@ fn edited_spec(
     // Commands change the recorded state, and the file's is that of a new run.
     let (reopen, state) = (given.reopen, given.state);
     let compared = ExperimentSpec { reopen, state, ..edited.clone() };
-    refuse_changes("experiment", &compared, given, folder.path())?;
+    let checkpoint_storage = with_recorded(&given.checkpoint_storage, &recorded.checkpoint_storage);
+    let given = ExperimentSpec { checkpoint_storage, ..given.clone() };
+    refuse_changes("experiment", &compared, &given, folder.path())?;
     Ok(edited)
 }
 
@@ -366,5 +400,48 @@ mod tests {
             set_later_creation(&mut own, &metadata(earlier));
             assert_eq!(own, metadata(Some(expected)), "{earlier:?}");
         }
+    }
+
+    fn load(folder: &Path, storage: &str) -> Loaded {
+        let file = folder.join("experiment.yaml");
+        let text = format!(
+            "apiVersion: stoker.dev/v1alpha1\nkind: Experiment\nmetadata: {{name: a}}\nspec:\n  \
+             entrypoint: {{command: [x]}}\n  checkpointStorage: {{{storage}}}\n  \
+             searcher: {{metric: loss, maxLength: {{batches: 1}}, single: {{}}}}\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        crate::file::load(&file, &[]).unwrap()
+    }
+
+    #[test]
+    fn endpoint_of_environment_is_recorded_and_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = RunRoot { root: "s3://runs/a".to_owned(), state_dir: folder.path().to_owned() };
+        let endpoint = |loaded: &Loaded| loaded.valid.spec.checkpoint_storage.endpoint.clone();
+        let set = |storage: &str, fresh: bool, environment: Option<&str>| {
+            let mut loaded = load(folder.path(), storage);
+            set_endpoint(&mut loaded, &root, fresh, environment).unwrap();
+            loaded
+        };
+        let (first, other) = (Some("http://127.0.0.1:1"), Some("http://127.0.0.1:2"));
+        let loaded = set("", false, first);
+        assert_eq!(endpoint(&loaded).as_deref(), first);
+        let experiment = open(&root, &loaded, false).unwrap().experiment;
+        assert_eq!(experiment.spec.checkpoint_storage.endpoint.as_deref(), first);
+        // The run resumes in an environment without the variable, or with another value.
+        for environment in [None, other] {
+            let loaded = set("", false, environment);
+            assert_eq!(endpoint(&loaded).as_deref(), first);
+            assert!(open(&root, &loaded, false).unwrap().is_resumed);
+        }
+        // As in `load`, which compares before the endpoint is set.
+        assert!(has_run(&root, &load(folder.path(), "")));
+        let loaded = set("endpoint: 'http://127.0.0.1:2'", false, first);
+        let error = open(&root, &loaded, false).unwrap_err().to_string();
+        assert!(error.contains("spec.checkpointStorage.endpoint: was"), "{error}");
+        assert_eq!(endpoint(&set("", true, other)).as_deref(), other);
+        // A run in Amazon S3 stays there.
+        drop(open(&root, &set("", true, None), true).unwrap());
+        assert_eq!(endpoint(&set("", false, first)), None);
     }
 }

@@ -6,6 +6,7 @@
 //!                                     schema, then typed rules of the api crate, then positions
 //! ```
 
+mod kinds;
 mod legacy;
 mod metadata;
 mod notes;

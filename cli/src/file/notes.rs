@@ -1,30 +1,19 @@
 //! Notes on files that are valid, but probably do not mean what their author wants.
 
-use std::collections::BTreeMap;
-
 use serde_json::Value;
 use stoker_api::experiment::{Length, Searcher, TpeSearch};
-use stoker_api::hyperparameters::{LogRange, Parameter, Space};
-use stoker_api::validate::{Method, ValidExperiment, item, member};
+use stoker_api::hyperparameters::{LogRange, Parameter};
+use stoker_api::validate::{Method, ValidExperiment};
 
-/// Names of distributions in other tools, and the parameter to use instead.
-const OTHER_KINDS: [(&str, &str); 7] = [
-    ("choice", "categorical"),
-    ("loguniform", "log"),
-    ("log_uniform", "log"),
-    ("randint", "int"),
-    ("range", "int"),
-    ("uniform", "double"),
-    ("values", "categorical"),
-];
+use super::kinds;
 
 /// Path of the search space.
 const ROOT: &str = "hyperparameters";
 
 /// Names of fields in the format of the file.
 #[derive(Clone, Copy)]
-struct Format {
-    is_legacy: bool,
+pub(super) struct Format {
+    pub(super) is_legacy: bool,
 }
 
 impl Format {
@@ -43,7 +32,7 @@ pub(super) fn notes(valid: &ValidExperiment, file: &Value, is_legacy: bool) -> V
     notes.extend(only_random_samples(valid));
     notes.extend(without_stops(valid));
     notes.extend(directions(&valid.spec.searcher, &file["spec"]["searcher"], format));
-    fields_of_group(ROOT, &valid.space, format, &mut notes);
+    kinds::notes(ROOT, &valid.space, format, &mut notes);
     valid.space.for_each_parameter(&mut |path, parameter| {
         if let Parameter::Log(range) = parameter {
             notes.extend(values_as_exponents(path, range, format));
@@ -87,36 +76,6 @@ fn directions(searcher: &Searcher, file: &Value, format: Format) -> Vec<String> 
     notes
 }
 
-/// Notes constants that are named like a distribution of another tool.
-fn constants(path: &str, space: &Space, format: Format, notes: &mut Vec<String>) {
-    if let Space::Group(members) = space {
-        let mut only = members.iter().filter(|_| members.len() == 1);
-        notes.extend(only.find_map(|(name, only)| other_kind(path, name, only, format)));
-        notes.extend(determined_kind(path, members).filter(|_| !format.is_legacy));
-    }
-    fields_of_group(path, space, format, notes);
-}
-
-/// Returns a note if a group is a distribution in the form of Determined.
-fn determined_kind(path: &str, members: &BTreeMap<String, Space>) -> Option<String> {
-    let constant = |name: &str| match members.get(name)? {
-        Space::Parameter(Parameter::Const(value)) => Some(value),
-        _ => None,
-    };
-    let kind = constant("type")?.as_str()?;
-    let form = match kind {
-        "int" | "double" | "log" => {
-            let (min, max) = (constant("minval")?, constant("maxval")?);
-            let other = |name: &str| Some(format!(", {name}: {}", constant(name)?));
-            let others: String = ["base", "count"].into_iter().filter_map(other).collect();
-            format!("{kind}: {{min: {min}, max: {max}{others}}}")
-        }
-        "categorical" => format!("categorical: {}", constant("vals")?),
-        _ => return None,
-    };
-    Some(format!("note: {path} is a group of constants; to search over it, write `{form}`"))
-}
-
 /// Returns the number of trials of a method that samples them; `None` if the method determines it.
 fn num_sampled(method: &Method) -> Option<u32> {
     match method {
@@ -152,53 +111,6 @@ fn without_dimension(valid: &ValidExperiment, format: Format) -> Option<String> 
         "note: all {num_trials} trials have the same hyperparameters, because none varies; to \
          search over values in {path}, write `{form}`"
     ))
-}
-
-/// Same as [`constants`], except for `space` itself. The root and the items of `oneOf` must be
-/// groups, so the notes must not recommend a parameter there.
-fn fields_of_group(path: &str, space: &Space, format: Format, notes: &mut Vec<String>) {
-    match space {
-        Space::Parameter(_) => {}
-        Space::Group(members) => {
-            for (name, space) in members {
-                constants(&member(path, name), space, format, notes);
-            }
-        }
-        Space::OneOf(groups) => {
-            let path = member(path, "oneOf");
-            for (i, group) in groups.iter().enumerate() {
-                fields_of_group(&item(&path, i), group, format, notes);
-            }
-        }
-    }
-}
-
-/// Returns a note if the only member of a group is named like a distribution, and is a constant.
-fn other_kind(path: &str, name: &str, space: &Space, format: Format) -> Option<String> {
-    let (_, kind) = OTHER_KINDS.iter().find(|(other, _)| *other == name)?;
-    let is_range = *kind != "categorical";
-    let is_noted = match space {
-        Space::Parameter(Parameter::Const(value)) => {
-            value.as_array().is_some_and(|values| !values.is_empty())
-        }
-        Space::Parameter(_) | Space::OneOf(_) => false,
-        Space::Group(_) => is_range && space.num_dimensions() == 0,
-    };
-    let form = match (is_range, format.is_legacy) {
-        (true, false) => format!("{kind}: {{min: MIN, max: MAX}}"),
-        (false, false) => (*kind).to_owned(),
-        (true, true) => format!("{{type: {kind}, minval: MIN, maxval: MAX}}"),
-        (false, true) => format!("{{type: {kind}, vals: LIST}}"),
-    };
-    let replaced = if format.is_legacy { format!("{{{name}: VALUE}}") } else { name.to_owned() };
-    let exponents = if *kind == "log" { "; MIN and MAX are exponents of 10" } else { "" };
-    is_noted.then(|| {
-        format!(
-            "note: {} is a constant; to search over {path}, write `{form}` instead of \
-             `{replaced}`{exponents}",
-            member(path, name),
-        )
-    })
 }
 
 /// Returns a note if the bounds of a `log` parameter are probably values, not exponents.

@@ -311,7 +311,7 @@ fn suggestion<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// Returns the edit distance: insertions, deletions, replacements and swaps of adjacent letters.
-fn distance(left: &str, right: &str) -> usize {
+pub(super) fn distance(left: &str, right: &str) -> usize {
     let (left, right): (Vec<_>, Vec<_>) = (left.chars().collect(), right.chars().collect());
     let mut rows = vec![(0..=right.len()).collect::<Vec<_>>()];
     for i in 1..=left.len() {

@@ -23,6 +23,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stoker_api::experiment::ExperimentSpec;
 use stoker_api::inference::InferenceJobSpec;
+use stoker_api::names::API_VERSION;
 use stoker_api::validate::{
     FieldError, ValidExperiment, ValidInferenceJob, check_num_at_once, validate,
     validate_inference, validate_inference_on_cluster, validate_local, validate_started,
@@ -220,7 +221,7 @@ fn parse_tree(
         (tree, notes) = (translated.tree, translated.notes);
     }
     if let Some(error) = wrong_kind(&tree, EXPERIMENT) {
-        return Err(with_positions(problems, &[error], &tree));
+        return Err(with_positions(problems, &with_version(error, &tree), &tree));
     }
     let schema = file_schema(EXPERIMENT, stoker_api::crd::experiment_spec_schema());
     let rules = |name: &str, spec: &ExperimentSpec| match target {
@@ -253,7 +254,7 @@ fn parse_job(text: &str, sets: &[String], target: Target) -> Result<LoadedJob, V
         }
     }
     if let Some(error) = wrong_kind(&tree, JOB) {
-        return Err(with_positions(problems, &[error], &tree));
+        return Err(with_positions(problems, &with_version(error, &tree), &tree));
     }
     let schema = file_schema(JOB, stoker_api::crd::inference_spec_schema());
     let rules = |name: &str, spec: &InferenceJobSpec| match target {
@@ -287,6 +288,15 @@ fn wrong_kind(tree: &Tree, expected: &str) -> Option<FieldError> {
         }
         _ => FieldError::new("kind", value, &format!("must be {EXPERIMENT} or {JOB}")),
     })
+}
+
+/// Returns the error of the kind, after that of another `apiVersion`, if any.
+fn with_version(kind: FieldError, tree: &Tree) -> Vec<FieldError> {
+    let value = &tree.value["apiVersion"];
+    let is_known = value.is_null() || value == API_VERSION;
+    let rule = format!("must be {API_VERSION}");
+    let version = (!is_known).then(|| FieldError::new("apiVersion", value, &rule));
+    version.into_iter().chain([kind]).collect()
 }
 
 /// Converts `errors` to problems with positions, and appends those not in `problems` yet.

@@ -296,7 +296,7 @@ fn invalid_yaml_is_refused_with_its_position() {
         &[("8:18:", unclosed)],
     );
     check_change("[train, mnist]", "[train, mnist", &[("", "invalid YAML")]);
-    check_errors("", &[], &[("", "the file is empty")]);
+    check_errors("# no object\n\n", &[], &[("1:1: ", "the file is empty")]);
     check_errors("- 1\n", &[], &[("1:1: ", "must be an object")]);
     check_change(
         "batch: 64",

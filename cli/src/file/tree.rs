@@ -112,7 +112,8 @@ impl<'a> Reader<'a> {
                 Event::StreamEnd => {
                     if tree.is_none() && self.problems.is_empty() {
                         let rule = "the file is empty; write an Experiment or an InferenceJob";
-                        self.problems.push(Problem::at(position(&span.start), "", "", rule));
+                        let start = Position { line: 1, column: 1 };
+                        self.problems.push(Problem::at(start, "", "", rule));
                     }
                     return Ok(tree);
                 }

@@ -33,3 +33,12 @@ fn job_errors_have_positions() {
     let kind = "2:1: kind: is an Experiment; use `stoker run` or `stoker experiment create`";
     check("kind: InferenceJob", "kind: Experiment", "", kind);
 }
+
+#[test]
+fn wrong_kind_and_wrong_version_are_both_reported() {
+    let from = "apiVersion: stoker.dev/v1alpha1\nkind: Experiment";
+    assert!(GOOD.contains(from));
+    let text = GOOD.replacen(from, "apiVersion: stoker.dev/v1\nkind: experiment", 1);
+    let version = ("1:1: apiVersion:", "must be stoker.dev/v1alpha1 (found \"stoker.dev/v1\")");
+    check_errors(&text, &[], &[version, ("2:1: kind:", "must be Experiment or Inference")]);
+}

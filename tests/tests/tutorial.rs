@@ -51,6 +51,8 @@ fn shell(folder: &Path, lines: &str) -> String {
 /// Parses the best trial's metric from the output of a run.
 fn best(text: &str) -> f64 {
     let line = text.lines().rfind(|line| line.starts_with("best: trial ")).expect("no best trial");
+    // The length follows, if the result is not at the full length.
+    let line = line.split(" after ").next().unwrap();
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 

@@ -226,7 +226,11 @@ pub(crate) async fn print_outcome(
     let hyperparameters = trial.as_ref().map(|trial| &trial.spec.hyperparameters);
     let address =
         |index, checkpoint: &str| storage::checkpoint_address(experiment, index, checkpoint);
-    let outcome = Outcome { experiment, hyperparameters, address: &address };
+    let of_best = status.best.as_ref().zip(trial.as_ref().and_then(|trial| trial.status.as_ref()));
+    let searcher = &experiment.spec.searcher;
+    let best_length = of_best.map(|(best, trial)| run::length_of_best(trial, best, searcher));
+    let best_length = best_length.unwrap_or_default();
+    let outcome = Outcome { experiment, hyperparameters, best_length, address: &address };
     print_experiment(&outcome, output);
     Ok(exit_code(status.phase))
 }
@@ -236,6 +240,8 @@ pub(crate) struct Outcome<'a> {
     pub(crate) experiment: &'a Experiment,
     /// Hyperparameters of the best trial, if known.
     pub(crate) hyperparameters: Option<&'a Value>,
+    /// Length of the best result in words, as of [`run::length_of_best`].
+    pub(crate) best_length: String,
     /// Returns the location of a trial's checkpoint.
     pub(crate) address: &'a dyn Fn(u32, &str) -> String,
 }
@@ -295,7 +301,8 @@ impl Outcome<'_> {
         let mut lines = vec![format!("experiment {name} {what}{message}")];
         if let Some(best) = &status.best {
             let metric = &self.experiment.spec.searcher.metric;
-            lines.push(format!("best: trial {} with {metric} {}", best.index, best.metric));
+            let length = &self.best_length;
+            lines.push(format!("best: trial {} with {metric} {}{length}", best.index, best.metric));
             let values = self.hyperparameters.map(run::hyperparameters);
             lines.extend(values.map(|values| format!("  hyperparameters: {values}")));
             let checkpoint = best.checkpoint.as_ref();
@@ -346,13 +353,15 @@ mod tests {
     fn outcome_matches_that_of_run() {
         let experiment = experiment("Completed");
         let address = |index, name: &str| storage::checkpoint_address(&experiment, index, name);
-        let outcome = Outcome { experiment: &experiment, hyperparameters: None, address: &address };
+        let best_length = " after 1 of 2 epochs".to_owned();
+        let experiment = &experiment;
+        let outcome = Outcome { experiment, hyperparameters: None, best_length, address: &address };
         let at = "s3://b/ml/mnist-0b3f9c1e/trials/1/checkpoints/000000000100-0";
         assert_eq!(
             outcome.text(),
             format!(
-                "experiment mnist completed: so it is\nbest: trial 1 with loss 0.25\n  \
-                 checkpoint: {at}"
+                "experiment mnist completed: so it is\nbest: trial 1 with loss 0.25 after 1 \
+                 of 2 epochs\n  checkpoint: {at}"
             )
         );
         assert_eq!(

@@ -38,7 +38,7 @@ use stoker_storage::Storage;
 use self::display::View;
 pub(crate) use self::display::{MetricRanking, format_metric};
 pub(crate) use self::ended::end_without_runner;
-pub(crate) use self::outcome::{RunPaths, pareto};
+pub(crate) use self::outcome::{RunPaths, length_of_best, pareto};
 use self::report_server::SharedState;
 use self::runner::{Runner, RunnerConfig};
 use self::signals::Signals;

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use stoker_api::experiment::{
-    CheckpointStorage, DesiredState, Experiment, ExperimentStatus, ParetoTrial, Phase, Searcher,
+    BestTrial, CheckpointStorage, DesiredState, Experiment, ExperimentStatus, ParetoTrial, Phase,
+    Searcher,
 };
 use stoker_api::names::experiment_path;
-use stoker_api::trial::CheckpointRecord;
+use stoker_api::trial::{CheckpointRecord, Fact, TrialStatus};
 use stoker_engine::retention;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
@@ -216,8 +217,16 @@ pub(crate) fn print_text(
     // After the failures, which may fill the screen.
     print::out(summary(&state.status(), state.desired_state(), paths));
     if let Some(best) = state.status().best {
-        print::out(format!("best: trial {} with {} {}", best.index, ranking.metric, best.metric));
-        if let Some(trial) = state.trials.get(&best.index) {
+        let trial = state.trials.get(&best.index);
+        let length = trial.map(|trial| length_of_best(&trial.status, &best, searcher));
+        print::out(format!(
+            "best: trial {} with {} {}{}",
+            best.index,
+            ranking.metric,
+            best.metric,
+            length.unwrap_or_default()
+        ));
+        if let Some(trial) = trial {
             print::out(format!(
                 "  hyperparameters: {}",
                 hyperparameters(&trial.spec.hyperparameters)
@@ -231,6 +240,35 @@ pub(crate) fn print_text(
     if !front.is_empty() {
         print::out("Pareto front:");
         front.iter().for_each(|line| print::out(format!("  {line}")));
+    }
+}
+
+/// Returns the length of the best result, such as ` after 4 of 36 epochs`; empty at the full length.
+pub(crate) fn length_of_best(
+    status: &TrialStatus,
+    best: &BestTrial,
+    searcher: &Searcher,
+) -> String {
+    let Some((unit, units_max)) = searcher.max_length.get() else { return String::new() };
+    let results = status.facts.iter().filter_map(|fact| match fact {
+        Fact::Result(result) if result.metric == best.metric => Some(result.units),
+        _ => None,
+    });
+    let of_checkpoint = || {
+        let name = best.checkpoint.as_ref()?;
+        status.checkpoints.iter().find(|checkpoint| checkpoint.name == *name)
+    };
+    match results.min() {
+        Some(units) if units < units_max => {
+            format!(" after {units} of {units_max} {}", unit.plural())
+        }
+        Some(_) => String::new(),
+        // The best validation of a trial that stopped early.
+        None => match of_checkpoint().map(|checkpoint| checkpoint.batches) {
+            Some(1) => " after 1 batch".to_owned(),
+            Some(batches) => format!(" after {batches} batches"),
+            None => String::new(),
+        },
     }
 }
 
@@ -322,6 +360,33 @@ mod tests {
         let paths = RunPaths { root, namespace, name, uid };
         let expected = "stoker experiment activate a-01234567 --root '/data/my runs'";
         assert_eq!(paths.activate_command(), expected);
+    }
+
+    #[test]
+    fn best_result_at_a_shorter_length_names_it() {
+        let searcher = json!({ "metric": "loss", "maxLength": { "epochs": 36 }, "single": {} });
+        let searcher: Searcher = serde_json::from_value(searcher).unwrap();
+        let result =
+            |units: u64, metric: &str| json!({ "result": { "units": units, "metric": metric } });
+        let checkpoint = json!({
+            "name": "000000000016-0", "batches": 16, "manifestSha256": "", "bytes": 3,
+        });
+        let facts = json!([result(4, "0.25"), result(12, "0.5"), result(36, "0.75")]);
+        let status = TrialStatus {
+            facts: serde_json::from_value(facts).unwrap(),
+            checkpoints: vec![serde_json::from_value(checkpoint).unwrap()],
+            ..TrialStatus::default()
+        };
+        let length = |metric: &str, checkpoint: Option<&str>| {
+            let checkpoint = checkpoint.map(str::to_owned);
+            let best = BestTrial { index: 5, metric: metric.to_owned(), checkpoint };
+            length_of_best(&status, &best, &searcher)
+        };
+        assert_eq!(length("0.25", Some("000000000032-0")), " after 4 of 36 epochs");
+        assert_eq!(length("0.75", None), "");
+        // The best validation of a trial that stopped early.
+        assert_eq!(length("0.1", Some("000000000016-0")), " after 16 batches");
+        assert_eq!(length("0.1", None), "");
     }
 
     #[test]

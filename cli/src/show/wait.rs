@@ -9,6 +9,7 @@ use crate::cluster::text;
 use crate::cluster::wait::{Outcome, exit_code, print_experiment, stopped};
 use crate::failure::Failure;
 use crate::print::{self, Output};
+use crate::run::length_of_best;
 
 /// Interval between two reads of the record.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -101,7 +102,12 @@ pub(crate) async fn wait(
     let best = status.best.as_ref().and_then(|best| trials.get(&best.index));
     let hyperparameters = best.map(|trial| &trial.spec.hyperparameters);
     let address = |index, name: &str| run.paths.checkpoint(index, name);
-    let outcome = Outcome { experiment: &experiment, hyperparameters, address: &address };
+    let searcher = &experiment.spec.searcher;
+    let of_best = status.best.as_ref().zip(best);
+    let best_length = of_best.map(|(of, trial)| length_of_best(&trial.status, of, searcher));
+    let best_length = best_length.unwrap_or_default();
+    let outcome =
+        Outcome { experiment: &experiment, hyperparameters, best_length, address: &address };
     print_experiment(&outcome, output);
     Ok(exit_code(status.phase))
 }

@@ -14,6 +14,7 @@ use std::path::Path;
 
 use stoker_api::experiment::ReopenedTrials;
 use stoker_api::trial::Trial;
+use stoker_ui::quoted;
 
 pub(crate) use self::delete::{delete, delete_record, delete_run, mark_deleted};
 pub(crate) use self::follow::StoredFollower;
@@ -22,7 +23,8 @@ use self::recorded_run::read_runs;
 pub(crate) use self::recorded_run::{RecordedRun, Runner, local_endpoint};
 pub(crate) use self::steer::{RequestedState, RunFiles, kill_trial, set_state, set_state_of};
 pub(crate) use self::wait::{Waited, stop_message, wait, wait_for_end};
-use crate::cluster::checkpoint::{Choice, Download, best_trial, no_best_trial, split_name};
+use crate::cluster::best_trial::{best_trial, no_best_trial};
+use crate::cluster::checkpoint::{Choice, Download, split_name};
 use crate::cluster::{text, trial};
 use crate::commands::names::TrialRef;
 use crate::describe::{self, Description};
@@ -160,7 +162,11 @@ pub(crate) async fn download(
     let choice = choice.with_name(checkpoint)?;
     let (run, index) = RecordedRun::open_with_trial(root, name).await?;
     let index = index.or_else(|| best_trial(&run.experiment));
-    let index = index.ok_or_else(|| no_best_trial(name))?;
+    let index = index.ok_or_else(|| {
+        let trials = run.trials.iter().map(|(index, trial)| (*index, &trial.status));
+        let flags = root.map_or_else(String::new, |root| format!(" --root {}", quoted(root)));
+        no_best_trial(&run.experiment, &run.name(), trials, &flags)
+    })?;
     let trial = TrialRef { experiment: run.name(), index }.to_string();
     let checkpoints = &run.trial(index)?.status.checkpoints;
     let record = choice.of(&trial, checkpoints, run.ranking().smaller_is_better)?;

@@ -16,6 +16,7 @@ use stoker_storage::hash::{FileHasher, file_hash};
 use stoker_storage::{Storage, StorageError, layout};
 use tempfile::NamedTempFile;
 
+use super::best_trial::{best_trial, no_best_trial};
 use super::connect::Cluster;
 use super::{experiment, storage};
 use crate::commands::names::TrialRef;
@@ -184,7 +185,10 @@ pub(crate) async fn download(
     let (name, checkpoint) = split_name(name);
     let choice = choice.with_name(checkpoint)?;
     let (experiment, trials, index) = find(cluster, name).await?;
-    let index = index.or_else(|| best_trial(&experiment)).ok_or_else(|| no_best_trial(name))?;
+    let statuses = trials.iter().filter_map(|of| Some((of.spec.index, of.status.as_ref()?)));
+    let own_name = experiment.metadata.name.as_deref().unwrap_or(name);
+    let none = || no_best_trial(&experiment, own_name, statuses, "");
+    let index = index.or_else(|| best_trial(&experiment)).ok_or_else(none)?;
     let trial = trials.iter().find(|trial| trial.spec.index == index);
     let trial_name = format!("{}-{index}", experiment.metadata.name.as_deref().unwrap_or(name));
     let status = trial.and_then(|trial| trial.status.as_ref());
@@ -199,17 +203,6 @@ pub(crate) async fn download(
         Failure::Storage(error) => storage::failure(error, spec),
         other => other,
     })
-}
-
-/// Returns the index of the best trial.
-pub(crate) fn best_trial(experiment: &Experiment) -> Option<u32> {
-    Some(experiment.status.as_ref()?.best.as_ref()?.index)
-}
-
-pub(crate) fn no_best_trial(name: &str) -> Failure {
-    Failure::Input(format!(
-        "experiment `{name}` has no best trial yet; choose one with `stoker trial list {name}`"
-    ))
 }
 
 /// Download of one checkpoint.

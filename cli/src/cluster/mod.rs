@@ -19,6 +19,7 @@
 //! 5. [`events`], [`text`], [`version`].
 
 pub(crate) mod archive;
+pub(crate) mod best_trial;
 pub(crate) mod checkpoint;
 pub(crate) mod connect;
 pub(crate) mod create;

@@ -268,6 +268,29 @@ impl Lock {
         file.write_all(holder.as_bytes()).map_err(failed)?;
         Ok(Self { _file: file })
     }
+
+    /// Same as [`Lock::take`], for the runner of `what`, such as "experiment `a`".
+    pub(crate) fn take_to_run(path: &Path, what: &str) -> Result<Self, Failure> {
+        Self::take(path).map_err(|error| match holder(path) {
+            Some(holder) => Failure::System(format!(
+                "cannot run {what}: {holder} already works on it; wait until it ends, or stop it \
+                 with Ctrl-C"
+            )),
+            None => error,
+        })
+    }
+}
+
+/// Returns the process that holds the lock at `path`, such as `process 3672 on vm`; `None` if it is
+/// free.
+pub(crate) fn holder(path: &Path) -> Option<String> {
+    if !is_locked(path) {
+        return None;
+    }
+    let text = fs::read_to_string(path).unwrap_or_default();
+    // A process writes its name just after it has locked the file.
+    let is_named = !text.trim().is_empty();
+    Some(if is_named { text.trim().to_owned() } else { "another process".to_owned() })
 }
 
 /// Takes an exclusive lock. Retries briefly, because [`is_locked`] holds a lock for a moment.
@@ -342,8 +365,12 @@ mod tests {
         let path = folder.path().join("x.lock");
         let first = Lock::take(&path).unwrap();
         let error = Lock::take(&path).unwrap_err().to_string();
-        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        let process = format!("process {} on ", std::process::id());
+        assert!(error.contains(&process), "{error}");
+        let error = Lock::take_to_run(&path, "experiment `a`").unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot run experiment `a`: {process}")), "{error}");
         drop(first);
+        assert_eq!(holder(&path), None);
         Lock::take(&path).unwrap();
     }
 

@@ -111,7 +111,8 @@ pub(crate) fn open(
     let local = run_root.records_dir();
     std::fs::create_dir_all(&local).map_err(|error| Failure::file("create", &local, error))?;
     let key = format!("{}.{}", loaded.namespace, loaded.name);
-    let lock = Lock::take(&local.join(format!("{key}.lock")))?;
+    let what = format!("experiment `{}`", loaded.name);
+    let lock = Lock::take_to_run(&local.join(format!("{key}.lock")), &what)?;
     let trainers = local.join(format!("{key}.trainers"));
     record::wait_for_trainers(&trainers)?;
     let pointer = local.join(format!("{key}.current"));

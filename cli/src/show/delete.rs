@@ -78,12 +78,12 @@ pub(crate) fn mark_deleted(
             ))),
         };
     }
-    let lock = Lock::take(&files.lock).map_err(|error| match record::is_locked(&files.lock) {
-        true => Failure::Input(format!(
-            "cannot delete {word} `{name}`, which has a runner: {error}; end it with `stoker \
-             {word} cancel {name}`, or stop it with Ctrl-C"
+    let lock = Lock::take(&files.lock).map_err(|error| match record::holder(&files.lock) {
+        Some(holder) => Failure::Input(format!(
+            "cannot delete {word} `{name}`: {holder} works on it; end it with `stoker {word} \
+             cancel {name}`, or stop it with Ctrl-C"
         )),
-        false => Failure::System(format!("cannot delete {word} `{name}`: {error}")),
+        None => Failure::System(format!("cannot delete {word} `{name}`: {error}")),
     })?;
     record::wait_for_trainers(&files.trainers)?;
     record::write(&marker, b"")?;
@@ -199,6 +199,7 @@ mod tests {
         check(&format!("cannot delete experiment `a`: cannot lock {}", files.lock.display()));
         std::fs::remove_dir(&files.lock).unwrap();
         let _lock = Lock::take(&files.lock).unwrap();
-        check("`a`, which has a runner: cannot lock");
+        let process = std::process::id();
+        check(&format!("cannot delete experiment `a`: process {process} on "));
     }
 }

@@ -249,7 +249,7 @@ fn delete_is_refused_while_a_runner_lives() {
     let fixture = held();
     let child = fixture.start();
     fixture.wait_for_batch(7);
-    let holder = format!("in use by process {}", child.id());
+    let holder = format!("`scripted`: process {} on", child.id());
     fixture.check("experiment delete scripted", 2, &holder);
     fixture.release();
     check(&child.wait_with_output().unwrap(), 0, "");

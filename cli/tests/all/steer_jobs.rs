@@ -196,7 +196,7 @@ fn job_completes_after_its_output_is_checked() {
 fn job_with_a_runner_is_not_deleted() {
     let fixture = JobFixture::new("exit 79");
     let child = fixture.start();
-    fixture.check("job delete species", 2, &format!("in use by process {}", child.id()));
+    fixture.check("job delete species", 2, &format!("`species`: process {} on", child.id()));
     fixture.release();
     check(&child.wait_with_output().unwrap(), 1, "");
     let output = fixture.path("root/default").join("kept");

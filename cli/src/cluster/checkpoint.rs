@@ -236,6 +236,7 @@ impl Download<'_> {
         let manifest = Manifest::parse(&bytes).map_err(|error| {
             Failure::System(format!("cannot read the manifest of checkpoint {name}: {error}"))
         })?;
+        refuse_other_files(folder, &manifest)?;
         for (file, entry) in &manifest.files {
             self.fetch(file, entry, &target(folder, file)?).await?;
         }
@@ -296,6 +297,26 @@ impl Download<'_> {
             self.storage.url()
         ))
     }
+}
+
+/// Fails if a directory contains files of something else. It may contain those of an interrupted
+/// download.
+fn refuse_other_files(folder: &Path, manifest: &Manifest) -> Result<(), Failure> {
+    let failed = |error| Failure::file("read", folder, error);
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let is_expected = name.as_encoded_bytes().starts_with(PARTIAL_PREFIX.as_bytes())
+            || manifest.files.keys().any(|file| Path::new(file).iter().next() == Some(&name));
+        if !is_expected {
+            return Err(Failure::Input(format!(
+                "cannot download into {}: it contains {}, which is not a file of the checkpoint; \
+                 choose an empty or a new directory",
+                folder.display(),
+                name.display()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the path of a file in `folder`. Refuses paths outside of `folder`, because the manifest
@@ -490,6 +511,24 @@ mod tests {
         assert!(target.join(MANIFEST).exists());
         let again = fetch(&storage, &record, &target).await.unwrap_err();
         assert!(again.contains("already contains a checkpoint"), "{again}");
+    }
+
+    #[tokio::test]
+    async fn download_refuses_a_directory_with_other_files() {
+        let (storage, record) = stored(&[("model.bpk", "m"), ("state/a", "s")]).await;
+        let folder = tempfile::tempdir().unwrap();
+        let other = folder.path().join("default");
+        std::fs::create_dir(&other).unwrap();
+        let error = fetch(&storage, &record, folder.path()).await.unwrap_err();
+        assert!(error.contains("it contains default, which is not a file of"), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        std::fs::remove_dir(&other).unwrap();
+        // An interrupted download, which is repeated.
+        std::fs::create_dir(folder.path().join("state")).unwrap();
+        std::fs::write(folder.path().join("model.bpk"), "x").unwrap();
+        std::fs::write(folder.path().join(format!("{PARTIAL_PREFIX}1")), "m").unwrap();
+        fetch(&storage, &record, folder.path()).await.unwrap();
+        assert_eq!(std::fs::read_to_string(folder.path().join("model.bpk")).unwrap(), "m");
     }
 
     #[tokio::test]

@@ -42,7 +42,8 @@ pub(crate) enum CheckpointCommand {
         /// stands for its best checkpoint, and an experiment for its best trial
         #[arg(value_name = "NAME", value_parser = parse_name)]
         name: String,
-        /// Target directory; created if missing
+        /// Target directory; created if missing. It must be empty, except for files of an
+        /// interrupted download of this checkpoint
         #[arg(long, value_name = "DIR")]
         to: PathBuf,
         #[command(flatten)]

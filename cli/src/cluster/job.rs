@@ -240,7 +240,7 @@ pub(crate) fn print_outcome(job: &InferenceJob, output: Output) {
     let message = status.message.map_or_else(String::new, |message| format!(": {message}"));
     match manifest {
         Some(manifest) => print::out(format!(
-            "{rows} rows of {}, {} rejected: {manifest}",
+            "{rows} of {} rows written, {} rejected: {manifest}",
             status.rows_total, status.rejected
         )),
         None => print::out(format!(

@@ -123,7 +123,7 @@ impl View {
         let text = |name: &str| outcome[name].as_str().unwrap_or_default().to_owned();
         match outcome["manifest"].as_str() {
             Some(manifest) => print::out(format!(
-                "{} rows of {}, {} rejected: {manifest}",
+                "{} of {} rows written, {} rejected: {manifest}",
                 outcome["rows"], outcome["inputRows"], outcome["rejected"]
             )),
             None if outcome["phase"] == "Failed" => {

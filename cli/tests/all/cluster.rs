@@ -321,7 +321,7 @@ fn job_wait_prints_rows_and_output() {
     let output = fixture.run_beside("job wait species --timeout 1m", || {
         fixture.set_status("inferencejob", "species", &done);
     });
-    let expected = "77 rows of 80, 3 rejected: s3://bucket/out/manifest.json";
+    let expected = "77 of 80 rows written, 3 rejected: s3://bucket/out/manifest.json";
     check(&output, "job wait species", 0, expected);
     assert_eq!(fixture.json("job wait species")["rows"], 77);
     fixture.check("job pause species", 2, "has ended (Completed)");

@@ -53,7 +53,7 @@ pub(super) fn finish(context: &Context) -> Result<()> {
     }
     progress(context, manifest.rows, manifest.input_rows);
     print_line(&format!(
-        "{} rows of {} in {} parts, {} rejected: {}/manifest.json",
+        "{} of {} rows written in {} parts, {} rejected: {}/manifest.json",
         manifest.rows,
         manifest.input_rows,
         manifest.parts.len(),

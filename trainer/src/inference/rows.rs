@@ -3,7 +3,21 @@
 use serde::de::DeserializeOwned;
 
 /// A row, or the reason why it cannot be parsed.
-pub(super) type Row<T> = Result<T, String>;
+pub(super) type Row<T> = Result<T, BadRow>;
+
+/// Error of a row.
+#[derive(Debug)]
+pub(super) struct BadRow {
+    pub(super) reason: String,
+    /// Whether the file lacks a column, so all of its rows have the same error.
+    pub(super) is_of_file: bool,
+}
+
+impl From<String> for BadRow {
+    fn from(reason: String) -> Self {
+        Self { reason, is_of_file: false }
+    }
+}
 
 /// Returns the rows of a shard of JSON lines. `is_first`: the shard begins at the start of a file.
 pub(super) fn lines<T: DeserializeOwned>(bytes: &[u8], mut is_first: bool) -> Vec<Row<T>> {
@@ -49,18 +63,35 @@ fn json<T: DeserializeOwned>(line: &[u8]) -> Row<T> {
 fn fields<T: DeserializeOwned>(record: &csv::ByteRecord, header: &csv::StringRecord) -> Row<T> {
     if record.len() != header.len() {
         let (num, expected) = (record.len(), header.len());
-        return Err(format!("the row has {num} columns, but the first line has {expected}"));
+        return Err(format!("the row has {num} columns, but the first line has {expected}").into());
     }
     let record = csv::StringRecord::from_byte_record(record.clone()).map_err(|error| {
         format!("not UTF-8 in {}", column(header, error.utf8_error().field() as u64))
     })?;
     record.deserialize(Some(header)).map_err(|error| match error.kind() {
         csv::ErrorKind::Deserialize { err, .. } => match err.field() {
-            Some(field) => format!("{}: {}", column(header, field), err.kind()),
-            None => err.kind().to_string(),
+            Some(field) => {
+                let value = usize::try_from(field).ok().and_then(|field| record.get(field));
+                let value = value.unwrap_or_default();
+                format!("{}: {} (found {value:?})", column(header, field), err.kind()).into()
+            }
+            None => of_row(err.kind().to_string(), header),
         },
-        _ => error.to_string(),
+        _ => error.to_string().into(),
     })
+}
+
+/// Returns the error of a complete row.
+fn of_row(reason: String, header: &csv::StringRecord) -> BadRow {
+    let missing = reason.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`'));
+    match missing.filter(|missing| header.iter().all(|name| name != *missing)) {
+        Some(missing) => {
+            let names: Vec<&str> = header.iter().collect();
+            let reason = format!("no column `{missing}`; the columns are {}", names.join(", "));
+            BadRow { reason, is_of_file: true }
+        }
+        None => reason.into(),
+    }
 }
 
 fn column(header: &csv::StringRecord, field: u64) -> String {
@@ -100,7 +131,9 @@ mod tests {
         for (row, expected) in rows.into_iter().zip(expected) {
             match (&row, expected) {
                 (Ok(row), Ok(expected)) => assert_eq!(row, expected),
-                (Err(why), Err(expected)) => assert!(why.contains(expected), "{why}"),
+                (Err(why), Err(expected)) => {
+                    assert!(why.reason.contains(expected) && !why.is_of_file, "{why:?}");
+                }
                 _ => panic!("{row:?} is not {expected:?}"),
             }
         }
@@ -134,7 +167,7 @@ mod tests {
             item("b, \"c\"\nd", None),
             item("ä", Some(-2.0)),
             item("", Some(3.0)),
-            Err("column \"size\": invalid float"),
+            Err("column \"size\": invalid float literal (found \"y\")"),
             Err("the row has 1 columns, but the first line has 2"),
             Err("the row has 3 columns"),
         ];
@@ -145,5 +178,19 @@ mod tests {
             b"a,1\n\xff,2\n",
             &[item("a", Some(1.0)), Err("not UTF-8 in column \"name\"")],
         );
+    }
+
+    #[test]
+    fn missing_columns_are_errors_of_the_file() {
+        let error = |columns: &[&str]| {
+            let columns: Vec<String> = columns.iter().map(|name| (*name).to_owned()).collect();
+            let text = vec!["1"; columns.len()].join(",") + "\n";
+            records::<Item>(text.as_bytes(), &columns).remove(0)
+        };
+        let missing = error(&["nom", "size"]).unwrap_err();
+        assert_eq!(missing.reason, "no column `name`; the columns are nom, size");
+        assert!(missing.is_of_file);
+        // A column without a value is optional.
+        assert_eq!(error(&["name", "x"]).unwrap(), Item { name: "1".into(), size: None });
     }
 }

@@ -163,9 +163,10 @@ impl TableReader {
                 let columns = schema.fields().iter().zip(self.batch.columns());
                 let cells = columns.map(|(field, column)| (field.name().clone(), cell(column, i)));
                 let read = serde_path_to_error::deserialize(Cell::Struct(cells.collect()));
-                rows.push(
-                    read.map_err(|error| with_path(&error.path().to_string(), error.inner())),
-                );
+                let bad_row = |error: serde_path_to_error::Error<_>| {
+                    with_path(&error.path().to_string(), error.inner()).into()
+                };
+                rows.push(read.map_err(bad_row));
             }
             row = until;
         }

@@ -12,7 +12,7 @@ use super::commits::Commits;
 use super::input_reader::InputReader;
 use super::output_folder::OutputFolder;
 use super::part_writer::PartWriter;
-use super::rows::Row;
+use super::rows::{BadRow, Row};
 use super::source::Source;
 use super::{Inference, interrupted, remedy, task};
 use crate::context::Context;
@@ -153,17 +153,14 @@ impl<'a, T: Inference> Worker<'a, T> {
             }
             let checked = input.and_then(|row| match self.program.check(&row) {
                 Ok(()) => Ok(row),
-                Err(error) => Err(error.to_string()),
+                Err(error) => Err(error.to_string().into()),
             });
-            match checked.map_err(shorten) {
+            match checked {
                 Ok(input) => batch.push((row, input)),
-                Err(reason) if self.task.on_error == OnError::Skip => {
-                    rejected.push(RowError { row, reason });
+                Err(bad) if self.task.on_error == OnError::Skip => {
+                    rejected.push(RowError { row, reason: shorten(bad.reason) });
                 }
-                Err(reason) => {
-                    let why = format!("{reason}; {}", remedy::of_bad_row(self.context));
-                    return Err(at_row(file, row, &why));
-                }
+                Err(bad) => return Err(self.bad_row(file, row, bad)),
             }
             if batch.len() == self.task.batch_rows.max(1) as usize {
                 commits.poll()?;
@@ -180,6 +177,19 @@ impl<'a, T: Inference> Worker<'a, T> {
             eprintln!("stoker: warning: {file}: rows {first} to {last}: {warning}");
         }
         Ok((part, num_rows, rejected))
+    }
+
+    /// Returns the error of a row that fails the job.
+    fn bad_row(&self, file: &str, row: u64, BadRow { reason, is_of_file }: BadRow) -> crate::Error {
+        let reason = shorten(reason);
+        match is_of_file {
+            // Without these rows, none of the file would be left.
+            true => {
+                let remedy = remedy::of_rejected_input(self.context);
+                InvalidInput(format!("{file}: {reason}; {remedy}")).into()
+            }
+            false => at_row(file, row, &format!("{reason}; {}", remedy::of_bad_row(self.context))),
+        }
     }
 
     /// Processes one batch of rows with their indices, and returns its number of rows.

@@ -171,7 +171,7 @@ fn unreadable_columns_fail_only_when_read() {
     let sizes = reader.rows::<Sized>(0, 2).unwrap().into_iter().map(|row| row.unwrap().size);
     assert_eq!(sizes.collect::<Vec<_>>(), [0.5, 1.5]);
     for row in reader.rows::<Timed>(0, 2).unwrap() {
-        let why = row.unwrap_err();
+        let why = row.unwrap_err().reason;
         assert!(
             why.starts_with("time: columns of type Timestamp") && why.contains("write booleans"),
             "{why}"

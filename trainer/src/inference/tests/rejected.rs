@@ -91,3 +91,15 @@ fn jobs_without_a_valid_row_fail() {
         assert!(job.out("manifest.json").exists());
     }
 }
+
+#[test]
+fn missing_column_is_not_to_be_skipped() {
+    let mut job = TestJob::new(&[("a.csv", "nom,size\nx,1\n"), ("b.csv", "name,size\ny,2\n")]);
+    let error = job.run().unwrap_err().to_string();
+    let expected = "a.csv: no column `name`; the columns are nom, size; correct the input";
+    assert!(error.starts_with(expected), "{error}");
+    // Another file has the column.
+    job.task.on_error = OnError::Skip;
+    job.run().unwrap();
+    assert_eq!(job.manifest().rejected, 1);
+}

@@ -15,8 +15,8 @@ pub const ENV_TRIAL_CONFIG: &str = "STOKER_TRIAL_CONFIG";
 pub const ENV_CACHE: &str = "STOKER_CACHE";
 /// Seconds that ranks wait for each other at the start. Default: 600.
 pub const ENV_RENDEZVOUS_SECONDS: &str = "STOKER_RENDEZVOUS_SECONDS";
-/// Seconds without progress after which a gang ends; 0 means never. Default: 300. A trial of one
-/// process ends only if this is set.
+/// Seconds without progress after which a gang ends; 0 means never. Default: 300. Applies to a
+/// trial of one process only if this variable is set.
 pub const ENV_SILENCE_SECONDS: &str = "STOKER_SILENCE_SECONDS";
 /// Median step times without progress after which a gang ends, if that is longer than
 /// [`ENV_SILENCE_SECONDS`]. Default: 10.

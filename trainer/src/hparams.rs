@@ -1,6 +1,6 @@
 //! Access to the experiment's hyperparameters and data, and names that the program does not read.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::de::DeserializeOwned;
 use serde_ignored::Path;
@@ -13,8 +13,8 @@ use crate::{InvalidHyperparameters, Result};
 impl Context {
     /// Returns the hyperparameters, deserialized into a user type.
     ///
-    /// After the first batch, a warning names hyperparameters that the program has not read, such
-    /// as misspelled ones.
+    /// After the first batch, or the first report of a [session](crate::Session), a warning names
+    /// hyperparameters that the program has not read, such as misspelled ones.
     ///
     /// # Errors
     ///
@@ -27,12 +27,13 @@ impl Context {
             serde_path_to_error::deserialize(serde_ignored::Deserializer::new(all, &mut note));
         let read = read.map_err(|error| {
             let error = field_error(&error);
-            let fields = all.as_object().into_iter().flatten();
-            let names: Vec<&str> = fields.map(|(name, _)| name.as_str()).collect();
-            InvalidHyperparameters(match error.starts_with("missing field") && !names.is_empty() {
-                true => format!("{error}; the others are {}", names.join(", ")),
-                false => error,
-            })
+            ignored.truncate(NAMES_MAX);
+            InvalidHyperparameters(
+                match error.starts_with("missing field") && !ignored.is_empty() {
+                    true => format!("{error}; unknown: {}", ignored.join(", ")),
+                    false => error,
+                },
+            )
         })?;
         self.unread_hparams.retain(|name| ignored.iter().any(|ignored| is_within(name, ignored)));
         Ok(read)
@@ -64,19 +65,24 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Returns the field that does not fit. A trial that ends with this error is not restarted.
+    /// Returns the field that does not fit. A trial that ends with this error is not restarted; a
+    /// process of a job is.
     pub fn data<T: DeserializeOwned>(&self) -> Result<T> {
         let read = serde_path_to_error::deserialize(&self.config.data);
         Ok(read.map_err(|error| Unrecoverable(format!("spec.data: {}", field_error(&error))))?)
     }
 
-    /// Prints a warning if the program has not read some hyperparameters yet.
+    /// Prints a warning if the program has not read some hyperparameters yet, once.
     pub(crate) fn warn_of_unread_hparams(&self) {
         if let Some(warning) = self.unread_hparams.warning() {
             eprintln!("stoker: warning: {warning}");
         }
     }
 }
+
+/// Maximum number of unknown names in an error. Long messages count as different, see
+/// `docs/search.md`.
+const NAMES_MAX: usize = 5;
 
 /// Names of hyperparameters that the program has not read. Clones share the names.
 #[derive(Clone, Debug, Default)]
@@ -91,25 +97,29 @@ impl UnreadHparams {
         Self(Arc::new(Mutex::new(names)))
     }
 
-    fn retain(&self, is_unread: impl Fn(&str) -> bool) {
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        names.retain(|name| is_unread(name));
+    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn retain(&self, is_unread: impl Fn(&str) -> bool) {
+        self.lock().retain(|name| is_unread(name));
+    }
+
+    /// Returns a warning of the names, and removes them.
     fn warning(&self) -> Option<String> {
-        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = std::mem::take(&mut *self.lock());
         let are_several = if names.len() > 1 { "s" } else { "" };
         (!names.is_empty()).then(|| {
             format!(
-                "the program has not read the hyperparameter{are_several} {}; correct the \
-                 name{are_several}, or remove what has no effect",
+                "the program has not read the hyperparameter{are_several} {} before the end of \
+                 the first batch; if a name is misspelled, correct it",
                 names.join(", ")
             )
         })
     }
 }
 
-/// Adds the names of all values that are no groups, with the names of their groups before them.
+/// Adds the names of all values that are not groups, with the names of their groups before them.
 fn add_names(group: &str, value: &Value, names: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -187,29 +197,34 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_type_has_stay_unread() {
+    fn names_that_the_program_lacks_stay_unread() {
         let context = context(json!({
             "global_batch_size": 8, "rate": 1, "hiden": 4,
             "optimizer": {"momentum": 1, "decay": 2}, "other": {"a": 1, "b": [{"c": 1}]},
         }));
         let _: Hparams = context.hparams().unwrap();
         assert_eq!(unread(&context), ["hiden", "optimizer.decay", "other.a", "other.b"]);
-        assert_eq!(
-            context.unread_hparams.warning().unwrap(),
-            "the program has not read the hyperparameters hiden, optimizer.decay, other.a, \
-             other.b; correct the names, or remove what has no effect"
-        );
         let _: u32 = context.hparam_as("optimizer.decay").unwrap();
         assert!(context.hparam("oth").is_none() && context.hparam("other").is_some());
         assert_eq!(unread(&context), ["hiden"]);
-        let _: Value = context.hparams().unwrap();
+        let warning = context.unread_hparams.warning();
+        let expected = "the program has not read the hyperparameter hiden before the end of the \
+                        first batch; if a name is misspelled, correct it";
+        assert_eq!(warning.as_deref(), Some(expected));
         assert_eq!(context.unread_hparams.warning(), None);
     }
 
     #[test]
-    fn missing_names_are_listed_with_the_others() {
+    fn values_without_a_type_are_read() {
+        let context = context(json!({"rate": 1, "group": {"a": 1}}));
+        let _: Value = context.hparams().unwrap();
+        assert!(unread(&context).is_empty());
+    }
+
+    #[test]
+    fn missing_names_are_reported_with_unknown_ones() {
         let error = context(json!({"rat": 1, "size": 2})).hparams::<Hparams>().err().unwrap();
-        let expected = "missing field `rate`; the others are rat, size";
+        let expected = "missing field `rate`; unknown: rat, size";
         assert!(error.to_string().contains(expected), "{error}");
         assert_eq!(exit_code(&*error), ExitCode::InvalidHyperparameters);
     }

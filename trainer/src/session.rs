@@ -158,7 +158,7 @@ impl Session<'_> {
         batches: u64,
         metrics: impl IntoIterator<Item = (N, f64)>,
     ) -> Result<()> {
-        self.context.distributed().progress.record_batches(batches);
+        self.record_batches(batches);
         let metrics = metrics.into_iter().map(|(name, value)| (name.into(), value));
         self.context.io().report_metrics(group, batches, metrics)
     }
@@ -177,8 +177,16 @@ impl Session<'_> {
     /// Reports how many global batches are trained, out of those that [`length`](Self::length)
     /// returned.
     pub fn report_progress(&self, batches: u64) {
-        self.context.distributed().progress.record_batches(batches);
+        self.record_batches(batches);
         self.context.io().report_progress(batches);
+    }
+
+    fn record_batches(&self, batches: u64) {
+        let ranks = self.context.distributed();
+        ranks.progress.record_batches(batches);
+        if batches > 0 && ranks.rank() == 0 {
+            self.context.warn_of_unread_hparams();
+        }
     }
 
     /// Sets a short human-readable status. Without a runner, prints it as a line. In a cluster,
@@ -280,7 +288,12 @@ impl Session<'_> {
     /// the program should stop.
     pub fn complete_length(&self, batches: u64) -> Result<Option<u64>> {
         let progress = &self.context.distributed().progress;
-        progress.while_waiting(|| self.request_longer_length(batches))
+        let longer = progress.while_waiting(|| self.request_longer_length(batches))?;
+        if longer.is_none() && self.context.distributed().size() == 1 {
+            // What the program does afterwards, such as an export, may take any time.
+            progress.training_finished();
+        }
+        Ok(longer)
     }
 
     fn request_longer_length(&self, batches: u64) -> Result<Option<u64>> {

@@ -9,6 +9,7 @@ use stoker_api::names::{ENV_SILENCE_SECONDS, ENV_SILENCE_STEPS};
 
 use super::CollectiveOp;
 use crate::Result;
+use crate::error::Unrecoverable;
 
 /// Number of steps for the median step duration.
 const MEDIAN_STEPS: usize = 101;
@@ -38,7 +39,7 @@ impl StallLimits {
             Err(_) => Ok(default),
             Ok(text) => match text.parse::<f64>() {
                 Ok(number) if number.is_finite() && (0.0..1e9).contains(&number) => Ok(number),
-                _ => Err(format!("{name} is {text:?}, but must be a number")),
+                _ => Err(Unrecoverable(format!("{name} is {text:?}, but must be a number"))),
             },
         };
         let min = number(ENV_SILENCE_SECONDS, Self::MIN_DEFAULT.as_secs_f64())?;
@@ -53,8 +54,10 @@ impl StallLimits {
     ///
     /// Same as [`from_environment`](Self::from_environment).
     pub(super) fn of_single_rank() -> Result<Option<Self>> {
-        let limits = Self::from_environment()?;
-        Ok(std::env::var_os(ENV_SILENCE_SECONDS).map(|_| limits))
+        match std::env::var_os(ENV_SILENCE_SECONDS) {
+            Some(_) => Self::from_environment().map(Some),
+            None => Ok(None),
+        }
     }
 
     pub(super) fn limit(&self, step: Duration) -> Option<Duration> {

@@ -5,6 +5,7 @@ use stoker_api::inference::Commit;
 use tokio::task::JoinHandle;
 
 use super::output_folder::OutputFolder;
+use super::work::while_accessing;
 use super::{infrastructure, progress};
 use crate::Result;
 use crate::context::Context;
@@ -66,9 +67,10 @@ impl<'a> Commits<'a> {
     /// Returns the error of that commit.
     pub(super) fn finish(&mut self) -> Result<()> {
         let Some((rows, written)) = self.in_progress.take() else { return Ok(()) };
+        let progress_state = &self.context.distributed().progress;
+        let is_local = self.output.storage.folder().is_some();
         let wait = || self.output.rt.block_on(written);
-        // The storage has its own timeouts.
-        let written = self.context.distributed().progress.while_waiting(wait);
+        let written = while_accessing(progress_state, is_local, wait);
         written.map_err(|error| infrastructure(format!("cannot commit a shard: {error}")))??;
         self.done += u64::from(rows);
         progress(self.context, self.done, self.total);

@@ -48,6 +48,10 @@ impl<'a> InputReader<'a> {
         }
     }
 
+    pub(super) fn is_local(&self) -> bool {
+        self.source.is_local()
+    }
+
     /// Returns the rows of a shard, in order.
     ///
     /// # Errors

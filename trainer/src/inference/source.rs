@@ -41,6 +41,14 @@ enum Location {
 }
 
 impl Source {
+    /// Returns whether the input consists of local files.
+    pub(super) fn is_local(&self) -> bool {
+        match &self.location {
+            Location::Local(_) => true,
+            Location::Remote { storage, .. } => storage.folder().is_some(),
+        }
+    }
+
     /// Opens the input of a job.
     ///
     /// # Errors

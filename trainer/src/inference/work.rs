@@ -15,6 +15,7 @@ use super::part_writer::PartWriter;
 use super::rows::{BadRow, Row};
 use super::source::Source;
 use super::{Inference, interrupted, remedy, task};
+use crate::collective::ProgressState;
 use crate::context::Context;
 use crate::error::Interrupted;
 use crate::{InvalidInput, Result};
@@ -96,9 +97,9 @@ impl<'a, T: Inference> Worker<'a, T> {
     fn shards(&mut self, shards: &[(u32, &PlanShard)], commits: &mut Commits<'_>) -> Result<()> {
         for (i, (shard, planned)) in shards.iter().enumerate() {
             check_interrupt(self.context)?;
-            // The storage has its own timeouts.
             let (input, progress) = (&mut self.input, &self.context.distributed().progress);
-            let rows = progress.while_waiting(|| input.rows::<T::Input>(*shard, planned))?;
+            let is_local = input.is_local();
+            let rows = while_accessing(progress, is_local, || input.rows(*shard, planned))?;
             if let Some((next, planned)) = shards.get(i + 1) {
                 self.input.prefetch(*next, planned);
             }
@@ -217,6 +218,19 @@ impl<'a, T: Inference> Worker<'a, T> {
             part.push(output).map_err(|error| at_row(file, row, &error))?;
         }
         Ok(u32::try_from(num)?)
+    }
+}
+
+/// Calls `access`, which accesses a storage. An object store has its own timeouts, but a network
+/// file system may never respond, so the watchdog judges the access to local files.
+pub(super) fn while_accessing<R>(
+    progress: &ProgressState,
+    is_local: bool,
+    access: impl FnOnce() -> R,
+) -> R {
+    match is_local {
+        true => progress.while_accessing_files(access),
+        false => progress.while_waiting(access),
     }
 }
 

@@ -97,6 +97,8 @@ pub struct Metrics {
     pub searches_rebuilt: Counter,
     /// 1 on the leader, otherwise 0.
     pub leader: Gauge,
+    /// 1 while most nodes are not ready, otherwise 0.
+    pub node_outage: Gauge,
     /// Objects in the caches.
     pub cached: Family<Kind, Gauge>,
     /// Keys in the work queues.
@@ -125,6 +127,7 @@ impl Default for Metrics {
             report_seconds: seconds(),
             searches_rebuilt: Counter::default(),
             leader: Gauge::default(),
+            node_outage: Gauge::default(),
             cached: Family::default(),
             queued: Family::default(),
         };
@@ -160,6 +163,8 @@ impl Default for Metrics {
         let help = "Searches rebuilt from their records, instead of continued in memory";
         registry.register("searches_rebuilt", help, metrics.searches_rebuilt.clone());
         registry.register("leader", "1 on the leader, otherwise 0", metrics.leader.clone());
+        let help = "1 while most nodes are not ready, otherwise 0";
+        registry.register("node_outage", help, metrics.node_outage.clone());
         registry.register(
             "cached_objects",
             "Objects in the caches, by kind",

@@ -1,13 +1,13 @@
-//! Cached form of nodes, only whether they are ready, and outages of many nodes.
+//! Cached form of nodes, which contains only whether they are ready, and outages of most nodes.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::runtime::events::EventType;
 use kube::{Resource, ResourceExt as _};
 use stoker_api::time::Timestamp;
-use stoker_engine::gang::{NodeCounts, NodeState, ObservedPod, PodDeletion};
+use stoker_engine::gang::{NodeCounts, NodeState, PodDeletion};
 
 use crate::cache::{Cached, Key};
 use crate::context::{Context, now};
@@ -37,6 +37,13 @@ impl CachedNode {
         let changed_at = not_ready.and_then(|condition| condition.last_transition_time);
         Self { not_ready_since, changed_at, key, version }
     }
+
+    /// Returns when the node became not ready, by the clock of the cluster, or else `now`. `None`
+    /// if it is ready.
+    fn changed_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let changed_at = self.changed_at.as_ref().map(|time| Timestamp(time.0.as_second()));
+        self.not_ready_since.map(|_| changed_at.unwrap_or(now))
+    }
 }
 
 impl Cached for CachedNode {
@@ -63,55 +70,84 @@ impl Cached for CachedNode {
     }
 }
 
-/// Seconds between two log lines about an outage.
-const LOG_SECONDS: u64 = 300;
-
-/// The last outage of many nodes at once, if any. See [`NodeCounts::are_unreachable`].
+/// The current or last outage of most nodes. See [`NodeCounts::are_unreachable`].
 #[derive(Debug, Default)]
-pub struct NodeOutage {
-    last_seen: AtomicI64,
-    logged_at: AtomicI64,
+pub struct NodeOutage(Mutex<OutageTimes>);
+
+#[derive(Debug, Default)]
+struct OutageTimes {
+    /// Begin of the current outage.
+    began_at: Option<Timestamp>,
+    /// End of the last outage; the epoch if there was none.
+    ended_at: Timestamp,
+    /// Whether all nodes were observed at least once.
+    is_known: bool,
 }
 
 impl NodeOutage {
-    /// Returns the state of a node that is not ready since `since`. During an outage, it counts as
-    /// not ready from now on, and after it from its end on: nodes come back one after the other.
-    pub(crate) fn state_of(
-        &self,
-        since: Timestamp,
-        counts: NodeCounts,
-        now: Timestamp,
-    ) -> NodeState {
-        if counts.are_unreachable() {
-            self.last_seen.fetch_max(now.0, Ordering::Relaxed);
-            let logged_at = self.logged_at.load(Ordering::Relaxed);
-            if now.seconds_since(Timestamp(logged_at)) >= LOG_SECONDS {
-                self.logged_at.store(now.0, Ordering::Relaxed);
+    /// Observes all nodes after one of them has changed. Returns whether there is an outage.
+    fn observe(&self, nodes: &[Arc<CachedNode>], now: Timestamp) -> bool {
+        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let not_ready_since = nodes.iter().map(|node| node.changed_at(now));
+        let counts = NodeCounts::of(not_ready_since, times.began_at.unwrap_or(now));
+        let (ready, not_ready) = (counts.ready, counts.not_ready);
+        times.is_known = true;
+        match (counts.are_unreachable(), times.began_at) {
+            (true, None) => {
+                times.began_at = Some(now);
                 tracing::warn!(
-                    ready = counts.ready,
-                    not_ready = counts.not_ready,
+                    ready,
+                    not_ready,
                     "most nodes are not ready, so their pods are kept: the nodes probably cannot \
                      reach the API server; delete a Node object whose machine has failed"
                 );
             }
+            (false, Some(_)) => {
+                (times.began_at, times.ended_at) = (None, now);
+                tracing::info!(ready, not_ready, "most nodes are ready again");
+            }
+            (true, Some(_)) | (false, None) => {}
         }
-        NodeState::NotReady(since.max(Timestamp(self.last_seen.load(Ordering::Relaxed))))
+        times.began_at.is_some()
     }
+
+    fn is_known(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_known
+    }
+
+    /// Returns the state of a node that is not ready since this time. During an outage, the
+    /// returned time is now. Afterwards, it is the end of the outage or later, because nodes return
+    /// one after the other.
+    fn state_of(&self, since: Timestamp, now: Timestamp) -> NodeState {
+        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_outage = times.began_at.is_some();
+        NodeState::NotReady(if is_outage { now } else { since.max(times.ended_at) })
+    }
+}
+
+/// Observes all nodes after a change. All replicas do so, because a new leader must know about an
+/// outage that has just ended.
+pub(crate) fn observe_outage(context: &Context) {
+    let is_outage = context.node_outage.observe(&context.nodes.all(), now());
+    context.metrics.node_outage.set(i64::from(is_outage));
+}
+
+/// Returns the state of a node that is not ready since this time.
+pub(crate) fn state_of(context: &Context, since: Timestamp) -> NodeState {
+    // No node may change after the first list.
+    if !context.node_outage.is_known() {
+        observe_outage(context);
+    }
+    context.node_outage.state_of(since, now())
 }
 
 /// Emits an event if a pod of a trial or job was deleted because its node does not respond. If the
 /// node returns, the exit of the pod does not show that reason.
-pub(crate) fn report_deletion<K>(
-    context: &Context,
-    owner: &K,
-    pods: &[ObservedPod],
-    deleted: &PodDeletion,
-) where
+pub(crate) fn report_deletion<K>(context: &Context, owner: &K, deleted: &PodDeletion)
+where
     K: Resource<DynamicType = ()>,
 {
-    let pod = pods.iter().find(|pod| pod.uid == deleted.uid);
-    let is_silent = pod.is_some_and(|pod| matches!(pod.node, NodeState::NotReady(_)));
-    if is_silent && deleted.grace_seconds > 0 {
+    if deleted.is_for_node {
         let note = format!(
             "pod {} was deleted, because its node is not ready; if the node returns, the pod has \
              {} s to exit",
@@ -157,16 +193,24 @@ mod tests {
     #[test]
     fn nodes_have_time_to_return_after_an_outage() {
         let outage = NodeOutage::default();
-        let check = |ready, not_ready, now, since| {
-            let counts = NodeCounts { ready, not_ready };
-            let state = outage.state_of(Timestamp(100), counts, Timestamp(now));
-            assert_eq!(state, NodeState::NotReady(Timestamp(since)), "{counts:?} at {now}");
+        let node = |status: &str| Arc::new(node(status, 9));
+        let observe = |ready: usize, not_ready: usize, now| {
+            let ready = std::iter::repeat_n(node("True"), ready);
+            let nodes: Vec<_> =
+                ready.chain(std::iter::repeat_n(node("Unknown"), not_ready)).collect();
+            outage.observe(&nodes, Timestamp(now))
         };
-        check(9, 1, 190, 100);
-        check(1, 9, 200, 200);
-        check(1, 9, 250, 250);
+        let check = |now, since| {
+            let state = outage.state_of(Timestamp(100), Timestamp(now));
+            assert_eq!(state, NodeState::NotReady(Timestamp(since)), "at {now}");
+        };
+        assert!(!observe(9, 1, 100));
+        check(190, 100);
+        assert!(observe(1, 9, 200));
+        check(250, 250);
         // Some nodes have returned.
-        check(5, 5, 255, 250);
-        check(5, 5, 400, 250);
+        assert!(!observe(5, 5, 300));
+        check(301, 300);
+        check(400, 300);
     }
 }

@@ -39,7 +39,8 @@ pub struct Timeouts {
     /// Seconds that a container of a scheduled pod may fail to start, for example because its image
     /// cannot be pulled. Counted from [`Waiting::since`].
     pub pull_deadline_seconds: u64,
-    /// Seconds that a node may be not ready before its pods are deleted, and soon count as lost.
+    /// Seconds that a node may be not ready before its pods are deleted. After another
+    /// [`DELETE_GRACE_SECONDS`], they count as lost.
     pub node_lost_seconds: u64,
     /// Seconds that a finished pod is kept, for its logs.
     pub finished_pods_seconds: u64,
@@ -180,8 +181,8 @@ impl ObservedPod {
 
     /// Returns whether the pod's outcome cannot be observed. Its node was deleted, or was not ready
     /// for `node_lost_seconds` and the pod is being deleted. Such a pod is lost when its grace
-    /// period is over, or [`DELETE_GRACE_SECONDS`] later: a longer grace period is for the case
-    /// that its node returns.
+    /// period is over, or after another [`DELETE_GRACE_SECONDS`]. A longer grace period matters
+    /// only if the node returns.
     pub fn is_lost(&self, timeouts: &Timeouts, now: Timestamp) -> bool {
         !self.is_terminal()
             && match (self.node, self.deletion) {

@@ -62,6 +62,8 @@ pub struct PodDeletion {
     pub uid: String,
     /// Grace period in seconds; 0 removes a pod whose node is unreachable.
     pub grace_seconds: u32,
+    /// Whether the reason is that the pod's node does not respond.
+    pub is_for_node: bool,
 }
 
 /// Steps to apply, in field order.
@@ -277,7 +279,7 @@ impl Planner<'_> {
         let is_running = |pod: &&&ObservedPod| !pod.is_terminal() && !pod.has_program_exited();
         for pod in pods.values().filter(is_running) {
             if pod.is_on_dead_node(&view.timeouts, view.now) {
-                self.delete_within(pod, view.timeouts.drain_grace_seconds());
+                self.delete_for_node(pod);
             }
             if let Some(change) = pod.next_node_change(&view.timeouts, view.now) {
                 self.wake(change);

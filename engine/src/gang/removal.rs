@@ -4,7 +4,7 @@ use stoker_api::experiment::DesiredState;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::DesiredTrialState;
 
-use super::{ObservedPod, POD_GRACE_SECONDS_MAX, PodDeletion, Timeouts};
+use super::{NodeState, ObservedPod, POD_GRACE_SECONDS_MAX, PodDeletion, Timeouts};
 
 /// Seconds that a pod has to exit by itself after it is deleted.
 pub const DELETE_GRACE_SECONDS: u32 = 30;
@@ -13,6 +13,9 @@ pub const DELETE_GRACE_SECONDS: u32 = 30;
 const KILL_GRACE_SECONDS: u32 = 1;
 /// Seconds that the API server's clock may be ahead of the operator's.
 pub(super) const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
+
+/// Seconds between two plans while a deleted pod is on a node that does not respond.
+const SILENT_NODE_SECONDS: u64 = 10;
 
 /// Next step for a pod that is to be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +50,8 @@ pub fn pods_to_stop<'a>(
     let deletion = |pod: &ObservedPod| match pod.removal_within(grace_seconds, now) {
         Removal::Wait(_) => None,
         Removal::Delete(grace_seconds) => {
-            Some(PodDeletion { name: pod.name.clone(), uid: pod.uid.clone(), grace_seconds })
+            let (name, uid) = (pod.name.clone(), pod.uid.clone());
+            Some(PodDeletion { name, uid, grace_seconds, is_for_node: false })
         }
     };
     pods.filter(|pod| !pod.is_terminal()).filter_map(deletion).collect()
@@ -68,6 +72,10 @@ impl ObservedPod {
     pub(crate) fn removal_within(&self, grace_seconds: u32, now: Timestamp) -> Removal {
         let soon = u64::from(grace_seconds) + u64::from(CLOCK_SKEW_SECONDS_MAX);
         match self.deletion {
+            // Its end cannot be observed. In an outage of many nodes, this may last for hours.
+            Some(until) if until < now && matches!(self.node, NodeState::NotReady(_)) => {
+                Removal::Wait(now.plus(SILENT_NODE_SECONDS))
+            }
             Some(until) if until <= now.plus(soon) => Removal::Wait(until.plus(1)),
             Some(_) | None => Removal::Delete(grace_seconds),
         }

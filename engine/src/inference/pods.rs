@@ -160,7 +160,9 @@ impl Planner<'_> {
             return;
         }
         if pod.is_on_dead_node(&view.timeouts, view.now) {
+            let num_before = self.plan.delete.len();
             self.delete_within(pod, view.timeouts.drain_grace_seconds());
+            self.plan.delete[num_before..].iter_mut().for_each(|pod| pod.is_for_node = true);
         }
         if let Some(change) = pod.next_node_change(&view.timeouts, view.now) {
             self.wake(change);
@@ -285,7 +287,7 @@ impl Planner<'_> {
             Removal::Wait(until) => self.wake(until),
             Removal::Delete(grace_seconds) => {
                 let (name, uid) = (pod.name.clone(), pod.uid.clone());
-                self.plan.delete.push(PodDeletion { name, uid, grace_seconds });
+                self.plan.delete.push(PodDeletion { name, uid, grace_seconds, is_for_node: false });
             }
         }
     }

@@ -250,7 +250,7 @@ fn deleted_by<'a>(
 
 fn deletion(pod: &CachedPod, grace_seconds: u32) -> PodDeletion {
     let (name, uid) = (pod.observed.name.clone(), pod.observed.uid.clone());
-    PodDeletion { name, uid, grace_seconds }
+    PodDeletion { name, uid, grace_seconds, is_for_node: false }
 }
 
 /// Records why the clean-up pod was refused or cannot start, and emits an event if the reason is

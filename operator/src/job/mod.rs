@@ -108,7 +108,7 @@ async fn run(
     }
     for pod in &delete {
         delete_pod(context, &key.namespace, pod).await?;
-        report_deletion(context, job, &pods, pod);
+        report_deletion(context, job, pod);
     }
     for start in create {
         let Some(storage) = &storage else {
@@ -151,6 +151,7 @@ async fn storage_of(
         }
     };
     let default_secret = context.operator_config.storage_secret.as_ref();
+    let default_secret = default_secret.filter(|_| status.attempts > 0);
     Ok(storage::to_record(settings, in_pod, status.storage.as_ref(), default_secret))
 }
 

@@ -92,7 +92,7 @@ async fn apply(
     }
     for pod in &delete {
         apply::delete_pod(context, &key.namespace, pod).await?;
-        report_deletion(context, &observed.trial.trial, &observed.pods, pod);
+        report_deletion(context, &observed.trial.trial, pod);
     }
     if !create.is_empty() {
         apply::create_pods(context, observed, &trial, &create).await?;

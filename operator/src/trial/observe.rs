@@ -7,12 +7,13 @@ use stoker_api::experiment::{DesiredState, StorageRecord};
 use stoker_api::time::Timestamp;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::gang::admission::{Admission, Candidate, StartStage, TrialKey};
-use stoker_engine::gang::{GangView, NodeCounts, NodeState, ObservedPod, Timeouts, plan};
+use stoker_engine::gang::{GangView, NodeState, ObservedPod, Timeouts, plan};
 use stoker_engine::trial::{self, BackOffLimits, RestartLimits, SearchedMetric, TrialRecord};
 
 use crate::cache::{Cached as _, Key};
-use crate::context::{Context, now};
+use crate::context::Context;
 use crate::experiment::apply::trials_of;
+use crate::node::state_of;
 use crate::objects::{CachedPod, CachedTrial};
 
 /// A trial with its experiment and its pods.
@@ -72,17 +73,11 @@ pub(crate) fn with_node_state(context: &Context, pod: &CachedPod) -> ObservedPod
             None => NodeState::Deleted,
             Some(node) => match node.not_ready_since {
                 None => NodeState::Ready,
-                Some(since) => context.node_outage.state_of(since, node_counts(context), now()),
+                Some(since) => state_of(context, since),
             },
         },
     };
     ObservedPod { node, ..pod.observed.clone() }
-}
-
-fn node_counts(context: &Context) -> NodeCounts {
-    let nodes = context.nodes.all();
-    let not_ready = nodes.iter().filter(|node| node.not_ready_since.is_some()).count();
-    NodeCounts { ready: nodes.len() - not_ready, not_ready }
 }
 
 impl ObservedTrial {

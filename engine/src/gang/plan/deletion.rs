@@ -25,6 +25,14 @@ impl Planner<'_> {
         self.remove(pod, pod.removal_within(grace_seconds, self.view.now));
     }
 
+    /// Deletes a pod whose node does not respond. If the node returns, the pod still has time to
+    /// store a checkpoint.
+    pub(super) fn delete_for_node(&mut self, pod: &ObservedPod) {
+        let num_before = self.plan.delete.len();
+        self.delete_within(pod, self.view.timeouts.drain_grace_seconds());
+        self.plan.delete[num_before..].iter_mut().for_each(|deletion| deletion.is_for_node = true);
+    }
+
     fn remove(&mut self, pod: &ObservedPod, removal: Removal) {
         match removal {
             Removal::Wait(until) => self.wake(until),
@@ -34,6 +42,6 @@ impl Planner<'_> {
 
     pub(super) fn delete(&mut self, pod: &ObservedPod, grace_seconds: u32) {
         let (name, uid) = (pod.name.clone(), pod.uid.clone());
-        self.plan.delete.push(PodDeletion { name, uid, grace_seconds });
+        self.plan.delete.push(PodDeletion { name, uid, grace_seconds, is_for_node: false });
     }
 }

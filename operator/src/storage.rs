@@ -59,12 +59,14 @@ pub(crate) async fn of_experiment(
     };
     let recorded = recorded.filter(|_| !started.is_empty());
     let default_secret = context.operator_config.storage_secret.as_ref();
+    let default_secret = default_secret.filter(|_| !started.is_empty());
     Ok(to_record(settings, in_pod, recorded, default_secret))
 }
 
 /// Returns the storage record to write where no fixed one exists. `in_pod` is the storage of the
-/// newest pod. `recorded` comes from an older operator, which followed its settings and used
-/// `default_secret` for every storage.
+/// newest pod. `recorded` comes from an older operator, which followed its settings.
+/// `default_secret` is the default Secret if an attempt has begun, which must have been under an
+/// older operator. That used this Secret for every storage.
 pub(crate) fn to_record(
     settings: StorageRecord,
     in_pod: Option<PodStorage>,
@@ -72,10 +74,7 @@ pub(crate) fn to_record(
     default_secret: Option<&String>,
 ) -> Option<StorageRecord> {
     let mut storage = settings;
-    // Pods come after a fixed record, so both a pod and another record are of an older operator.
-    if in_pod.is_some() || recorded.is_some() {
-        storage.secret_name = storage.secret_name.or_else(|| default_secret.cloned());
-    }
+    storage.secret_name = storage.secret_name.or_else(|| default_secret.cloned());
     if let Some(in_pod) = in_pod {
         (storage.url, storage.endpoint) = (in_pod.url, in_pod.endpoint);
         if let Some(secret_name) = in_pod.secret_name {
@@ -218,10 +217,12 @@ mod tests {
                 let record = to_record(own(), in_pod, old, Some(&default)).unwrap();
                 assert_eq!(record.secret_name.as_deref(), expected);
             };
-        check(None, None, None);
+        check(None, None, Some("default"));
         check(None, Some(&own()), Some("default"));
         check(Some(pod(None)), None, Some("default"));
         check(Some(pod(Some(None))), Some(&own()), None);
         check(Some(pod(Some(Some("own")))), None, Some("own"));
+        // No attempt has begun.
+        assert_eq!(to_record(own(), None, None, None).unwrap().secret_name, None);
     }
 }

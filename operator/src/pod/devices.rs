@@ -1,4 +1,4 @@
-//! Removes devices from a pod that runs none of the user's programs.
+//! Removes devices from a clean-up pod.
 
 use std::collections::BTreeSet;
 

@@ -47,8 +47,8 @@ impl Address {
         let secret = storage.secret_name.clone().ok_or_else(|| {
             format!(
                 "the record names no Secret with credentials for {url}: metrics, logs and \
-                 checkpoints are shown only with spec.checkpointStorage.secretName or the \
-                 operator's default Secret"
+                 checkpoints are shown only if the spec names a Secret (secretName), or uses \
+                 the operator's default storage with its Secret"
             )
         })?;
         let url = match path {

@@ -26,7 +26,7 @@ pub(crate) fn fill(
     };
     if !value.starts_with("http://") && !value.starts_with("https://") {
         return Err(Failure::Input(format!(
-            "{ENV_ENDPOINT} is `{value}`: not the address of an S3 server; set it to one such as \
+            "{ENV_ENDPOINT} is `{value}`: not the address of an S3 server; write a URL such as \
              http://127.0.0.1:8333, or unset it for Amazon S3"
         )));
     }

@@ -128,8 +128,8 @@ fn bounds_of<'a>(members: &'a Members, names: (&str, &str)) -> Option<(&'a Value
     (min.as_f64()? < max.as_f64()?).then_some((min, max))
 }
 
-/// Returns a note if the only member of a group has the name of a distribution in another tool, or
-/// nearly that of a kind, and is a constant.
+/// Returns a note if the only member of a group is a constant and has the name of a distribution in
+/// another tool, or almost the name of a kind.
 fn other_kind(path: &str, name: &str, space: &Space, format: Format) -> Option<String> {
     let kind = meant_kind(name, space)?;
     let form = match (kind, format.is_legacy) {
@@ -185,7 +185,7 @@ mod tests {
     use crate::file::metadata::Target;
     use crate::file::parse;
 
-    /// Returns the notes on a search with the hyperparameter `x` beside one that varies.
+    /// Returns the notes on a search with the hyperparameter `x` and another, which varies.
     fn notes(x: &Value) -> Vec<String> {
         let file = json!({
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment", "metadata": { "name": "a" },

@@ -290,7 +290,7 @@ fn wrong_kind(tree: &Tree, expected: &str) -> Option<FieldError> {
     })
 }
 
-/// Returns the error of the kind, after that of another `apiVersion`, if any.
+/// Returns the error of the kind. An error of `apiVersion` comes first.
 fn with_version(kind: FieldError, tree: &Tree) -> Vec<FieldError> {
     let value = &tree.value["apiVersion"];
     let is_known = value.is_null() || value == API_VERSION;

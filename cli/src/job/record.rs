@@ -64,7 +64,7 @@ pub(super) fn has_run(run_root: &RunRoot, loaded: &LoadedJob) -> bool {
 }
 
 /// Sets the endpoints of S3 storages that the file does not contain: the recorded ones if this
-/// resumes a job, else that of the environment. They are recorded with the job.
+/// resumes a job, else the one in the environment. They are recorded with the job.
 ///
 /// # Errors
 ///
@@ -130,8 +130,7 @@ pub(super) async fn open(
     let local = run_root.records_dir();
     std::fs::create_dir_all(&local).map_err(|error| Failure::file("create", &local, error))?;
     let key = format!("{}.{}.job", loaded.namespace, loaded.name);
-    let what = format!("job `{}`", loaded.name);
-    let lock = Lock::take_to_run(&local.join(format!("{key}.lock")), &what)?;
+    let lock = Lock::take_to_run(&local.join(format!("{key}.lock")), "job", &loaded.name)?;
     let trainers = local.join(format!("{key}.trainers"));
     files::wait_for_trainers(&trainers)?;
     let pointer = local.join(format!("{key}.current"));

@@ -243,7 +243,8 @@ pub(crate) fn print_text(
     }
 }
 
-/// Returns the length of the best result, such as ` after 4 of 36 epochs`; empty at the full length.
+/// Returns the length of the best result, such as ` after 4 of 36 epochs`, or an empty text for the
+/// full length.
 pub(crate) fn length_of_best(
     status: &TrialStatus,
     best: &BestTrial,

@@ -269,12 +269,12 @@ impl Lock {
         Ok(Self { _file: file })
     }
 
-    /// Same as [`Lock::take`], for the runner of `what`, such as "experiment `a`".
-    pub(crate) fn take_to_run(path: &Path, what: &str) -> Result<Self, Failure> {
+    /// Same as [`Lock::take`], for the runner of an experiment or a job, as `word` tells.
+    pub(crate) fn take_to_run(path: &Path, word: &str, name: &str) -> Result<Self, Failure> {
         Self::take(path).map_err(|error| match holder(path) {
             Some(holder) => Failure::System(format!(
-                "cannot run {what}: {holder} already works on it; wait until it ends, or stop it \
-                 with Ctrl-C"
+                "cannot run {word} `{name}`: {holder} already works on it; wait until it ends, \
+                 or stop it with Ctrl-C"
             )),
             None => error,
         })
@@ -367,7 +367,7 @@ mod tests {
         let error = Lock::take(&path).unwrap_err().to_string();
         let process = format!("process {} on ", std::process::id());
         assert!(error.contains(&process), "{error}");
-        let error = Lock::take_to_run(&path, "experiment `a`").unwrap_err().to_string();
+        let error = Lock::take_to_run(&path, "experiment", "a").unwrap_err().to_string();
         assert!(error.starts_with(&format!("cannot run experiment `a`: {process}")), "{error}");
         drop(first);
         assert_eq!(holder(&path), None);

@@ -71,7 +71,7 @@ pub(crate) fn has_run(run_root: &RunRoot, loaded: &Loaded) -> bool {
 }
 
 /// Sets the endpoint of an S3 root that the file does not contain: the recorded one if this resumes
-/// a run, else that of the environment. It is recorded with the run.
+/// a run, else the one in the environment. It is recorded with the run.
 ///
 /// # Errors
 ///
@@ -111,8 +111,7 @@ pub(crate) fn open(
     let local = run_root.records_dir();
     std::fs::create_dir_all(&local).map_err(|error| Failure::file("create", &local, error))?;
     let key = format!("{}.{}", loaded.namespace, loaded.name);
-    let what = format!("experiment `{}`", loaded.name);
-    let lock = Lock::take_to_run(&local.join(format!("{key}.lock")), &what)?;
+    let lock = Lock::take_to_run(&local.join(format!("{key}.lock")), "experiment", &loaded.name)?;
     let trainers = local.join(format!("{key}.trainers"));
     record::wait_for_trainers(&trainers)?;
     let pointer = local.join(format!("{key}.current"));

@@ -101,10 +101,7 @@ fn on_pod(context: &Context, pod: &CachedPod) {
 
 fn on_node(context: &Context, change: &Change<CachedNode>) {
     let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
-    // Before the first list is complete, the counts would be wrong.
-    if context.nodes.is_ready() {
-        observe_outage(context);
-    }
+    observe_outage(context);
     let name = any.key().name;
     let pods = context.pods.all();
     let affected = pods.iter().filter(|pod| pod.node.as_ref() == Some(&name));

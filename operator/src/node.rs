@@ -1,13 +1,13 @@
 //! Cached form of nodes, which contains only whether they are ready, and outages of most nodes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::runtime::events::EventType;
 use kube::{Resource, ResourceExt as _};
 use stoker_api::time::Timestamp;
-use stoker_engine::gang::{NodeCounts, NodeState, PodDeletion};
+use stoker_engine::gang::{NodeState, PodDeletion, are_nodes_unreachable};
 
 use crate::cache::{Cached, Key};
 use crate::context::{Context, now};
@@ -70,75 +70,65 @@ impl Cached for CachedNode {
     }
 }
 
-/// The current or last outage of most nodes. See [`NodeCounts::are_unreachable`].
+/// The current or last outage of most nodes. See [`are_nodes_unreachable`].
 #[derive(Debug, Default)]
-pub struct NodeOutage(Mutex<OutageTimes>);
+pub struct NodeOutage(Mutex<OutageState>);
 
 #[derive(Debug, Default)]
-struct OutageTimes {
-    /// Begin of the current outage.
-    began_at: Option<Timestamp>,
-    /// End of the last outage; the epoch if there was none.
+struct OutageState {
+    is_current: bool,
+    /// End of the last outage; the epoch if this process has observed none.
     ended_at: Timestamp,
-    /// Whether all nodes were observed at least once.
-    is_known: bool,
 }
 
 impl NodeOutage {
-    /// Observes all nodes after one of them has changed. Returns whether there is an outage.
-    fn observe(&self, nodes: &[Arc<CachedNode>], now: Timestamp) -> bool {
-        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let not_ready_since = nodes.iter().map(|node| node.changed_at(now));
-        let counts = NodeCounts::of(not_ready_since, times.began_at.unwrap_or(now));
-        let (ready, not_ready) = (counts.ready, counts.not_ready);
-        times.is_known = true;
-        match (counts.are_unreachable(), times.began_at) {
-            (true, None) => {
-                times.began_at = Some(now);
-                tracing::warn!(
-                    ready,
-                    not_ready,
-                    "most nodes are not ready, so their pods are kept: the nodes probably cannot \
-                     reach the API server; delete a Node object whose machine has failed"
-                );
-            }
-            (false, Some(_)) => {
-                (times.began_at, times.ended_at) = (None, now);
-                tracing::info!(ready, not_ready, "most nodes are ready again");
-            }
-            (true, Some(_)) | (false, None) => {}
-        }
-        times.began_at.is_some()
+    fn lock(&self) -> MutexGuard<'_, OutageState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_known(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_known
+    /// Observes all nodes. Returns whether there is an outage.
+    fn observe(&self, nodes: impl FnOnce() -> Vec<Arc<CachedNode>>, now: Timestamp) -> bool {
+        let mut state = self.lock();
+        // Read in the lock, so that an older observation never replaces a newer one.
+        let nodes = nodes();
+        let not_ready: Vec<Timestamp> =
+            nodes.iter().filter_map(|node| node.changed_at(now)).collect();
+        let (ready, not_ready_num) = (nodes.len() - not_ready.len(), not_ready.len());
+        let is_outage = are_nodes_unreachable(ready, not_ready);
+        match (is_outage, state.is_current) {
+            (true, false) => tracing::warn!(
+                ready,
+                not_ready = not_ready_num,
+                "most nodes are not ready, so their pods are kept: the nodes probably cannot reach \
+                 the API server; delete a Node object whose machine has failed"
+            ),
+            (false, true) => {
+                state.ended_at = now;
+                tracing::info!(ready, not_ready = not_ready_num, "most nodes are ready again");
+            }
+            (true, true) | (false, false) => {}
+        }
+        state.is_current = is_outage;
+        is_outage
     }
 
     /// Returns the state of a node that is not ready since this time. During an outage, the
     /// returned time is now. Afterwards, it is the end of the outage or later, because nodes return
     /// one after the other.
-    fn state_of(&self, since: Timestamp, now: Timestamp) -> NodeState {
-        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_outage = times.began_at.is_some();
-        NodeState::NotReady(if is_outage { now } else { since.max(times.ended_at) })
+    pub(crate) fn state_of(&self, since: Timestamp, now: Timestamp) -> NodeState {
+        let state = self.lock();
+        NodeState::NotReady(if state.is_current { now } else { since.max(state.ended_at) })
     }
 }
 
-/// Observes all nodes after a change. All replicas do so, because a new leader must know about an
-/// outage that has just ended.
+/// Observes all nodes once they are listed, and then after each change. All replicas do so, because
+/// a new leader must know about an outage that has just ended.
 pub(crate) fn observe_outage(context: &Context) {
-    let is_outage = context.node_outage.observe(&context.nodes.all(), now());
-    context.metrics.node_outage.set(i64::from(is_outage));
-}
-
-/// Returns the state of a node that is not ready since this time.
-pub(crate) fn state_of(context: &Context, since: Timestamp) -> NodeState {
-    // No node may change after the first list.
-    if !context.node_outage.is_known() {
-        observe_outage(context);
+    // Before the first list is complete, the counts would be wrong.
+    if context.nodes.is_ready() {
+        let is_outage = context.node_outage.observe(|| context.nodes.all(), now());
+        context.metrics.node_outage.set(i64::from(is_outage));
     }
-    context.node_outage.state_of(since, now())
 }
 
 /// Emits an event if a pod of a trial or job was deleted because its node does not respond. If the
@@ -198,7 +188,7 @@ mod tests {
             let ready = std::iter::repeat_n(node("True"), ready);
             let nodes: Vec<_> =
                 ready.chain(std::iter::repeat_n(node("Unknown"), not_ready)).collect();
-            outage.observe(&nodes, Timestamp(now))
+            outage.observe(|| nodes, Timestamp(now))
         };
         let check = |now, since| {
             let state = outage.state_of(Timestamp(100), Timestamp(now));

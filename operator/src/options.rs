@@ -84,7 +84,7 @@ pub struct Options {
     #[arg(long, default_value_t = 300)]
     pub pull_deadline_seconds: u64,
     /// Seconds after which the pods of a node that is not ready are deleted. They count as lost
-    /// 30 s later. While most nodes are not ready, no pod is deleted for this reason
+    /// 30 s later. While most nodes are not ready, no pod is deleted because of its node
     #[arg(long, default_value_t = 60)]
     pub node_lost_seconds: u64,
     /// Seconds for which finished pods are kept. Use less than 60 only in tests: an operator that

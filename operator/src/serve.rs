@@ -28,7 +28,7 @@ use crate::dispatch::dispatch;
 use crate::leader;
 use crate::metrics::Kind;
 use crate::namespaces;
-use crate::node::CachedNode;
+use crate::node::{CachedNode, observe_outage};
 use crate::objects::{CachedPod, CachedTrial};
 use crate::options::Options;
 use crate::report_server::{ReportServer, tls};
@@ -240,6 +240,12 @@ fn watch_all(context: &Arc<Context>, spaces: &[Option<String>], tasks: &mut Task
     let nodes: Vec<(Option<String>, Api<Node>)> = vec![(None, Api::all(client()))];
     let read = |object| Some(CachedNode::new(object));
     tasks.spawn("watch of nodes", watch_into(nodes, all(), context.nodes.clone(), read, refresh()));
+    let context = context.clone();
+    // Afterwards, changes of nodes are observed. This task ends, unlike the others.
+    tokio::spawn(async move {
+        context.nodes.wait_listed(1).await;
+        observe_outage(&context);
+    });
 }
 
 /// Serves `/metrics`, `/healthz` (no background task has ended) and `/readyz` (caches are synced,

@@ -24,7 +24,7 @@ mod removal;
 use stoker_api::time::Timestamp;
 
 pub use clean_up::{CleanUpStep, clean_up_step};
-pub use outage::NodeCounts;
+pub use outage::are_nodes_unreachable;
 pub use outcome::{PodOutcome, pod_outcome};
 pub use plan::{GangPlan, GangView, POD_GRACE_SECONDS_MAX, PodDeletion, plan, refuse};
 pub(crate) use removal::Removal;

@@ -6,44 +6,26 @@ use stoker_api::time::Timestamp;
 /// Share of nodes that are not ready in an outage, in percent. The same number as the default of
 /// `--unhealthy-zone-threshold` of Kubernetes' controller manager.
 const OUTAGE_PERCENT: usize = 55;
-/// Number of not-ready nodes that is no outage, if other nodes are ready.
-const NODES_NOT_READY_MAX: usize = 2;
-/// Seconds after which a node that is not ready counts as switched off when an outage begins.
-const OFF_SECONDS: u64 = 24 * 3600;
+/// While other nodes are ready, up to this number of not-ready nodes are no outage.
+const NOT_READY_MAX: usize = 2;
+/// Seconds within which the nodes of one outage become not ready.
+const WINDOW_SECONDS: u64 = 3600;
 
-/// Numbers of nodes of the cluster.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeCounts {
-    /// Nodes that are ready.
-    pub ready: usize,
-    /// Nodes that are not ready, except those that are switched off.
-    pub not_ready: usize,
-}
-
-impl NodeCounts {
-    /// Counts nodes, given when each of them became not ready; `None` if it is ready. `reference`
-    /// is the time at which the outage began, if there is one, or else the current time.
-    pub fn of(nodes: impl Iterator<Item = Option<Timestamp>>, reference: Timestamp) -> Self {
-        let mut counts = Self::default();
-        for not_ready_since in nodes {
-            match not_ready_since {
-                None => counts.ready += 1,
-                Some(since) if reference.seconds_since(since) < OFF_SECONDS => {
-                    counts.not_ready += 1;
-                }
-                Some(_) => {}
-            }
-        }
-        counts
-    }
-
-    /// Returns whether the nodes probably cannot reach the API server, instead of having failed: no
-    /// node is ready, or at least 55 % and more than two are not. Pods on them probably run.
-    pub fn are_unreachable(self) -> bool {
-        let Self { ready, not_ready } = self;
-        let are_most = not_ready * 100 >= (ready + not_ready) * OUTAGE_PERCENT;
-        not_ready > 0 && (ready == 0 || (not_ready > NODES_NOT_READY_MAX && are_most))
-    }
+/// Returns whether nodes probably cannot reach the API server, instead of having failed: no node is
+/// ready, or at least 55 % and more than two became not ready within an hour. Pods on them probably
+/// run. Nodes that became not ready at other times count neither as ready nor as not ready.
+///
+/// `not_ready_since` are the times at which the other nodes became not ready. The result depends
+/// only on the nodes, so all replicas agree, also after a restart.
+pub fn are_nodes_unreachable(num_ready: usize, mut not_ready_since: Vec<Timestamp>) -> bool {
+    not_ready_since.sort_unstable();
+    let num_together = |first: usize| {
+        let times = &not_ready_since[first..];
+        times.partition_point(|time| time.seconds_since(times[0]) <= WINDOW_SECONDS)
+    };
+    let num = (0..not_ready_since.len()).map(num_together).max().unwrap_or_default();
+    let are_most = num * 100 >= (num_ready + num) * OUTAGE_PERCENT;
+    num > 0 && (num_ready == 0 || (num > NOT_READY_MAX && are_most))
 }
 
 #[cfg(test)]
@@ -52,7 +34,7 @@ mod tests {
 
     #[test]
     fn most_nodes_do_not_fail_together() {
-        for (ready, not_ready, expected) in [
+        for (num_ready, num_not_ready, expected) in [
             (0, 0, false),
             (5, 0, false),
             (0, 1, true),
@@ -64,18 +46,23 @@ mod tests {
             (45, 54, false),
             (45, 55, true),
         ] {
-            let counts = NodeCounts { ready, not_ready };
-            assert_eq!(counts.are_unreachable(), expected, "{counts:?}");
+            let times = vec![Timestamp(7); num_not_ready];
+            let is_outage = are_nodes_unreachable(num_ready, times);
+            assert_eq!(is_outage, expected, "{num_ready} {num_not_ready}");
         }
     }
 
     #[test]
-    fn nodes_that_are_switched_off_do_not_count() {
-        let day = 24 * 3600;
-        let nodes = [None, Some(0), Some(1), Some(day), None];
-        let counts = |now| NodeCounts::of(nodes.map(|since| since.map(Timestamp)).into_iter(), now);
-        assert_eq!(counts(Timestamp(day - 1)), NodeCounts { ready: 2, not_ready: 3 });
-        assert_eq!(counts(Timestamp(day)), NodeCounts { ready: 2, not_ready: 2 });
-        assert_eq!(counts(Timestamp(3 * day)), NodeCounts { ready: 2, not_ready: 0 });
+    fn nodes_of_an_outage_fail_within_an_hour() {
+        let check = |num_ready: usize, times: &[i64], expected: bool| {
+            let times: Vec<Timestamp> = times.iter().copied().map(Timestamp).collect();
+            assert_eq!(are_nodes_unreachable(num_ready, times), expected, "{num_ready}");
+        };
+        check(2, &[0, 3600, 1800], true);
+        check(2, &[0, 3601, 1800], false);
+        // Nodes that were switched off one after the other, and one that has failed.
+        check(3, &[0, 90_000, 180_000, 270_000, 360_000], false);
+        check(3, &[0, 90_000, 180_000, 180_001, 180_002, 180_003], true);
+        check(0, &[0, 90_000], true);
     }
 }

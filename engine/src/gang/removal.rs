@@ -163,5 +163,14 @@ mod tests {
         check(Some(140), 30, Removal::Wait(Timestamp(141)));
         check(Some(141), 30, Removal::Delete(30));
         check(Some(141), u32::MAX, Removal::Wait(Timestamp(142)));
+        // The node does not confirm the end, perhaps for hours.
+        let silent = |until: i64| ObservedPod {
+            deletion: Some(Timestamp(until)),
+            node: NodeState::NotReady(Timestamp(100)),
+            ..ObservedPod::default()
+        };
+        let removal = |until| silent(until).removal_within(30, Timestamp(100));
+        assert_eq!(removal(99), Removal::Wait(Timestamp(110)));
+        assert_eq!(removal(100), Removal::Wait(Timestamp(101)));
     }
 }

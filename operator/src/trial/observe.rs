@@ -11,9 +11,8 @@ use stoker_engine::gang::{GangView, NodeState, ObservedPod, Timeouts, plan};
 use stoker_engine::trial::{self, BackOffLimits, RestartLimits, SearchedMetric, TrialRecord};
 
 use crate::cache::{Cached as _, Key};
-use crate::context::Context;
+use crate::context::{Context, now};
 use crate::experiment::apply::trials_of;
-use crate::node::state_of;
 use crate::objects::{CachedPod, CachedTrial};
 
 /// A trial with its experiment and its pods.
@@ -73,7 +72,7 @@ pub(crate) fn with_node_state(context: &Context, pod: &CachedPod) -> ObservedPod
             None => NodeState::Deleted,
             Some(node) => match node.not_ready_since {
                 None => NodeState::Ready,
-                Some(since) => state_of(context, since),
+                Some(since) => context.node_outage.state_of(since, now()),
             },
         },
     };

@@ -59,14 +59,22 @@ pub(crate) async fn of_experiment(
     };
     let recorded = recorded.filter(|_| !started.is_empty());
     let default_secret = context.operator_config.storage_secret.as_ref();
-    let default_secret = default_secret.filter(|_| !started.is_empty());
+    let default_secret = default_secret.filter(|_| has_pods(trials));
     Ok(to_record(settings, in_pod, recorded, default_secret))
+}
+
+/// Returns whether an attempt has had all its pods. Without a fixed record, only an older operator
+/// creates pods.
+fn has_pods(trials: &[impl AsRef<CachedTrial>]) -> bool {
+    let has_pods =
+        |trial: &CachedTrial| trial.record.status.attempts.iter().any(|attempt| attempt.has_pods);
+    trials.iter().map(AsRef::as_ref).any(has_pods)
 }
 
 /// Returns the storage record to write where no fixed one exists. `in_pod` is the storage of the
 /// newest pod. `recorded` comes from an older operator, which followed its settings.
-/// `default_secret` is the default Secret if an attempt has begun, which must have been under an
-/// older operator. That used this Secret for every storage.
+/// `default_secret` is the default Secret if an older operator has created pods. It used this
+/// Secret for every storage.
 pub(crate) fn to_record(
     settings: StorageRecord,
     in_pod: Option<PodStorage>,

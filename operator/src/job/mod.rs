@@ -151,7 +151,8 @@ async fn storage_of(
         }
     };
     let default_secret = context.operator_config.storage_secret.as_ref();
-    let default_secret = default_secret.filter(|_| status.attempts > 0);
+    let default_secret = default_secret
+        .filter(|_| status.workers.iter().any(|worker| worker.has_pod) || !status.ends.is_empty());
     Ok(storage::to_record(settings, in_pod, status.storage.as_ref(), default_secret))
 }
 

@@ -13,8 +13,8 @@ use crate::{InvalidHyperparameters, Result};
 impl Context {
     /// Returns the hyperparameters, deserialized into a user type.
     ///
-    /// After the first batch, or the first report of a [session](crate::Session), a warning names
-    /// hyperparameters that the program has not read, such as misspelled ones.
+    /// After the first batch, or a report of progress by a [session](crate::Session), a warning
+    /// names hyperparameters that the program has not read, such as misspelled ones.
     ///
     /// # Errors
     ///
@@ -27,6 +27,8 @@ impl Context {
             serde_path_to_error::deserialize(serde_ignored::Deserializer::new(all, &mut note));
         let read = read.map_err(|error| {
             let error = field_error(&error);
+            let unread = self.unread_hparams.lock();
+            ignored.retain(|name| unread.iter().any(|unread| is_within(unread, name)));
             ignored.truncate(NAMES_MAX);
             InvalidHyperparameters(
                 match error.starts_with("missing field") && !ignored.is_empty() {
@@ -111,8 +113,8 @@ impl UnreadHparams {
         let are_several = if names.len() > 1 { "s" } else { "" };
         (!names.is_empty()).then(|| {
             format!(
-                "the program has not read the hyperparameter{are_several} {} before the end of \
-                 the first batch; if a name is misspelled, correct it",
+                "the program trains, but has not read the hyperparameter{are_several} {}; if a \
+                 name is misspelled, correct it",
                 names.join(", ")
             )
         })
@@ -208,8 +210,8 @@ mod tests {
         assert!(context.hparam("oth").is_none() && context.hparam("other").is_some());
         assert_eq!(unread(&context), ["hiden"]);
         let warning = context.unread_hparams.warning();
-        let expected = "the program has not read the hyperparameter hiden before the end of the \
-                        first batch; if a name is misspelled, correct it";
+        let expected = "the program trains, but has not read the hyperparameter hiden; if a name \
+                        is misspelled, correct it";
         assert_eq!(warning.as_deref(), Some(expected));
         assert_eq!(context.unread_hparams.warning(), None);
     }

@@ -183,8 +183,9 @@ impl Session<'_> {
 
     fn record_batches(&self, batches: u64) {
         let ranks = self.context.distributed();
-        ranks.progress.record_batches(batches);
-        if batches > 0 && ranks.rank() == 0 {
+        // A resumed program may report its position before it reads its hyperparameters.
+        let has_progressed = ranks.progress.record_batches(batches);
+        if has_progressed && ranks.rank() == 0 {
             self.context.warn_of_unread_hparams();
         }
     }

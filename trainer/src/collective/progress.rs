@@ -221,12 +221,14 @@ impl ProgressState {
         Duration::from_nanos(self.data_wait.load(Ordering::Relaxed))
     }
 
-    /// Records a batch reported by a custom training loop, which may not use steps.
-    pub(crate) fn record_batches(&self, batches: u64) {
+    /// Records a batch reported by a custom training loop, which may not use steps. Returns whether
+    /// it has reported different batches.
+    pub(crate) fn record_batches(&self, batches: u64) -> bool {
         if self.batches_reported.fetch_max(batches, Ordering::Relaxed) < batches {
             self.num_reports.fetch_add(1, Ordering::Relaxed);
         }
         self.record_activity(RankActivity::Train);
+        self.num_reports.load(Ordering::Relaxed) > 1
     }
 
     /// Describes the position of the loop, human-readable.

@@ -245,7 +245,8 @@ impl Watchdog {
         };
         // Ranks may wait for the storage or the runner, and the last rank of a gang blocks no
         // other.
-        let blocks_none = ranks().count() == 1 && !self.is_single;
+        let is_over = self.is_single && self.progress.is_training_finished();
+        let blocks_none = is_over || (ranks().count() == 1 && !self.is_single);
         if blocks_none || ranks().any(|(_, heartbeat, _)| heartbeat.is_waiting()) {
             return None;
         }

@@ -94,6 +94,9 @@ fn single_rank_stalls_only_during_training() {
     waits.record_activity(RankActivity::Wait);
     let is_over = at_step(7);
     is_over.training_finished();
+    // An evaluation after the last length may be reported.
+    is_over.record_batches(8);
+    is_over.record_batches(9);
     for allowed in [waits, is_over, ProgressState::default()] {
         assert_eq!(reason_of_single_rank(allowed), None);
     }

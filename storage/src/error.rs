@@ -208,7 +208,8 @@ fn no_credentials(url: &str, reason: &str) -> String {
             "or bind the pod's service account to an Azure identity (workload identity)"
         }
         Some(("gs", _)) => {
-            "or bind the pod's service account to a Google service account (workload identity)"
+            "or bind the pod's service account to a Google service account (workload identity), or \
+             run `gcloud auth application-default login`"
         }
         _ => {
             "or AWS_PROFILE with a profile in ~/.aws/credentials, or bind the pod's service \

@@ -187,7 +187,9 @@ pub(crate) async fn download(
     let (experiment, trials, index) = find(cluster, name).await?;
     let statuses = trials.iter().filter_map(|of| Some((of.spec.index, of.status.as_ref()?)));
     let own_name = experiment.metadata.name.as_deref().unwrap_or(name);
-    let none = || no_best_trial(&experiment, own_name, statuses, "");
+    let namespace = experiment.metadata.namespace.as_deref().unwrap_or_default();
+    let flags = format!(" -n {namespace}");
+    let none = || no_best_trial(&experiment, own_name, statuses, &flags);
     let index = index.or_else(|| best_trial(&experiment)).ok_or_else(none)?;
     let trial = trials.iter().find(|trial| trial.spec.index == index);
     let trial_name = format!("{}-{index}", experiment.metadata.name.as_deref().unwrap_or(name));
@@ -305,7 +307,9 @@ fn refuse_other_files(folder: &Path, manifest: &Manifest) -> Result<(), Failure>
     let failed = |error| Failure::file("read", folder, error);
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        let is_expected = name.as_encoded_bytes().starts_with(PARTIAL_PREFIX.as_bytes())
+        // The root of a volume has a directory for repairs.
+        let is_expected = name == "lost+found"
+            || name.as_encoded_bytes().starts_with(PARTIAL_PREFIX.as_bytes())
             || manifest.files.keys().any(|file| Path::new(file).iter().next() == Some(&name));
         if !is_expected {
             return Err(Failure::Input(format!(

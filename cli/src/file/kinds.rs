@@ -77,7 +77,7 @@ fn note(path: &str, space: &Space, format: Format) -> Option<String> {
     let mut only = members.iter().filter(|_| members.len() == 1);
     only.find_map(|(name, only)| other_kind(path, name, only, format))
         .or_else(|| determined_kind(path, members).filter(|_| !format.is_legacy))
-        .or_else(|| only_bounds(path, members, format))
+        .or_else(|| only_bounds(path, members, format).filter(|_| format.searches))
 }
 
 /// Returns the kind that the only member of a group probably means.
@@ -97,8 +97,12 @@ fn meant_kind(name: &str, space: &Space) -> Option<&'static str> {
     match space {
         Space::Group(members) => {
             let has_bounds = BOUNDS.iter().any(|bounds| bounds_of(members, *bounds).is_some());
-            let edits = |kind: &str| 1 + kind.len() / 6;
-            RANGES.into_iter().find(|kind| has_bounds && is_near(kind, edits(kind)))
+            // Words such as `init` and `lag` are near the short kinds.
+            let is_meant = |kind: &str| match kind.len() {
+                ..=3 => plain.strip_suffix('s').unwrap_or(&plain) == kind,
+                _ => is_near(kind, 2),
+            };
+            RANGES.into_iter().find(|kind| has_bounds && is_meant(kind))
         }
         _ => match list(space)? {
             values if values.iter().all(Value::is_object) => {
@@ -242,6 +246,11 @@ mod tests {
         assert_eq!(fraction, expected("`double: {min: 0, max: 0.5}`"));
         let nested = note(json!({ "a": { "min": 0, "max": 1 }, "b": 2 })).unwrap();
         assert!(nested.contains("hyperparameters.x.a is a group"), "{nested}");
+        // These names are near `int` and `log`.
+        for name in ["init", "lag"] {
+            let note = note(json!({ name: { "min": 1, "max": 14 } })).unwrap();
+            assert!(note.contains("is a group of constants"), "{note}");
+        }
     }
 
     #[test]

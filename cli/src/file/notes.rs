@@ -14,6 +14,8 @@ const ROOT: &str = "hyperparameters";
 #[derive(Clone, Copy)]
 pub(super) struct Format {
     pub(super) is_legacy: bool,
+    /// Whether the method samples hyperparameters.
+    pub(super) searches: bool,
 }
 
 impl Format {
@@ -26,7 +28,8 @@ impl Format {
 /// Returns the notes on an experiment. `file` is its file, without defaults, and translated if
 /// `is_legacy`.
 pub(super) fn notes(valid: &ValidExperiment, file: &Value, is_legacy: bool) -> Vec<String> {
-    let format = Format { is_legacy };
+    let searches = !matches!(valid.method, Method::Single);
+    let format = Format { is_legacy, searches };
     let mut notes: Vec<String> = note(&valid.method, format).into_iter().collect();
     notes.extend(without_dimension(valid, format));
     notes.extend(only_random_samples(valid));

@@ -309,7 +309,8 @@ async fn run(args: &Args, output: Output, mut loaded: LoadedJob) -> Result<u8, F
     require_program("spec.entrypoint.command[0]", program, &folder)?;
     let run_root = RunRoot::resolve(args.root.as_deref(), spec.storage.url.as_deref())?;
     let environment = endpoint::of_environment();
-    record::set_endpoints(&mut loaded, &run_root, args.fresh, environment.as_deref())?;
+    let note = record::set_endpoints(&mut loaded, &run_root, args.fresh, environment.as_deref())?;
+    note.iter().for_each(|note| view.print_message(note));
     let spec = &loaded.valid.spec;
     let input = |error: stoker_storage::StorageError| Failure::Input(error.to_string());
     let storage = Storage::open(&run_root.root, spec.storage.endpoint.as_deref()).map_err(input)?;

@@ -63,8 +63,8 @@ pub(super) fn has_run(run_root: &RunRoot, loaded: &LoadedJob) -> bool {
     }
 }
 
-/// Sets the endpoints of S3 storages that the file does not contain: the recorded ones if this
-/// resumes a job, else the one in the environment. They are recorded with the job.
+/// Sets the endpoints of S3 storages that the file lacks: the recorded ones if this resumes a job,
+/// else that in the environment. Returns a note if the environment has one.
 ///
 /// # Errors
 ///
@@ -74,19 +74,23 @@ pub(super) fn set_endpoints(
     run_root: &RunRoot,
     is_fresh: bool,
     environment: Option<&str>,
-) -> Result<(), Failure> {
+) -> Result<Option<String>, Failure> {
     let key = format!("{}.{}.job", loaded.namespace, loaded.name);
     let earlier = setup::latest_record(run_root, &key, &loaded.name).ok().flatten();
     // `open` reports a damaged record.
     let read =
         |folder: RecordDir| files::read_json::<InferenceJob>(&folder.path().join("job.json"));
     let spec = &mut loaded.valid.spec;
-    match earlier.and_then(|folder| read(folder).ok()).filter(|_| !is_fresh) {
-        // A job without recorded endpoints uses Amazon S3.
-        Some(job) => *spec = endpoint::with_recorded(spec.clone(), &job.spec),
-        None => endpoint::fill_job(spec, &run_root.root, environment)?,
-    }
-    Ok(())
+    let Some(job) = earlier.and_then(|folder| read(folder).ok()).filter(|_| !is_fresh) else {
+        let urls = endpoint::fill_job(spec, &run_root.root, environment)?;
+        return Ok(endpoint::note_of_use(&urls, environment));
+    };
+    // A job without recorded endpoints continues without them.
+    let is_in_file = spec.input.endpoint.is_some();
+    *spec = endpoint::with_recorded(spec.clone(), &job.spec);
+    let environment = environment.filter(|_| !is_in_file);
+    let (url, recorded) = (spec.input.url.as_str(), spec.input.endpoint.as_deref());
+    Ok(endpoint::note_of_resume("job", url, recorded, environment))
 }
 
 /// Returns the recorded spec with the given values of the fields that do not affect committed

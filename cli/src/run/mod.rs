@@ -146,8 +146,8 @@ async fn run_loaded(args: &Args, output: Output, mut loaded: Loaded) -> Result<u
         Some(test_folder) => smoke_test::test_run_root(test_folder, root_flag, file_url)?,
         None => RunRoot::resolve(root_flag, file_url)?,
     };
-    let environment = endpoint::of_environment();
-    setup::set_endpoint(&mut loaded, &run_root, args.fresh, environment.as_deref())?;
+    let note = setup::set_endpoint(&mut loaded, &run_root, args.fresh, endpoint::of_environment())?;
+    note.iter().for_each(|note| view.print_message(note));
     let endpoint = loaded.valid.spec.checkpoint_storage.endpoint.as_deref();
     let storage = Storage::open(&run_root.root, endpoint)
         .map_err(|error| Failure::Input(error.to_string()))?;

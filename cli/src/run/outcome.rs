@@ -259,7 +259,8 @@ pub(crate) fn length_of_best(
         let name = best.checkpoint.as_ref()?;
         status.checkpoints.iter().find(|checkpoint| checkpoint.name == *name)
     };
-    match results.min() {
+    // The newest checkpoint with this metric is named.
+    match results.max() {
         Some(units) if units < units_max => {
             format!(" after {units} of {units_max} {}", unit.plural())
         }

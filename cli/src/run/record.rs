@@ -269,7 +269,8 @@ impl Lock {
         Ok(Self { _file: file })
     }
 
-    /// Same as [`Lock::take`], for the runner of an experiment or a job, as `word` tells.
+    /// Same as [`Lock::take`], for the runner of an experiment or a job. `word` is `experiment` or
+    /// `job`.
     pub(crate) fn take_to_run(path: &Path, word: &str, name: &str) -> Result<Self, Failure> {
         Self::take(path).map_err(|error| match holder(path) {
             Some(holder) => Failure::System(format!(

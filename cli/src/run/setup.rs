@@ -71,7 +71,8 @@ pub(crate) fn has_run(run_root: &RunRoot, loaded: &Loaded) -> bool {
 }
 
 /// Sets the endpoint of an S3 root that the file does not contain: the recorded one if this resumes
-/// a run, else the one in the environment. It is recorded with the run.
+/// a run, else the one in the environment. It is recorded with the run. Returns a note if the
+/// environment has one.
 ///
 /// # Errors
 ///
@@ -80,19 +81,25 @@ pub(crate) fn set_endpoint(
     loaded: &mut Loaded,
     run_root: &RunRoot,
     fresh: bool,
-    environment: Option<&str>,
-) -> Result<(), Failure> {
+    environment: Option<String>,
+) -> Result<Option<String>, Failure> {
+    let environment = environment.as_deref();
     let key = format!("{}.{}", loaded.namespace, loaded.name);
     let earlier = latest_record(run_root, &key, &loaded.name).ok().flatten();
     // `open` reports a damaged record.
     let earlier = earlier.and_then(|folder| folder.experiment().ok().flatten());
     let storage = &mut loaded.valid.spec.checkpoint_storage;
-    match earlier.filter(|_| !fresh) {
-        // A run without a recorded endpoint is stored in Amazon S3.
-        Some(run) => *storage = with_recorded(storage, &run.spec.checkpoint_storage),
-        None => endpoint::fill(&mut storage.endpoint, &run_root.root, environment)?,
-    }
-    Ok(())
+    let url = &run_root.root;
+    let Some(run) = earlier.filter(|_| !fresh) else {
+        let is_used = endpoint::fill(&mut storage.endpoint, url, environment)?;
+        let urls = if is_used { vec![url.clone()] } else { vec![] };
+        return Ok(endpoint::note_of_use(&urls, environment));
+    };
+    // A run without a recorded endpoint continues without one.
+    let is_in_file = storage.endpoint.is_some();
+    *storage = with_recorded(storage, &run.spec.checkpoint_storage);
+    let environment = environment.filter(|_| !is_in_file);
+    Ok(endpoint::note_of_resume("run", url, storage.endpoint.as_deref(), environment))
 }
 
 /// Returns the storage with the recorded endpoint if it has none.
@@ -420,7 +427,7 @@ mod tests {
         let endpoint = |loaded: &Loaded| loaded.valid.spec.checkpoint_storage.endpoint.clone();
         let set = |storage: &str, fresh: bool, environment: Option<&str>| {
             let mut loaded = load(folder.path(), storage);
-            set_endpoint(&mut loaded, &root, fresh, environment).unwrap();
+            set_endpoint(&mut loaded, &root, fresh, environment.map(str::to_owned)).unwrap();
             loaded
         };
         let (first, other) = (Some("http://127.0.0.1:1"), Some("http://127.0.0.1:2"));

@@ -291,7 +291,7 @@ impl Session<'_> {
         let progress = &self.context.distributed().progress;
         let longer = progress.while_waiting(|| self.request_longer_length(batches))?;
         if longer.is_none() && self.context.distributed().size() == 1 {
-            // What the program does afterwards, such as an export, may take any time.
+            // An export after training may take any time.
             progress.training_finished();
         }
         Ok(longer)

@@ -527,7 +527,8 @@ mod tests {
         assert!(error.contains("it contains default, which is not a file of"), "{error}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         std::fs::remove_dir(&other).unwrap();
-        // An interrupted download, which is repeated.
+        // The root of a volume, and an interrupted download, which is repeated.
+        std::fs::create_dir(folder.path().join("lost+found")).unwrap();
         std::fs::create_dir(folder.path().join("state")).unwrap();
         std::fs::write(folder.path().join("model.bpk"), "x").unwrap();
         std::fs::write(folder.path().join(format!("{PARTIAL_PREFIX}1")), "m").unwrap();

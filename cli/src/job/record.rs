@@ -64,7 +64,7 @@ pub(super) fn has_run(run_root: &RunRoot, loaded: &LoadedJob) -> bool {
 }
 
 /// Sets the endpoints of S3 storages that the file lacks: the recorded ones if this resumes a job,
-/// else that in the environment. Returns a note if the environment has one.
+/// else the endpoint in the environment. Returns a note if the environment has one.
 ///
 /// # Errors
 ///

@@ -373,7 +373,8 @@ mod tests {
         let checkpoint = json!({
             "name": "000000000016-0", "batches": 16, "manifestSha256": "", "bytes": 3,
         });
-        let facts = json!([result(4, "0.25"), result(12, "0.5"), result(36, "0.75")]);
+        let facts = [(4, "0.25"), (12, "0.5"), (24, "0.9"), (36, "0.75"), (36, "0.9")];
+        let facts = json!(facts.map(|(units, metric)| result(units, metric)));
         let status = TrialStatus {
             facts: serde_json::from_value(facts).unwrap(),
             checkpoints: vec![serde_json::from_value(checkpoint).unwrap()],
@@ -386,6 +387,8 @@ mod tests {
         };
         assert_eq!(length("0.25", Some("000000000032-0")), " after 4 of 36 epochs");
         assert_eq!(length("0.75", None), "");
+        // The newest checkpoint with this metric is named, here of the full length.
+        assert_eq!(length("0.9", Some("000000000032-0")), "");
         // The best validation of a trial that stopped early.
         assert_eq!(length("0.1", Some("000000000016-0")), " after 16 batches");
         assert_eq!(length("0.1", None), "");

@@ -3,81 +3,17 @@
 
 #![expect(unsafe_code, reason = "vector instructions need a check at run time, and pointers")]
 
+mod instructions;
 mod left;
 mod matrix;
 mod operands;
 mod panels;
 mod product;
 
-use std::sync::OnceLock;
-
+pub(crate) use instructions::{Instructions, LANES_MAX, has_fma};
 pub(crate) use matrix::Matrix;
 pub(crate) use operands::{ShiftedRows, Windows};
 pub(crate) use product::{Output, Threads, multiply, multiply_rows, product};
-
-use crate::switch::{Switch, switch};
-
-/// Instruction set of a matrix product. All of them give equal bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Instructions {
-    /// All processors that the crate is compiled for.
-    Baseline,
-    /// AVX2 and FMA: vectors of 8 values.
-    Avx2,
-    /// AVX-512: vectors of 16 values.
-    Avx512,
-}
-
-impl Instructions {
-    /// Returns the fastest supported set that `STOKER_KERNELS` permits.
-    pub(crate) fn current() -> Self {
-        static CURRENT: OnceLock<Instructions> = OnceLock::new();
-        *CURRENT.get_or_init(|| match switch() {
-            Switch::On if Self::Avx512.is_supported() => Self::Avx512,
-            _ if Self::Avx2.is_supported() => Self::Avx2,
-            _ => Self::Baseline,
-        })
-    }
-
-    /// Returns `true` if the processor has the instructions.
-    pub(crate) fn is_supported(self) -> bool {
-        match self {
-            Self::Baseline => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => is_x86_feature_detected!("avx512f"),
-            #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 => false,
-        }
-    }
-
-    /// Returns the number of values in a vector.
-    pub(crate) fn lanes(self) -> usize {
-        match self {
-            Self::Baseline | Self::Avx2 => 8,
-            Self::Avx512 => 16,
-        }
-    }
-
-    /// Returns the numbers of rows that a tile may have, from the largest. The last is 1.
-    pub(crate) fn tile_rows(self) -> &'static [usize] {
-        match self {
-            Self::Baseline => &[4, 2, 1],
-            Self::Avx2 => &[6, 4, 2, 1],
-            Self::Avx512 => &[8, 4, 2, 1],
-        }
-    }
-}
-
-/// Maximum of [`Instructions::lanes`].
-pub(crate) const LANES_MAX: usize = 16;
-
-/// Returns `true` if the processor computes `a * b + c` in one instruction, as all products do.
-/// Otherwise burn's operators are faster.
-pub(crate) fn has_fma() -> bool {
-    !cfg!(target_arch = "x86_64") || Instructions::Avx2.is_supported()
-}
 
 /// Offsets of the rows or depths of an operand from its first value.
 ///
@@ -85,6 +21,9 @@ pub(crate) fn has_fma() -> bool {
 ///
 /// `at(index)` is at most `largest(num)` for each index below `num`, whenever they are called.
 pub(crate) unsafe trait Offsets: Copy {
+    /// Whether all distances from one offset to the next are equal, but known only at run time.
+    const IS_STRIDE: bool = false;
+
     fn at(self, index: usize) -> usize;
 
     /// Returns the largest of the first `num` offsets. `None` if it exceeds `usize`, or if there
@@ -98,6 +37,8 @@ pub(crate) struct Stride(pub(crate) usize);
 
 // SAFETY: multiples of a stride increase, and that of the last index does not overflow.
 unsafe impl Offsets for Stride {
+    const IS_STRIDE: bool = true;
+
     #[inline(always)]
     fn at(self, index: usize) -> usize {
         index * self.0
@@ -106,6 +47,23 @@ unsafe impl Offsets for Stride {
     #[inline(always)]
     fn largest(self, num: usize) -> Option<usize> {
         num.checked_sub(1)?.checked_mul(self.0)
+    }
+}
+
+/// Rows or depths that are next to each other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adjacent;
+
+// SAFETY: indices increase.
+unsafe impl Offsets for Adjacent {
+    #[inline(always)]
+    fn at(self, index: usize) -> usize {
+        index
+    }
+
+    #[inline(always)]
+    fn largest(self, num: usize) -> Option<usize> {
+        num.checked_sub(1)
     }
 }
 
@@ -202,11 +160,31 @@ pub(crate) fn update_tile<R: Offsets, D: Offsets, P: Offsets>(
     }
     match instructions {
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512 => call!(tile_avx512, 8 4 2 1),
+        Instructions::Avx512 | Instructions::Avx512Intel => call!(tile_avx512, 12 8 4 2 1),
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx2 => call!(tile_avx2, 6 4 2 1),
         _ => call!(tile_baseline, 4 2 1),
     }
+}
+
+/// Rows of a left operand whose addresses are computed from one pointer.
+#[cfg(target_arch = "x86_64")]
+const QUAD: usize = 4;
+
+/// Hides from the compiler how a pointer was computed.
+///
+/// Otherwise, the compiler computes the address of each row from that of the row before, in units
+/// that processors of Intel also need to multiply vectors.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn opaque(mut pointer: *const f32) -> *const f32 {
+    // SAFETY: the assembler code is only a comment, and the pointer stays the same.
+    unsafe {
+        std::arch::asm!(
+            "/* {0} */", inout(reg) pointer, options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    pointer
 }
 
 /// Defines a tile of `N` rows and `V` vectors per row.
@@ -237,11 +215,19 @@ macro_rules! tile {
                     *value = unsafe { $load(right.add(start + vector * $lanes)) };
                 }
                 let depth = input.left_depths.at(depth);
-                for (sums, start) in sums.iter_mut().zip(&starts) {
+                for (sums, starts) in sums.chunks_mut(QUAD).zip(starts.chunks(QUAD)) {
                     // SAFETY: `check` has asserted that N rows at each depth are inside.
-                    let value = $splat(unsafe { *left.add(start + depth) });
-                    for (sum, vector) in sums.iter_mut().zip(&vectors) {
-                        *sum = $multiply_add(value, *vector, *sum);
+                    let mut row = unsafe { left.add(starts[0] + depth) };
+                    if R::IS_STRIDE {
+                        row = opaque(row);
+                    }
+                    for (sums, start) in sums.iter_mut().zip(starts) {
+                        // SAFETY: as above; the rows of a stride start one after the other.
+                        let value =
+                            $splat(unsafe { *row.offset(*start as isize - starts[0] as isize) });
+                        for (sum, vector) in sums.iter_mut().zip(&vectors) {
+                            *sum = $multiply_add(value, *vector, *sum);
+                        }
                     }
                 }
             }
@@ -320,55 +306,67 @@ fn tile_baseline<const N: usize, const V: usize, R: Offsets, D: Offsets, P: Offs
 /// Number of rows and columns that [`transpose`] swaps.
 pub(crate) const SQUARE: usize = 8;
 
-/// Returns the columns of a square as rows.
+/// Copies the columns of a square as rows. Rows start `stride` values apart in `square`, and
+/// `out_stride` values apart in `out`.
+///
+/// # Panics
+///
+/// A slice is too short.
 #[inline]
-pub(crate) fn transpose(square: &[[f32; SQUARE]; SQUARE]) -> [[f32; SQUARE]; SQUARE] {
+pub(crate) fn transpose(square: &[f32], stride: usize, out: &mut [f32], out_stride: usize) {
+    let fits = |num: usize, stride: usize| {
+        let end = stride.checked_mul(SQUARE - 1).and_then(|start| start.checked_add(SQUARE));
+        end.is_some_and(|end| end <= num)
+    };
+    assert!(fits(square.len(), stride), "a square exceeds its source");
+    assert!(fits(out.len(), out_stride), "a square exceeds its output");
     #[cfg(target_arch = "x86_64")]
     if Instructions::Avx2.is_supported() {
-        // SAFETY: the processor has the feature that the function is compiled for.
-        return unsafe { transpose_avx2(square) };
+        // SAFETY: the processor has the feature that the function is compiled for, and the slices
+        // have eight values from the start of each of eight rows on, by the assertions above.
+        return unsafe { transpose_avx2(square.as_ptr(), stride, out.as_mut_ptr(), out_stride) };
     }
-    std::array::from_fn(|row| std::array::from_fn(|column| square[column][row]))
+    for row in 0..SQUARE {
+        for column in 0..SQUARE {
+            out[column * out_stride + row] = square[row * stride + column];
+        }
+    }
 }
 
-/// Swaps single values, then pairs, then halves of the rows.
+/// Same as [`transpose`]. Loads the halves of rows, so only single values and pairs are swapped.
+///
+/// # Safety
+///
+/// Both pointers have eight values from the start of each of eight rows on.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 #[inline]
-fn transpose_avx2(square: &[[f32; SQUARE]; SQUARE]) -> [[f32; SQUARE]; SQUARE] {
+unsafe fn transpose_avx2(square: *const f32, stride: usize, out: *mut f32, out_stride: usize) {
     use std::arch::x86_64::{
-        _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_setzero_ps, _mm256_shuffle_ps,
+        _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_shuffle_ps,
         _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
     };
 
-    let mut rows = [_mm256_setzero_ps(); SQUARE];
-    for (row, values) in rows.iter_mut().zip(square) {
-        // SAFETY: an array of 8 values is as long as a vector.
-        *row = unsafe { _mm256_loadu_ps(values.as_ptr()) };
-    }
-    let mut pairs = rows;
-    for row in [0, 2, 4, 6] {
-        pairs[row] = _mm256_unpacklo_ps(rows[row], rows[row + 1]);
-        pairs[row + 1] = _mm256_unpackhi_ps(rows[row], rows[row + 1]);
-    }
-    let mut halves = pairs;
-    for row in [0, 4] {
-        halves[row] = _mm256_shuffle_ps::<0b01_00_01_00>(pairs[row], pairs[row + 2]);
-        halves[row + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(pairs[row], pairs[row + 2]);
-        halves[row + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(pairs[row + 1], pairs[row + 3]);
-        halves[row + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(pairs[row + 1], pairs[row + 3]);
-    }
-    let mut out = [[0.0; SQUARE]; SQUARE];
-    for row in 0..SQUARE / 2 {
-        let low = _mm256_permute2f128_ps::<0x20>(halves[row], halves[row + 4]);
-        let high = _mm256_permute2f128_ps::<0x31>(halves[row], halves[row + 4]);
-        // SAFETY: as above, and both arrays are borrowed mutably.
-        unsafe {
-            _mm256_storeu_ps(out[row].as_mut_ptr(), low);
-            _mm256_storeu_ps(out[row + 4].as_mut_ptr(), high);
+    const HALF: usize = SQUARE / 2;
+    for column in [0, HALF] {
+        let halves: [_; HALF] = std::array::from_fn(|row| {
+            // SAFETY: a half of a row in `square`.
+            let half = |row| unsafe { _mm_loadu_ps(square.add(row * stride + column)) };
+            _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(half(row)), half(row + HALF))
+        });
+        let [low, low_next] = [0, 2].map(|row| _mm256_unpacklo_ps(halves[row], halves[row + 1]));
+        let [high, high_next] = [0, 2].map(|row| _mm256_unpackhi_ps(halves[row], halves[row + 1]));
+        let columns = [
+            _mm256_shuffle_ps::<0b01_00_01_00>(low, low_next),
+            _mm256_shuffle_ps::<0b11_10_11_10>(low, low_next),
+            _mm256_shuffle_ps::<0b01_00_01_00>(high, high_next),
+            _mm256_shuffle_ps::<0b11_10_11_10>(high, high_next),
+        ];
+        for (index, values) in columns.into_iter().enumerate() {
+            // SAFETY: a row in `out`.
+            unsafe { _mm256_storeu_ps(out.add((column + index) * out_stride), values) };
         }
     }
-    out
 }
 
 /// Runs `work`, compiled for AVX2 and FMA if the processor has both.

@@ -212,12 +212,14 @@ fn trainings_are_bit_identical_with_avx512() {
         return;
     }
     let (instructions, expected) = train_in_child("avx2");
-    assert_ne!(instructions, "Avx512");
+    assert!(!instructions.starts_with("Avx512"));
     assert_eq!(expected.len(), 4);
     assert!(expected.iter().all(|weights| *weights == expected[0]), "threads: {expected:?}");
     if !Instructions::Avx512.is_supported() {
         record_skip("needs a processor with AVX-512");
         return;
     }
-    assert_eq!(train_in_child("on"), ("Avx512".into(), expected));
+    let (instructions, weights) = train_in_child("on");
+    assert!(instructions.starts_with("Avx512"));
+    assert_eq!(weights, expected);
 }

@@ -1,7 +1,7 @@
 //! Left operands of tiles, copied if a first-level cache would not hold them otherwise.
 
 use super::matrix::{Matrix, PAGE_BYTES, is_multiple_of_bytes};
-use super::{Instructions, Offsets, Stride, TileInput, vectorize};
+use super::{Adjacent, Instructions, Offsets, Stride, TileInput, vectorize};
 
 /// Panels from which a copy of a tile's left matrix is faster.
 const LEFT_COPY_MIN: usize = 3;
@@ -11,6 +11,7 @@ const LEFT_COPY_MIN: usize = 3;
 const FEW_SETS_BYTES: usize = 256;
 
 /// Left operand of a tile.
+#[derive(Clone, Copy)]
 pub(super) struct LeftTile<'a, R, D> {
     pub(super) values: &'a [f32],
     pub(super) rows: R,
@@ -29,6 +30,13 @@ impl<'a, R: Offsets, D: Offsets> LeftTile<'a, R, D> {
     }
 }
 
+/// Left operand of a tile, in the order in which it is in memory.
+pub(super) enum Order<'a> {
+    Any(LeftTile<'a, Stride, Stride>),
+    /// Copied, with the rows of a depth next to each other.
+    Depths(LeftTile<'a, Adjacent, Stride>),
+}
+
 /// Returns the left operand of a tile. If many panels read it, it is copied into `buffer` first, so
 /// that it stays in the first-level cache. With contiguous rows or columns, it stays there without
 /// a copy, unless their distance puts them into few sets of the cache.
@@ -37,17 +45,19 @@ pub(super) fn left_tile<'a>(
     left: Matrix<'a>,
     num_panels: usize,
     buffer: &'a mut Vec<f32>,
-) -> LeftTile<'a, Stride, Stride> {
+) -> Order<'a> {
     let Matrix { values, row_stride, column_stride, .. } = left;
-    let needs_copy = match [row_stride, column_stride] {
-        [1, stride] if instructions != Instructions::Avx512 => {
+    let needs_copy = match ([row_stride, column_stride], instructions) {
+        ([1, _], Instructions::Avx512Intel) => true,
+        ([1, stride], Instructions::Avx2 | Instructions::Baseline) => {
             is_multiple_of_bytes(stride, FEW_SETS_BYTES)
         }
-        [1, stride] | [stride, 1] => is_multiple_of_bytes(stride, PAGE_BYTES),
+        ([1, stride] | [stride, 1], _) => is_multiple_of_bytes(stride, PAGE_BYTES),
         _ => true,
     };
     if num_panels < LEFT_COPY_MIN || !needs_copy {
-        return LeftTile { values, rows: Stride(row_stride), depths: Stride(column_stride) };
+        let (rows, depths) = (Stride(row_stride), Stride(column_stride));
+        return Order::Any(LeftTile { values, rows, depths });
     }
     let num = left.rows * left.columns;
     if buffer.len() < num {
@@ -58,9 +68,11 @@ pub(super) fn left_tile<'a>(
         for (index, row) in copied.chunks_exact_mut(left.columns).enumerate() {
             row.copy_from_slice(&values[index * row_stride..][..left.columns]);
         }
-        return LeftTile { values: copied, rows: Stride(left.columns), depths: Stride(1) };
+        let (rows, depths) = (Stride(left.columns), Stride(1));
+        return Order::Any(LeftTile { values: copied, rows, depths });
     }
     match (row_stride, left.rows) {
+        (1, 12) => copy_depths::<12>(left, copied),
         (1, 8) => copy_depths::<8>(left, copied),
         (1, 6) => copy_depths::<6>(left, copied),
         (1, 4) => copy_depths::<4>(left, copied),
@@ -70,7 +82,7 @@ pub(super) fn left_tile<'a>(
             }
         }
     }
-    LeftTile { values: copied, rows: Stride(1), depths: Stride(left.rows) }
+    Order::Depths(LeftTile { values: copied, rows: Adjacent, depths: Stride(left.rows) })
 }
 
 /// Copies the rows of each depth from a matrix with contiguous columns.

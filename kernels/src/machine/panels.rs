@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::left::{LeftTile, left_tile};
+use super::left::{LeftTile, Order, left_tile};
 use super::matrix::{Matrix, PAGE_BYTES, is_multiple_of_bytes};
 use super::operands::{Left, Right, Windows};
 use super::{
@@ -12,13 +12,10 @@ use super::{
 use crate::vector::copy;
 
 /// Maximum of [`Instructions::tile_rows`].
-pub(super) const ROWS_MAX: usize = 8;
+pub(super) const ROWS_MAX: usize = 12;
 
 /// Maximum number of columns of a tile: two vectors.
 pub(super) const WIDTH_MAX: usize = 2 * LANES_MAX;
-
-/// Panels that are copied side by side, so that processors prefetch the next lines of a row.
-const PANELS_SIDE_BY_SIDE: usize = 4;
 
 /// Returns the rows that a thread computes, up to which tiles read a right operand with contiguous
 /// rows in place. With more rows, a copy is as fast or faster. Decision record 0039 has the
@@ -27,6 +24,8 @@ fn rows_read_max(instructions: Instructions, row_stride: usize) -> usize {
     match instructions {
         Instructions::Avx512 if is_multiple_of_bytes(row_stride, PAGE_BYTES) => 32,
         Instructions::Avx512 => 256,
+        // One tile, for which a copy is read only once.
+        Instructions::Avx512Intel => 12,
         // Three tiles of AVX2. Not measured on other processors.
         Instructions::Avx2 | Instructions::Baseline => 18,
     }
@@ -102,8 +101,10 @@ impl<'a> Panels<'a> {
             let tile_rows = &mut rows[start..start + num];
             match left.part([start, 0], [num, depth]) {
                 Left::Matrix(left) => {
-                    let left = left_tile(self.instructions, left, num_panels, buffer);
-                    self.update_rows(&left, update, tile_rows, first);
+                    match left_tile(self.instructions, left, num_panels, buffer) {
+                        Order::Any(left) => self.update_rows(&left, update, tile_rows, first),
+                        Order::Depths(left) => self.update_rows(&left, update, tile_rows, first),
+                    }
                 }
                 Left::Windows(Windows { values, tap_offsets, window_offsets }) => {
                     let (rows, depths) = (Table(tap_offsets), Table(window_offsets));
@@ -198,9 +199,13 @@ impl<'a> Panels<'a> {
 fn next_tile(instructions: Instructions, num_rows: usize) -> usize {
     let fits = |rows: &&usize| **rows <= num_rows;
     let rows = *instructions.tile_rows().iter().find(fits).expect("a tile of one row");
-    // A tile of two rows has too few sums to hide the latency of a multiplication. Two tiles of
-    // four rows take less time than one of six rows and one of two.
-    if rows == 6 && matches!(num_rows, 8 | 9) { 4 } else { rows }
+    // Small tiles have too few sums to hide the latency of a multiplication, so two tiles of equal
+    // size take less time than a large one and a small one.
+    match (rows, num_rows) {
+        (6, 8 | 9) => 4,
+        (12, 16) => 8,
+        _ => rows,
+    }
 }
 
 /// Returns the width of a panel with this many columns or more.
@@ -211,20 +216,25 @@ fn padded(instructions: Instructions, columns: usize) -> usize {
 
 /// Copies panels of a matrix with contiguous rows, all as wide as a tile, from the first column on.
 fn copy_full_panels(instructions: Instructions, right: Matrix<'_>, panels: &mut [f32]) {
+    let num = instructions.panels_side_by_side();
     match 2 * instructions.lanes() {
-        16 => copy_panels_of_width::<16>(right, panels),
-        WIDTH_MAX => copy_panels_of_width::<WIDTH_MAX>(right, panels),
+        16 => copy_panels_of_width::<16>(num, right, panels),
+        WIDTH_MAX => copy_panels_of_width::<WIDTH_MAX>(num, right, panels),
         width => unreachable!("no tile has {width} columns"),
     }
 }
 
-fn copy_panels_of_width<const WIDTH: usize>(right: Matrix<'_>, panels: &mut [f32]) {
+fn copy_panels_of_width<const WIDTH: usize>(
+    num_side_by_side: usize,
+    right: Matrix<'_>,
+    panels: &mut [f32],
+) {
     let num_rows = right.rows;
-    let group_len = PANELS_SIDE_BY_SIDE * num_rows * WIDTH;
+    let group_len = num_side_by_side * num_rows * WIDTH;
     vectorize(
         #[inline(always)]
         || {
-            let first = (0..).step_by(PANELS_SIDE_BY_SIDE * WIDTH);
+            let first = (0..).step_by(num_side_by_side * WIDTH);
             for (first, panels) in first.zip(panels.chunks_mut(group_len)) {
                 let (copied_rows, _) = panels.as_chunks_mut::<WIDTH>();
                 let columns = copied_rows.len() / num_rows * WIDTH;
@@ -277,6 +287,10 @@ fn copy_columns(right: Matrix<'_>, width: usize, panel: &mut [f32]) {
 fn copy_square(right: Matrix<'_>, [start, first]: [usize; 2], width: usize, rows: &mut [f32]) {
     let num = rows.len() / width;
     let columns = first..right.columns.min(first + SQUARE);
+    if [num, columns.len()] == [SQUARE, SQUARE] {
+        let square = &right.values[first * right.column_stride + start..];
+        return transpose(square, right.column_stride, &mut rows[first..], width);
+    }
     let rows = rows.chunks_exact_mut(width).map(|row| &mut row[first..first + SQUARE]);
     if columns.len() < COLUMNS_OF_SQUARE_MIN {
         for (index, row) in rows.enumerate() {
@@ -290,13 +304,12 @@ fn copy_square(right: Matrix<'_>, [start, first]: [usize; 2], width: usize, rows
     let mut square = [[0.0; SQUARE]; SQUARE];
     for (values, column) in square.iter_mut().zip(columns) {
         let source = &right.values[column * right.column_stride + start..];
-        match source.first_chunk() {
-            Some(source) if num == SQUARE => *values = *source,
-            _ => values[..num].copy_from_slice(&source[..num]),
-        }
+        values[..num].copy_from_slice(&source[..num]);
     }
-    for (row, values) in rows.zip(transpose(&square)) {
-        copy(row, &values);
+    let mut transposed = [[0.0; SQUARE]; SQUARE];
+    transpose(square.as_flattened(), SQUARE, transposed.as_flattened_mut(), SQUARE);
+    for (row, values) in rows.zip(&transposed) {
+        copy(row, values);
     }
 }
 
@@ -305,20 +318,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_tiles_of_four_rows_replace_one_of_two() {
-        let tiles = |mut num_rows: usize| {
+    fn equal_tiles_replace_a_large_and_a_small_one() {
+        let tiles = |instructions, mut num_rows: usize| {
             let mut all = vec![];
             while num_rows > 0 {
-                all.push(next_tile(Instructions::Avx2, num_rows));
+                all.push(next_tile(instructions, num_rows));
                 num_rows -= all.last().unwrap();
             }
             all
         };
-        assert_eq!(tiles(2), [2]);
-        assert_eq!(tiles(8), [4, 4]);
-        assert_eq!(tiles(9), [4, 4, 1]);
-        assert_eq!(tiles(12), [6, 6]);
-        assert_eq!(tiles(14), [6, 4, 4]);
-        assert_eq!(tiles(16), [6, 6, 4]);
+        assert_eq!(tiles(Instructions::Avx2, 2), [2]);
+        assert_eq!(tiles(Instructions::Avx2, 8), [4, 4]);
+        assert_eq!(tiles(Instructions::Avx2, 9), [4, 4, 1]);
+        assert_eq!(tiles(Instructions::Avx2, 12), [6, 6]);
+        assert_eq!(tiles(Instructions::Avx2, 14), [6, 4, 4]);
+        assert_eq!(tiles(Instructions::Avx2, 16), [6, 6, 4]);
+        assert_eq!(tiles(Instructions::Avx512Intel, 16), [8, 8]);
+        assert_eq!(tiles(Instructions::Avx512Intel, 28), [12, 8, 8]);
+        assert_eq!(tiles(Instructions::Avx512Intel, 32), [12, 12, 8]);
     }
 }

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 
 use super::operands::{Left, Right};
-use super::panels::{Panels, ROWS_MAX, WIDTH_MAX};
+use super::panels::{Panels, WIDTH_MAX};
 use super::{Instructions, Update};
 use crate::new_values::{NewValues, fill_rows};
 use crate::threads;
@@ -211,13 +211,16 @@ struct Block<R> {
     rows: Vec<R>,
 }
 
+/// Threads compute multiples of this number of rows, so that few tiles are small.
+const ROWS_MULTIPLE: usize = 8;
+
 /// Returns the numbers of rows and columns of a block, for about as many blocks as threads. Blocks
 /// are nearly square, so that little of the inputs is copied more than once.
 fn block_size(num_threads: usize, [m, n]: [usize; 2]) -> [usize; 2] {
     let divisors = (1..=num_threads).filter(|rows| num_threads.is_multiple_of(*rows));
     let sizes = divisors.map(|rows| [m.div_ceil(rows), n.div_ceil(num_threads / rows)]);
     let [rows, columns] = sizes.min_by_key(|size| size[0] + size[1]).unwrap_or([m, n]);
-    [rows.next_multiple_of(ROWS_MAX), columns.next_multiple_of(WIDTH_MAX)]
+    [rows.next_multiple_of(ROWS_MULTIPLE), columns.next_multiple_of(WIDTH_MAX)]
 }
 
 /// Divides an output into blocks. `divide` divides one of its rows.
@@ -266,8 +269,12 @@ mod tests {
     use super::*;
     use crate::machine::{Matrix, ShiftedRows, Windows};
 
-    const ALL: [Instructions; 3] =
-        [Instructions::Baseline, Instructions::Avx2, Instructions::Avx512];
+    const ALL: [Instructions; 4] = [
+        Instructions::Baseline,
+        Instructions::Avx2,
+        Instructions::Avx512,
+        Instructions::Avx512Intel,
+    ];
 
     fn left_at(left: &Left<'_>, row: usize, depth: usize) -> f32 {
         match left {

@@ -21,7 +21,9 @@ pub(crate) use product::{Output, Threads, multiply, multiply_rows, product};
 ///
 /// `at(index)` is at most `largest(num)` for each index below `num`, whenever they are called.
 pub(crate) unsafe trait Offsets: Copy {
-    /// Whether all distances from one offset to the next are equal, but known only at run time.
+    /// `true` if all offsets are multiples of a distance that is known only at run time. Affects
+    /// only speed.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for tiles of vectors"))]
     const IS_STRIDE: bool = false;
 
     fn at(self, index: usize) -> usize;
@@ -167,15 +169,16 @@ pub(crate) fn update_tile<R: Offsets, D: Offsets, P: Offsets>(
     }
 }
 
-/// Rows of a left operand whose addresses are computed from one pointer.
+/// Number of rows whose addresses are computed from one pointer.
 #[cfg(target_arch = "x86_64")]
 const QUAD: usize = 4;
 
-/// Hides from the compiler how a pointer was computed.
+/// Returns the same pointer, and hides from the compiler how it was computed.
 ///
-/// Otherwise, the compiler computes the address of each row from that of the row before, in units
-/// that processors of Intel also need to multiply vectors.
+/// Otherwise, the compiler adds up the addresses row by row. On processors of Intel, these
+/// additions use the units that multiply vectors.
 #[cfg(target_arch = "x86_64")]
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "the code uses no memory")]
 #[inline(always)]
 fn opaque(mut pointer: *const f32) -> *const f32 {
     // SAFETY: the assembler code is only a comment, and the pointer stays the same.
@@ -222,9 +225,10 @@ macro_rules! tile {
                         row = opaque(row);
                     }
                     for (sums, start) in sums.iter_mut().zip(starts) {
-                        // SAFETY: as above; the rows of a stride start one after the other.
-                        let value =
-                            $splat(unsafe { *row.offset(*start as isize - starts[0] as isize) });
+                        let distance = *start as isize - starts[0] as isize;
+                        // SAFETY: as above. A distance in a slice fits in `isize`, and is negative
+                        // if a table goes back.
+                        let value = $splat(unsafe { *row.offset(distance) });
                         for (sum, vector) in sums.iter_mut().zip(&vectors) {
                             *sum = $multiply_add(value, *vector, *sum);
                         }
@@ -311,7 +315,7 @@ pub(crate) const SQUARE: usize = 8;
 ///
 /// # Panics
 ///
-/// A slice is too short.
+/// A slice is too short, or rows in `out` overlap.
 #[inline]
 pub(crate) fn transpose(square: &[f32], stride: usize, out: &mut [f32], out_stride: usize) {
     let fits = |num: usize, stride: usize| {
@@ -319,7 +323,7 @@ pub(crate) fn transpose(square: &[f32], stride: usize, out: &mut [f32], out_stri
         end.is_some_and(|end| end <= num)
     };
     assert!(fits(square.len(), stride), "a square exceeds its source");
-    assert!(fits(out.len(), out_stride), "a square exceeds its output");
+    assert!(out_stride >= SQUARE && fits(out.len(), out_stride), "a square exceeds its output");
     #[cfg(target_arch = "x86_64")]
     if Instructions::Avx2.is_supported() {
         // SAFETY: the processor has the feature that the function is compiled for, and the slices
@@ -337,7 +341,8 @@ pub(crate) fn transpose(square: &[f32], stride: usize, out: &mut [f32], out_stri
 ///
 /// # Safety
 ///
-/// Both pointers have eight values from the start of each of eight rows on.
+/// `square` can be read, and `out` written, for eight values from `row` times its stride on, for
+/// each row below eight.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 #[inline]
@@ -350,7 +355,7 @@ unsafe fn transpose_avx2(square: *const f32, stride: usize, out: *mut f32, out_s
     const HALF: usize = SQUARE / 2;
     for column in [0, HALF] {
         let halves: [_; HALF] = std::array::from_fn(|row| {
-            // SAFETY: a half of a row in `square`.
+            // SAFETY: half of a row, which the caller guarantees.
             let half = |row| unsafe { _mm_loadu_ps(square.add(row * stride + column)) };
             _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(half(row)), half(row + HALF))
         });
@@ -363,7 +368,7 @@ unsafe fn transpose_avx2(square: *const f32, stride: usize, out: *mut f32, out_s
             _mm256_shuffle_ps::<0b11_10_11_10>(high, high_next),
         ];
         for (index, values) in columns.into_iter().enumerate() {
-            // SAFETY: a row in `out`.
+            // SAFETY: a row, which the caller guarantees.
             unsafe { _mm256_storeu_ps(out.add((column + index) * out_stride), values) };
         }
     }

@@ -212,7 +212,7 @@ fn trainings_are_bit_identical_with_avx512() {
         return;
     }
     let (instructions, expected) = train_in_child("avx2");
-    assert!(!instructions.starts_with("Avx512"));
+    assert!(!instructions.starts_with("Avx512"), "{instructions}");
     assert_eq!(expected.len(), 4);
     assert!(expected.iter().all(|weights| *weights == expected[0]), "threads: {expected:?}");
     if !Instructions::Avx512.is_supported() {
@@ -220,6 +220,6 @@ fn trainings_are_bit_identical_with_avx512() {
         return;
     }
     let (instructions, weights) = train_in_child("on");
-    assert!(instructions.starts_with("Avx512"));
+    assert!(instructions.starts_with("Avx512"), "{instructions}");
     assert_eq!(weights, expected);
 }

@@ -199,8 +199,8 @@ impl<'a> Panels<'a> {
 fn next_tile(instructions: Instructions, num_rows: usize) -> usize {
     let fits = |rows: &&usize| **rows <= num_rows;
     let rows = *instructions.tile_rows().iter().find(fits).expect("a tile of one row");
-    // Small tiles have too few sums to hide the latency of a multiplication, so two tiles of equal
-    // size take less time than a large one and a small one.
+    // Small tiles have too few sums to hide the latency of a multiplication. In these cases, two
+    // equal tiles replace a large one and a small one.
     match (rows, num_rows) {
         (6, 8 | 9) => 4,
         (12, 16) => 8,
@@ -304,7 +304,10 @@ fn copy_square(right: Matrix<'_>, [start, first]: [usize; 2], width: usize, rows
     let mut square = [[0.0; SQUARE]; SQUARE];
     for (values, column) in square.iter_mut().zip(columns) {
         let source = &right.values[column * right.column_stride + start..];
-        values[..num].copy_from_slice(&source[..num]);
+        match source.first_chunk() {
+            Some(source) if num == SQUARE => *values = *source,
+            _ => values[..num].copy_from_slice(&source[..num]),
+        }
     }
     let mut transposed = [[0.0; SQUARE]; SQUARE];
     transpose(square.as_flattened(), SQUARE, transposed.as_flattened_mut(), SQUARE);

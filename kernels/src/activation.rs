@@ -69,7 +69,7 @@ pub(crate) fn apply_relu(values: &mut [f32]) {
 }
 
 #[inline(always)]
-fn relu(x: f32) -> f32 {
+pub(crate) fn relu(x: f32) -> f32 {
     if x <= 0.0 { 0.0 } else { x }
 }
 

@@ -12,7 +12,7 @@ use burn::tensor::ops::ConvOptions;
 
 use self::copied::Copied;
 use self::direct::Direct;
-use crate::activation::{Activation, Kept, apply_relu};
+use crate::activation::{Activation, Kept};
 use crate::array::Array;
 use crate::chunks::{add_partial_sums, chunk_rows, map_chunks};
 use crate::machine::{Matrix, Threads, vectorize};
@@ -83,9 +83,14 @@ fn fused_by(
     let (x_array, weight_array) = (x.array(), weight.array());
     let bias_array = bias.as_ref().map(Operand::array);
     let bias_values = bias_array.as_ref().map(Array::values);
-    let inputs = Inputs { x: x_array.values(), weight: weight_array.values(), bias: bias_values };
+    let inputs = Inputs {
+        x: x_array.values(),
+        weight: weight_array.values(),
+        bias: bias_values,
+        activation,
+    };
     let is_tracked = [&x, &weight].into_iter().chain(&bias).any(Operand::is_tracked);
-    let (output, kept) = forward(&method, &inputs, activation, is_tracked);
+    let (output, kept) = forward(&method, &inputs, is_tracked);
     let gradient = || -> Arc<dyn Gradient> {
         Arc::new(ConvGradient { method, x: x_array, weight: weight_array, kept })
     };
@@ -175,10 +180,11 @@ impl Geometry {
     }
 }
 
-/// Weights `[channels_out, window]` and biases of one group.
+/// Weights `[channels_out, window]` and biases of one group, and what follows them.
 struct Filters<'a> {
     weight: Matrix<'a>,
     bias: Option<&'a [f32]>,
+    activation: Activation,
 }
 
 impl Filters<'_> {
@@ -199,12 +205,13 @@ trait Method: Sync {
 
     fn scratch(&self) -> Self::Scratch;
 
-    /// Convolves an image.
+    /// Convolves an image. Applies the activation if it is a ReLU, while the image is still in a
+    /// cache.
     fn convolve(
         &self,
         image: &[f32],
         filters: &Filters<'_>,
-        out: &mut [f32],
+        out: Blank<'_, f32>,
         scratch: &mut Self::Scratch,
     );
 
@@ -221,12 +228,12 @@ trait Method: Sync {
     /// Returns the weights in the order in which `input_gradient` reads those of each group.
     fn weights_of_gradient<'a>(&self, weight: &'a [f32]) -> Cow<'a, [f32]>;
 
-    /// Writes the gradient of an image to `dx`, which must be 0.
+    /// Writes the gradient of an image to `dx`.
     fn input_gradient(
         &self,
         dy: &[f32],
         weight: &[f32],
-        dx: &mut [f32],
+        dx: Blank<'_, f32>,
         scratch: &mut Self::Scratch,
     );
 }
@@ -236,14 +243,10 @@ struct Inputs<'a> {
     x: &'a [f32],
     weight: &'a [f32],
     bias: Option<&'a [f32]>,
+    activation: Activation,
 }
 
-fn forward(
-    method: &impl Method,
-    inputs: &Inputs<'_>,
-    activation: Activation,
-    is_tracked: bool,
-) -> (Array, Kept) {
+fn forward(method: &impl Method, inputs: &Inputs<'_>, is_tracked: bool) -> (Array, Kept) {
     let geometry = method.geometry();
     let mut output = NewValues::new(geometry.batch * geometry.image_out());
     let size = chunk_rows(geometry.batch);
@@ -251,19 +254,15 @@ fn forward(
     let parts = images.zip(inputs.x.chunks(size * geometry.image_in())).collect();
     map_chunks(geometry.num_products(), parts, |(output, x): (Blank<'_, f32>, &[f32])| {
         let mut scratch = method.scratch();
-        let outputs = output.filled(geometry.image_out(), 0.0);
+        let outputs = output.chunks(geometry.image_out());
         for (output, x) in outputs.zip(x.chunks_exact(geometry.image_in())) {
             convolve_image(method, &Inputs { x, ..*inputs }, output, &mut scratch);
-            // Apply it while the image is still in a cache.
-            if activation == Activation::Relu {
-                apply_relu(output);
-            }
         }
     });
     let output = output.into_vec();
-    match activation {
+    match inputs.activation {
         Activation::Relu => Kept::relu(output, &geometry.shape_out()),
-        Activation::Identity | Activation::Gelu => {
+        activation @ (Activation::Identity | Activation::Gelu) => {
             activation.apply(output, &geometry.shape_out(), is_tracked)
         }
     }
@@ -273,18 +272,19 @@ fn forward(
 fn convolve_image<M: Method>(
     method: &M,
     inputs: &Inputs<'_>,
-    output: &mut [f32],
+    output: Blank<'_, f32>,
     scratch: &mut M::Scratch,
 ) {
     let geometry = method.geometry();
     let group_out = geometry.group_out();
-    let groups = output.chunks_exact_mut(geometry.image_out() / geometry.groups);
+    let groups = output.chunks(geometry.image_out() / geometry.groups);
     let images = inputs.x.chunks_exact(geometry.image_in() / geometry.groups);
     let weights = inputs.weight.chunks_exact(group_out * geometry.window());
     for (group, ((output, image), weight)) in groups.zip(images).zip(weights).enumerate() {
         let weight = Matrix::row_major(weight, group_out, geometry.window());
         let bias = inputs.bias.map(|bias| &bias[group * group_out..][..group_out]);
-        method.convolve(image, &Filters { weight, bias }, output, scratch);
+        let filters = Filters { weight, bias, activation: inputs.activation };
+        method.convolve(image, &filters, output, scratch);
     }
 }
 
@@ -316,7 +316,7 @@ impl<M: Method + Send> ArrayGradient for ConvGradient<M> {
             let mut sums = vec![0.0; num_weights + channels];
             let (dweight, dbias) = sums.split_at_mut(num_weights);
             let (mut scratch, mut before_activation) = (method.scratch(), vec![]);
-            let mut images = dx.filled(image_in, 0.0);
+            let mut images = dx.chunks(image_in);
             let outputs = (chunk * size..).zip(dy.chunks_exact(image_out));
             for (x, (index, dy)) in x.chunks_exact(image_in).zip(outputs) {
                 let start = index * image_out;
@@ -374,11 +374,11 @@ fn input_gradients<M: Method>(
     method: &M,
     dy: &[f32],
     weight: &[f32],
-    dx: &mut [f32],
+    dx: Blank<'_, f32>,
     scratch: &mut M::Scratch,
 ) {
     let geometry = method.geometry();
-    let groups = dx.chunks_exact_mut(geometry.image_in() / geometry.groups);
+    let groups = dx.chunks(geometry.image_in() / geometry.groups);
     let weights = weight.chunks_exact(geometry.group_out() * geometry.window());
     let outputs = dy.chunks_exact(geometry.image_out() / geometry.groups);
     for ((dx, weight), dy) in groups.zip(weights).zip(outputs) {
@@ -472,8 +472,9 @@ mod tests {
     /// Output, and gradients of input, weight and bias.
     fn outcome(method: impl Method + Send, case: &Case, row: &Row) -> [Vec<f32>; 4] {
         let [x, weight, bias] = [0, 1, 2].map(|index| &case.inputs[index][..]);
-        let inputs = Inputs { x, weight, bias: Some(bias) };
-        let (output, kept) = forward(&method, &inputs, Activation::Relu, true);
+        let activation = Activation::Relu;
+        let inputs = Inputs { x, weight, bias: Some(bias), activation };
+        let (output, kept) = forward(&method, &inputs, true);
         let x = Array::from_vec(x.to_vec(), &row.0);
         let weight = Array::from_vec(weight.to_vec(), &weight_shape(row));
         let gradient = ConvGradient { method, x, weight, kept };

@@ -13,7 +13,7 @@ mod product;
 pub(crate) use instructions::{Instructions, LANES_MAX, has_fma};
 pub(crate) use matrix::Matrix;
 pub(crate) use operands::{ShiftedRows, Windows};
-pub(crate) use product::{Output, Threads, multiply, multiply_rows, product};
+pub(crate) use product::{DEPTH, Output, Threads, multiply, multiply_rows, product};
 
 /// Offsets of the rows or depths of an operand from its first value.
 ///
@@ -162,7 +162,7 @@ pub(crate) fn update_tile<R: Offsets, D: Offsets, P: Offsets>(
     }
     match instructions {
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512 | Instructions::Avx512Intel => call!(tile_avx512, 12 8 4 2 1),
+        Instructions::Avx512 | Instructions::Avx512Intel => call!(tile_avx512, 12 9 8 4 2 1),
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx2 => call!(tile_avx2, 6 4 2 1),
         _ => call!(tile_baseline, 4 2 1),

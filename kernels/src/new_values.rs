@@ -78,6 +78,43 @@ impl<'a, T: Copy> Blank<'a, T> {
         Filled { chunks: values.chunks_mut(size), value, num: 0, num_ready }
     }
 
+    /// Sets all values to `value`, and returns them.
+    pub(crate) fn fill(self, value: T) -> &'a mut [T] {
+        let values = fill(self.values, value);
+        self.num_ready.fetch_add(values.len(), Ordering::Relaxed);
+        values
+    }
+
+    /// Sets plane after plane, `[height, width]` values each, to `function(value, other)` of the
+    /// values and the other value that belong to the plane. The rows of `planes` start `pitch`
+    /// values apart.
+    ///
+    /// # Panics
+    ///
+    /// There are fewer planes than in this part, one of them is too short, or the last plane of
+    /// this part is shorter.
+    #[inline(always)]
+    pub(crate) fn map_planes<'b, S: Copy>(
+        self,
+        [height, width]: [usize; 2],
+        pitch: usize,
+        mut planes: impl Iterator<Item = (&'b [T], S)>,
+        function: impl Fn(T, S) -> T,
+    ) where
+        T: 'b,
+    {
+        let num = self.values.len();
+        assert!(num.is_multiple_of(height * width), "the last plane is shorter");
+        for out in self.values.chunks_exact_mut(height * width) {
+            let (plane, other) = planes.next().expect("a plane for each plane of new values");
+            for (row, out) in out.chunks_exact_mut(width).enumerate() {
+                let values = &plane[row * pitch..][..width];
+                map_row(out, values, |value| function(value, other));
+            }
+        }
+        self.num_ready.fetch_add(num, Ordering::Relaxed);
+    }
+
     /// Sets each value to `function(left, right)`.
     ///
     /// # Panics
@@ -165,6 +202,25 @@ pub(crate) fn fill_rows<'a>(
     rows
 }
 
+/// Sets the values of a short row to `function(value)`, in blocks of a vector.
+#[inline(always)]
+fn map_row<T: Copy>(out: &mut [MaybeUninit<T>], values: &[T], function: impl Fn(T) -> T) {
+    const WIDTH: usize = 8;
+    let map = |out: &mut [MaybeUninit<T>; WIDTH], values: &[T; WIDTH]| {
+        *out = values.map(|value| MaybeUninit::new(function(value)));
+    };
+    let (blocks, rest) = out.as_chunks_mut();
+    blocks.iter_mut().zip(values.as_chunks().0).for_each(|(out, values)| map(out, values));
+    if rest.is_empty() {
+        return;
+    }
+    // A last block that overlaps the one before.
+    match (out.last_chunk_mut(), values.last_chunk()) {
+        (Some(out), Some(values)) => map(out, values),
+        _ => out.iter_mut().zip(values).for_each(|(out, value)| _ = out.write(function(*value))),
+    }
+}
+
 #[inline(always)]
 fn fill<T: Copy>(values: &mut [MaybeUninit<T>], value: T) -> &mut [T] {
     for slot in values.iter_mut() {
@@ -191,6 +247,9 @@ mod tests {
         let (mut new, mut others) = (NewValues::new(2), [5, 6]);
         new.blank().map(&mut others, |other| std::mem::replace(other, 0));
         assert_eq!((new.into_vec(), others), (vec![5, 6], [0, 0]));
+        let mut new = NewValues::new(2);
+        new.blank().fill(4)[1] += 1;
+        assert_eq!(new.into_vec(), [4, 5]);
         assert!(NewValues::<f32>::new(0).into_vec().is_empty());
     }
 
@@ -202,6 +261,38 @@ mod tests {
             assert_eq!(new.into_vec(), expected);
         }
         assert!(fill_rows(vec![Blank::default(), Blank::default()], None).concat().is_empty());
+    }
+
+    /// Rows shorter than a block, of whole blocks, and with a last block that overlaps another.
+    #[test]
+    fn planes_are_mapped_without_the_ends_of_rows() {
+        for width in [1, 7, 8, 13, 16, 19] {
+            let (num, height, pitch) = (3, 2, width + 2);
+            let values: Vec<usize> = (0..num * height * pitch).collect();
+            let planes = values.chunks(height * pitch).zip([100, 200, 300]);
+            let rows = planes.clone().flat_map(|(plane, other)| {
+                plane.chunks(pitch).map(move |row| row[..width].iter().map(move |v| v + other))
+            });
+            let mut new = NewValues::new(num * height * width);
+            new.blank().map_planes([height, width], pitch, planes, |value, other| value + other);
+            assert_eq!(new.into_vec(), rows.flatten().collect::<Vec<_>>(), "{width}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a plane for each plane of new values")]
+    fn missing_planes_are_refused() {
+        let mut new = NewValues::new(4);
+        let planes = [(&[1, 2][..], ())].into_iter();
+        new.blank().map_planes([1, 2], 2, planes, |value, ()| value);
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn short_planes_are_refused() {
+        let mut new = NewValues::new(4);
+        let planes = [(&[1, 2, 3, 4][..], ())].into_iter();
+        new.blank().map_planes([2, 2], 3, planes, |value, ()| value);
     }
 
     #[test]

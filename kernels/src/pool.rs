@@ -163,34 +163,40 @@ fn max_plane(geometry: &Geometry, x: &[f32], output: &mut [f32], indices: &mut [
     });
 }
 
-/// Number of windows of pairs that one step compares.
-const LANES: usize = 4;
-
 /// Same as [`max_plane`], for windows of 2 by 2 values that neither overlap nor reach the padding.
 #[inline(always)]
 fn max_plane_of_pairs(geometry: &Geometry, x: &[f32], output: &mut [f32], indices: &mut [u32]) {
     let (width, num_windows) = (geometry.width.len, geometry.width.num_windows);
     let outputs = output.chunks_exact_mut(num_windows).zip(indices.chunks_exact_mut(num_windows));
-    for (row, ((output, indices), rows)) in outputs.zip(x.chunks_exact(2 * width)).enumerate() {
-        let (top, bottom) = rows.split_at(width);
-        let start = 2 * row * width;
-        if num_windows < LANES {
-            for window in 0..num_windows {
-                let pair = 2 * window..2 * window + 2;
-                let begin = start + pair.start;
-                let (best, index) =
-                    max_of_pairs::<1>(&top[pair.clone()], &bottom[pair], begin, width);
-                (output[window], indices[window]) = (best[0], index[0]);
-            }
-            continue;
+    for (row, (best, rows)) in outputs.zip(x.chunks_exact(2 * width)).enumerate() {
+        let rows = Pairs { start: 2 * row * width, rows: rows.split_at(width) };
+        match num_windows {
+            8.. => rows.write_maxima::<8>(best),
+            4.. => rows.write_maxima::<4>(best),
+            _ => rows.write_maxima::<1>(best),
         }
-        for window in (0..num_windows).step_by(LANES) {
+    }
+}
+
+/// Two rows of windows of 2 by 2 values, and the index of their first value in the plane.
+struct Pairs<'a> {
+    start: usize,
+    rows: (&'a [f32], &'a [f32]),
+}
+
+impl Pairs<'_> {
+    /// Writes maxima and indices. Compares `NUM` windows at a time, of which the rows have at
+    /// least as many.
+    #[inline(always)]
+    fn write_maxima<const NUM: usize>(&self, (output, indices): (&mut [f32], &mut [u32])) {
+        let (top, bottom) = self.rows;
+        for window in (0..output.len()).step_by(NUM) {
             // The last windows overlap earlier ones.
-            let window = window.min(num_windows - LANES);
-            let (values, windows) = (2 * window..2 * (window + LANES), window..window + LANES);
-            let begin = start + values.start;
+            let window = window.min(output.len() - NUM);
+            let (values, windows) = (2 * window..2 * (window + NUM), window..window + NUM);
+            let begin = self.start + values.start;
             let (best, index) =
-                max_of_pairs::<LANES>(&top[values.clone()], &bottom[values], begin, width);
+                max_of_pairs::<NUM>(&top[values.clone()], &bottom[values], begin, top.len());
             output[windows.clone()].copy_from_slice(&best);
             indices[windows].copy_from_slice(&index);
         }

@@ -6,7 +6,9 @@
 use std::borrow::Cow;
 
 use super::{Filters, Geometry, Method};
+use crate::activation::{Activation, apply_relu};
 use crate::machine::{Matrix, Output, multiply};
+use crate::new_values::Blank;
 use crate::vector::copy;
 use crate::window::Axis;
 
@@ -60,12 +62,16 @@ impl Method for Copied {
         &self,
         image: &[f32],
         filters: &Filters<'_>,
-        out: &mut [f32],
+        out: Blank<'_, f32>,
         scratch: &mut Vec<f32>,
     ) {
         let windows = self.windows(image, scratch);
+        let out = out.fill(0.0);
         filters.fill(out, self.0.num_windows());
         multiply(out, Output::Add, 1.0, filters.weight, windows, self.0.threads());
+        if filters.activation == Activation::Relu {
+            apply_relu(out);
+        }
     }
 
     fn add_weight_gradient(
@@ -83,7 +89,14 @@ impl Method for Copied {
         Cow::Borrowed(weight)
     }
 
-    fn input_gradient(&self, dy: &[f32], weight: &[f32], dx: &mut [f32], scratch: &mut Vec<f32>) {
+    fn input_gradient(
+        &self,
+        dy: &[f32],
+        weight: &[f32],
+        dx: Blank<'_, f32>,
+        scratch: &mut Vec<f32>,
+    ) {
+        let dx = dx.fill(0.0);
         let (group_out, num_windows) = (self.0.group_out(), self.0.num_windows());
         let weight = Matrix::row_major(weight, group_out, self.0.window()).transposed();
         let dy = Matrix::row_major(dy, group_out, num_windows);

@@ -13,7 +13,9 @@
 use std::borrow::Cow;
 
 use super::{Filters, Geometry, Method};
-use crate::machine::{LANES_MAX, Matrix, Output, ShiftedRows, Windows, multiply, vectorize};
+use crate::activation::{Activation, relu};
+use crate::machine::{DEPTH, LANES_MAX, Matrix, Output, ShiftedRows, Windows, multiply, vectorize};
+use crate::new_values::Blank;
 use crate::vector::copy;
 use crate::window::Axis;
 
@@ -73,16 +75,24 @@ impl Method for Direct {
         &self,
         image: &[f32],
         filters: &Filters<'_>,
-        out: &mut [f32],
+        out: Blank<'_, f32>,
         scratch: &mut Scratch,
     ) {
         let columns = self.inputs.columns();
         let sums = &mut scratch.sums[..self.geometry.group_out() * columns];
         self.inputs.pad(image, &mut scratch.input);
-        filters.fill(sums, columns);
         let windows = self.inputs.rows(&scratch.input);
-        multiply(sums, Output::Add, 1.0, filters.weight, windows, self.geometry.threads());
-        self.inputs.select(sums, out);
+        // A bias is added to the first block of a sum. If that is the whole sum, it may be added
+        // later without a change of bits.
+        let (output, bias) = match self.geometry.window() <= DEPTH {
+            true => (Output::Replace, filters.bias),
+            false => {
+                filters.fill(sums, columns);
+                (Output::Add, None)
+            }
+        };
+        multiply(sums, output, 1.0, filters.weight, windows, self.geometry.threads());
+        self.inputs.select(sums, bias, filters.activation, out);
     }
 
     fn add_weight_gradient(
@@ -116,14 +126,20 @@ impl Method for Direct {
         reversed.into()
     }
 
-    fn input_gradient(&self, dy: &[f32], weight: &[f32], dx: &mut [f32], scratch: &mut Scratch) {
+    fn input_gradient(
+        &self,
+        dy: &[f32],
+        weight: &[f32],
+        dx: Blank<'_, f32>,
+        scratch: &mut Scratch,
+    ) {
         let channels = self.inputs.channels;
         let weight = Matrix::row_major(weight, channels, weight.len() / channels);
         let sums = &mut scratch.sums[..channels * self.gradients.columns()];
         self.gradients.pad(dy, &mut scratch.gradient);
         let windows = self.gradients.rows(&scratch.gradient);
         multiply(sums, Output::Replace, 1.0, weight, windows, self.geometry.threads());
-        self.gradients.select(sums, dx);
+        self.gradients.select(sums, None, Activation::Identity, dx);
     }
 }
 
@@ -207,17 +223,28 @@ impl PaddedLayout {
         ShiftedRows { values: padded, row_offsets, columns: self.columns() }
     }
 
-    /// Copies the sums of all windows without the ends of rows.
-    fn select(&self, sums: &[f32], out: &mut [f32]) {
-        let ([height, width], pitch) = (self.num_windows, self.size[1]);
-        let planes = out.chunks_exact_mut(height * width);
+    /// Copies the sums of all windows without the ends of rows. Adds the `bias` of each channel,
+    /// and applies `activation` if it is a ReLU.
+    fn select(
+        &self,
+        sums: &[f32],
+        bias: Option<&[f32]>,
+        activation: Activation,
+        out: Blank<'_, f32>,
+    ) {
+        let (size, pitch) = (self.num_windows, self.size[1]);
+        let planes = sums.chunks_exact(self.columns()).enumerate();
+        // A sum with -0 keeps its bits.
+        let bias = |channel: usize| bias.map_or(-0.0, |bias| bias[channel]);
+        let planes = planes.map(|(channel, sums)| (sums, bias(channel)));
         vectorize(
             #[inline(always)]
-            || {
-                for (out, sums) in planes.zip(sums.chunks_exact(self.columns())) {
-                    for (out, sums) in out.chunks_exact_mut(width).zip(sums.chunks(pitch)) {
-                        copy(out, &sums[..width]);
-                    }
+            || match activation {
+                Activation::Relu => {
+                    out.map_planes(size, pitch, planes, |sum, bias| relu(sum + bias));
+                }
+                Activation::Identity | Activation::Gelu => {
+                    out.map_planes(size, pitch, planes, |sum, bias| sum + bias);
                 }
             },
         );

@@ -97,7 +97,7 @@ impl<'a> Panels<'a> {
         let depth = left.size()[1];
         let mut start = 0;
         while start < rows.len() {
-            let num = next_tile(self.instructions, rows.len() - start);
+            let num = next_tile(self.instructions, left, rows.len() - start);
             let tile_rows = &mut rows[start..start + num];
             match left.part([start, 0], [num, depth]) {
                 Left::Matrix(left) => {
@@ -196,7 +196,18 @@ impl<'a> Panels<'a> {
 }
 
 /// Returns the number of rows of the next tile, if `num_rows` remain.
-fn next_tile(instructions: Instructions, num_rows: usize) -> usize {
+fn next_tile(instructions: Instructions, left: Left<'_>, num_rows: usize) -> usize {
+    let instructions = match (left, instructions) {
+        // Windows of 3 by 3 have as many taps as a tile of 9 rows, or a multiple.
+        (Left::Windows(_), Instructions::Avx512 | Instructions::Avx512Intel)
+            if num_rows.is_multiple_of(9) =>
+        {
+            return 9;
+        }
+        // The offsets of 12 taps exceed the registers for addresses.
+        (Left::Windows(_), Instructions::Avx512Intel) => Instructions::Avx512,
+        (_, instructions) => instructions,
+    };
     let fits = |rows: &&usize| **rows <= num_rows;
     let rows = *instructions.tile_rows().iter().find(fits).expect("a tile of one row");
     // Small tiles have too few sums to hide the latency of a multiplication. In these cases, two
@@ -320,24 +331,41 @@ fn copy_square(right: Matrix<'_>, [start, first]: [usize; 2], width: usize, rows
 mod tests {
     use super::*;
 
+    fn tiles(instructions: Instructions, left: Left<'_>, mut num_rows: usize) -> Vec<usize> {
+        let mut all = vec![];
+        while num_rows > 0 {
+            all.push(next_tile(instructions, left, num_rows));
+            num_rows -= all.last().unwrap();
+        }
+        all
+    }
+
     #[test]
     fn equal_tiles_replace_a_large_and_a_small_one() {
-        let tiles = |instructions, mut num_rows: usize| {
-            let mut all = vec![];
-            while num_rows > 0 {
-                all.push(next_tile(instructions, num_rows));
-                num_rows -= all.last().unwrap();
-            }
-            all
-        };
+        let matrix = Left::Matrix(Matrix::row_major(&[], 0, 0));
+        let tiles = |instructions, num_rows| tiles(instructions, matrix, num_rows);
         assert_eq!(tiles(Instructions::Avx2, 2), [2]);
         assert_eq!(tiles(Instructions::Avx2, 8), [4, 4]);
         assert_eq!(tiles(Instructions::Avx2, 9), [4, 4, 1]);
         assert_eq!(tiles(Instructions::Avx2, 12), [6, 6]);
         assert_eq!(tiles(Instructions::Avx2, 14), [6, 4, 4]);
         assert_eq!(tiles(Instructions::Avx2, 16), [6, 6, 4]);
+        assert_eq!(tiles(Instructions::Avx512, 9), [8, 1]);
         assert_eq!(tiles(Instructions::Avx512Intel, 16), [8, 8]);
         assert_eq!(tiles(Instructions::Avx512Intel, 28), [12, 8, 8]);
         assert_eq!(tiles(Instructions::Avx512Intel, 32), [12, 12, 8]);
+    }
+
+    #[test]
+    fn tiles_of_windows_have_up_to_nine_rows() {
+        let windows = Windows { values: &[], tap_offsets: &[], window_offsets: &[] };
+        for instructions in [Instructions::Avx512, Instructions::Avx512Intel] {
+            let tiles = |num_rows| tiles(instructions, Left::Windows(windows), num_rows);
+            assert_eq!(tiles(9), [9]);
+            assert_eq!(tiles(25), [8, 8, 9]);
+            assert_eq!(tiles(27), [9, 9, 9]);
+            assert_eq!(tiles(32), [8, 8, 8, 8]);
+        }
+        assert_eq!(tiles(Instructions::Avx2, Left::Windows(windows), 9), [4, 4, 1]);
     }
 }

@@ -33,7 +33,7 @@ const PARALLEL_MIN: usize = 128 * 128 * 64;
 
 /// Products that are added before the output changes. A part of the result: another value changes
 /// bits.
-const DEPTH: usize = 256;
+pub(crate) const DEPTH: usize = 256;
 
 /// Columns of the right matrix that are multiplied at a time. They fit in a second-level cache.
 const COLUMNS: usize = 512;

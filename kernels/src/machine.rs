@@ -9,11 +9,13 @@ mod matrix;
 mod operands;
 mod panels;
 mod product;
+mod tile;
 
 pub(crate) use instructions::{Instructions, LANES_MAX, has_fma};
 pub(crate) use matrix::Matrix;
 pub(crate) use operands::{ShiftedRows, Windows};
 pub(crate) use product::{DEPTH, Output, Threads, multiply, multiply_rows, product};
+use tile::{TileInput, Update, tile_baseline};
 
 /// Offsets of the rows or depths of an operand from its first value.
 ///
@@ -85,47 +87,6 @@ unsafe impl Offsets for Table<'_> {
         // Copied values, because the compiler uses no vectors for references.
         self.0.get(..num)?.iter().copied().max().map(|largest| largest as usize)
     }
-}
-
-/// Inputs of a tile, the part of a product that stays in registers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TileInput<'a, R, D, P> {
-    /// Value of row `r` and depth `p` at index `left_rows.at(r) + left_depths.at(p)`.
-    pub(crate) left: &'a [f32],
-    pub(crate) left_rows: R,
-    pub(crate) left_depths: D,
-    /// Value of depth `p` and column `c` at index `right_depths.at(p) + c`.
-    pub(crate) right: &'a [f32],
-    pub(crate) right_depths: P,
-    /// Number of products in each sum. At least 1.
-    pub(crate) depth: usize,
-}
-
-impl<R: Offsets, D: Offsets, P: Offsets> TileInput<'_, R, D, P> {
-    /// Checks that a tile of this size reads only inside of the slices.
-    ///
-    /// # Panics
-    ///
-    /// It would read outside of a slice, or the depth is 0.
-    #[inline(always)]
-    fn check(&self, rows: usize, columns: usize) {
-        assert!(self.depth > 0, "a tile has at least one product");
-        let end = self.left_rows.largest(rows).zip(self.left_depths.largest(self.depth));
-        let end = end.and_then(|(row, depth)| row.checked_add(depth));
-        assert!(end.is_some_and(|end| end < self.left.len()), "a tile exceeds its left matrix");
-        let end = self.right_depths.largest(self.depth);
-        let end = end.and_then(|end| end.checked_add(columns));
-        assert!(end.is_some_and(|end| end <= self.right.len()), "a tile exceeds its right matrix");
-    }
-}
-
-/// Change of an output by a sum of products.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Update {
-    /// Factor of the sum.
-    pub(crate) scale: f32,
-    /// Adds to the earlier value instead of replacing it.
-    pub(crate) adds: bool,
 }
 
 /// Updates `rows[..][column..]` by a tile with `vectors` vectors per row, 1 or 2.
@@ -277,36 +238,6 @@ tile!(
     _mm512_fmadd_ps
 );
 
-/// Same as the tiles above, for all processors.
-fn tile_baseline<const N: usize, const V: usize, R: Offsets, D: Offsets, P: Offsets>(
-    input: &TileInput<'_, R, D, P>,
-    update: Update,
-    rows: &mut [&mut [f32]],
-    column: usize,
-) {
-    const LANES: usize = 8;
-    input.check(N, V * LANES);
-    let mut sums = [[[0.0_f32; LANES]; V]; N];
-    for depth in 0..input.depth {
-        let vectors = &input.right[input.right_depths.at(depth)..][..V * LANES];
-        let vectors = vectors.as_chunks::<LANES>().0;
-        for (row, sums) in sums.iter_mut().enumerate() {
-            let value = input.left[input.left_rows.at(row) + input.left_depths.at(depth)];
-            for (sums, vector) in sums.iter_mut().zip(vectors) {
-                for (sum, right) in sums.iter_mut().zip(vector) {
-                    *sum = value.mul_add(*right, *sum);
-                }
-            }
-        }
-    }
-    for (sums, row) in sums.iter().zip(rows) {
-        for (sum, value) in sums.as_flattened().iter().zip(&mut row[column..column + V * LANES]) {
-            *value =
-                if update.adds { sum.mul_add(update.scale, *value) } else { sum * update.scale };
-        }
-    }
-}
-
 /// Number of rows and columns that [`transpose`] swaps.
 pub(crate) const SQUARE: usize = 8;
 
@@ -374,17 +305,28 @@ unsafe fn transpose_avx2(square: *const f32, stride: usize, out: *mut f32, out_s
     }
 }
 
-/// Runs `work`, compiled for AVX2 and FMA if the processor has both.
+/// Runs `work`, compiled for AVX-512, or for AVX2 and FMA, if the processor has them.
 ///
 /// The compiler neither reorders nor contracts floating-point operations, so the results have the
-/// same bits as without AVX2. Functions that `work` calls must be `#[inline(always)]` to profit.
+/// same bits with all instructions. Functions that `work` calls must be `#[inline(always)]` to
+/// profit.
 #[inline]
 pub(crate) fn vectorize<R>(work: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
-    if Instructions::Avx2.is_supported() {
-        // SAFETY: the processor has the two features that the function is compiled for.
-        return unsafe { with_avx2(work) };
+    match Instructions::current() {
+        // SAFETY: the current set is supported, so the processor has all features that the
+        // function is compiled for.
+        Instructions::Avx512 | Instructions::Avx512Intel => return unsafe { with_avx512(work) },
+        // SAFETY: see above.
+        Instructions::Avx2 => return unsafe { with_avx2(work) },
+        Instructions::Baseline => {}
     }
+    work()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn with_avx512<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 

@@ -11,7 +11,7 @@ pub(crate) enum Instructions {
     Baseline,
     /// AVX2 and FMA: vectors of 8 values.
     Avx2,
-    /// AVX-512: vectors of 16 values.
+    /// AVX-512 as in x86-64-v4: vectors of 16 values.
     Avx512,
     /// AVX-512, with larger tiles and more copies of operands. Faster on processors of Intel.
     Avx512Intel,
@@ -36,7 +36,13 @@ impl Instructions {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 | Self::Avx512Intel => is_x86_feature_detected!("avx512f"),
+            Self::Avx512 | Self::Avx512Intel => {
+                Self::Avx2.is_supported()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 | Self::Avx512 | Self::Avx512Intel => false,
         }

@@ -379,6 +379,7 @@ impl ArrayGradient for BatchNormGradient {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::{Instructions, vectorize_for};
     use crate::testing::{
         Case, assert_gradients, assert_matches_burn, assert_same_on_threads, device, run,
     };
@@ -517,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn avx2_does_not_change_bits() {
+    fn vectors_do_not_change_bits() {
         #[inline(always)]
         fn compute(values: &[f32]) -> Vec<u64> {
             let term = |x: f32, y: f32| [x * 1.1 + 0.3, y * (x - 0.7)];
@@ -527,11 +528,14 @@ mod tests {
             rows.into_iter().chain(columns.concat()).map(f64::to_bits).collect()
         }
         let values: Vec<f32> = (0..1001).map(|index| (index as f32 - 500.0) / 61.0).collect();
-        let vectorized = vectorize(
-            #[inline(always)]
-            || compute(&values),
-        );
-        assert_eq!(vectorized, compute(&values));
+        for instructions in Instructions::supported() {
+            let vectorized = vectorize_for(
+                instructions,
+                #[inline(always)]
+                || compute(&values),
+            );
+            assert_eq!(vectorized, compute(&values), "{instructions:?}");
+        }
     }
 
     /// The mean of large values is exact enough for their small differences.

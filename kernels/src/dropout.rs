@@ -68,6 +68,7 @@ fn scramble(value: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::{Instructions, vectorize_for};
     use crate::testing::{device, is_alone};
 
     const ROWS: usize = 200;
@@ -138,15 +139,19 @@ mod tests {
     }
 
     #[test]
-    fn avx2_does_not_change_bits() {
+    fn vectors_do_not_change_bits() {
         let dropout = Dropout::with_seed(0.3, 1);
-        let (mut plain, mut vectorized) = (vec![1.5_f32; 1001], vec![1.5_f32; 1001]);
+        let mut plain = vec![1.5_f32; 1001];
         dropout.apply(3, &mut plain);
-        crate::machine::vectorize(
-            #[inline(always)]
-            || dropout.apply(3, &mut vectorized),
-        );
-        assert_eq!(vectorized, plain);
+        for instructions in Instructions::supported() {
+            let mut vectorized = vec![1.5_f32; 1001];
+            vectorize_for(
+                instructions,
+                #[inline(always)]
+                || dropout.apply(3, &mut vectorized),
+            );
+            assert_eq!(vectorized, plain, "{instructions:?}");
+        }
     }
 
     #[test]

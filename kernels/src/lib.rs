@@ -36,7 +36,7 @@
 //! - **Results do not depend on the number of threads.** Sums run over a fixed number of chunks,
 //!   and are added in the order of the chunks.
 //! - **Results do not depend on the instruction set.** Loops and matrix products are compiled for
-//!   AVX2, products also for AVX-512, but with the same operations in the same order.
+//!   AVX2 and for AVX-512, with the same operations in the same order.
 //! - **NaN and infinity propagate as in PyTorch**, except in rows of attention without any
 //!   visible position, which are zero as in burn.
 

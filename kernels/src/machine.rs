@@ -310,12 +310,23 @@ unsafe fn transpose_avx2(square: *const f32, stride: usize, out: *mut f32, out_s
 /// The compiler neither reorders nor contracts floating-point operations, so the results have the
 /// same bits with all instructions. Functions that `work` calls must be `#[inline(always)]` to
 /// profit.
+///
+/// # Panics
+///
+/// `STOKER_KERNELS` is invalid.
 #[inline]
 pub(crate) fn vectorize<R>(work: impl FnOnce() -> R) -> R {
+    vectorize_for(Instructions::current(), work)
+}
+
+/// Same as [`vectorize`], for a supported set of instructions.
+#[inline]
+pub(crate) fn vectorize_for<R>(instructions: Instructions, work: impl FnOnce() -> R) -> R {
+    assert!(instructions.is_supported(), "the processor lacks {instructions:?}");
     #[cfg(target_arch = "x86_64")]
-    match Instructions::current() {
-        // SAFETY: the current set is supported, so the processor has all features that the
-        // function is compiled for.
+    match instructions {
+        // SAFETY: the processor has all features that the function is compiled for, by the
+        // assertion above.
         Instructions::Avx512 | Instructions::Avx512Intel => return unsafe { with_avx512(work) },
         // SAFETY: see above.
         Instructions::Avx2 => return unsafe { with_avx2(work) },

@@ -85,14 +85,15 @@ impl<'a, T: Copy> Blank<'a, T> {
         values
     }
 
-    /// Sets plane after plane, `[height, width]` values each, to `function(value, other)` of the
-    /// values and the other value that belong to the plane. The rows of `planes` start `pitch`
-    /// values apart.
+    /// Divides the part into planes of `[height, width]` values, and sets each value to
+    /// `function(value, other)`. `planes` has the values and the other value of each plane. The
+    /// rows of its values start `pitch` values apart.
+    ///
+    /// Values after the last whole plane remain without a value.
     ///
     /// # Panics
     ///
-    /// There are fewer planes than in this part, one of them is too short, or the last plane of
-    /// this part is shorter.
+    /// There are fewer planes than in this part, one of them is too short, or a size is 0.
     #[inline(always)]
     pub(crate) fn map_planes<'b, S: Copy>(
         self,
@@ -103,13 +104,13 @@ impl<'a, T: Copy> Blank<'a, T> {
     ) where
         T: 'b,
     {
-        let num = self.values.len();
-        assert!(num.is_multiple_of(height * width), "the last plane is shorter");
+        let mut num = 0;
         for out in self.values.chunks_exact_mut(height * width) {
             let (plane, other) = planes.next().expect("a plane for each plane of new values");
             for (row, out) in out.chunks_exact_mut(width).enumerate() {
                 let values = &plane[row * pitch..][..width];
                 map_row(out, values, |value| function(value, other));
+                num += out.len();
             }
         }
         self.num_ready.fetch_add(num, Ordering::Relaxed);
@@ -285,6 +286,15 @@ mod tests {
         let mut new = NewValues::new(4);
         let planes = [(&[1, 2][..], ())].into_iter();
         new.blank().map_planes([1, 2], 2, planes, |value, ()| value);
+    }
+
+    #[test]
+    #[should_panic(expected = "only some of the new values were initialized")]
+    fn values_after_the_last_plane_are_missing() {
+        let mut new = NewValues::new(3);
+        let planes = [(&[1, 2][..], ()), (&[3, 4], ())].into_iter();
+        new.blank().map_planes([1, 2], 2, planes, |value, ()| value);
+        new.into_vec();
     }
 
     #[test]

@@ -185,8 +185,7 @@ struct Pairs<'a> {
 }
 
 impl Pairs<'_> {
-    /// Writes maxima and indices. Compares `NUM` windows at a time, of which the rows have at
-    /// least as many.
+    /// Writes maxima and indices. Compares `NUM` windows at a time; a row has at least as many.
     #[inline(always)]
     fn write_maxima<const NUM: usize>(&self, (output, indices): (&mut [f32], &mut [u32])) {
         let (top, bottom) = self.rows;

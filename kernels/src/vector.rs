@@ -56,6 +56,10 @@ pub(crate) fn dot(left: &[f32], right: &[f32]) -> f32 {
 }
 
 /// Adds each value to the sum at its position. The shorter slice ends the operation.
+///
+/// # Panics
+///
+/// `STOKER_KERNELS` is invalid, as for [`is_enabled`](crate::is_enabled).
 pub fn add_each(sums: &mut [f32], values: &[f32]) {
     vectorize(
         #[inline(always)]
@@ -64,6 +68,10 @@ pub fn add_each(sums: &mut [f32], values: &[f32]) {
 }
 
 /// Multiplies each value by `factor`.
+///
+/// # Panics
+///
+/// `STOKER_KERNELS` is invalid, as for [`is_enabled`](crate::is_enabled).
 pub fn scale_each(values: &mut [f32], factor: f32) {
     vectorize(
         #[inline(always)]
@@ -141,6 +149,7 @@ pub(crate) fn normal_density(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::{Instructions, vectorize_for};
 
     #[test]
     fn exponential_is_accurate() {
@@ -178,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn avx2_does_not_change_bits() {
+    fn vectors_do_not_change_bits() {
         #[inline(always)]
         fn compute(values: &[f32]) -> Vec<u32> {
             let cdf = values.iter().map(|value| normal_cdf(*value));
@@ -189,11 +198,14 @@ mod tests {
             cdf.chain(density).chain(exponentials).chain(reductions).map(f32::to_bits).collect()
         }
         let values: Vec<f32> = (0..1000).map(|index| (index as f32 - 500.0) / 61.0).collect();
-        let vectorized = crate::machine::vectorize(
-            #[inline(always)]
-            || compute(&values),
-        );
-        assert_eq!(vectorized, compute(&values));
+        for instructions in Instructions::supported() {
+            let vectorized = vectorize_for(
+                instructions,
+                #[inline(always)]
+                || compute(&values),
+            );
+            assert_eq!(vectorized, compute(&values), "{instructions:?}");
+        }
     }
 
     #[test]

@@ -82,17 +82,18 @@ impl Method for Direct {
         let sums = &mut scratch.sums[..self.geometry.group_out() * columns];
         self.inputs.pad(image, &mut scratch.input);
         let windows = self.inputs.rows(&scratch.input);
-        // A bias is added to the first block of a sum. If that is the whole sum, it may be added
-        // later without a change of bits.
-        let (output, bias) = match self.geometry.window() <= DEPTH {
-            true => (Output::Replace, filters.bias),
-            false => {
-                filters.fill(sums, columns);
-                (Output::Add, None)
-            }
-        };
-        multiply(sums, output, 1.0, filters.weight, windows, self.geometry.threads());
-        self.inputs.select(sums, bias, filters.activation, out);
+        let threads = self.geometry.threads();
+        // A bias, or 0, is added to the first block of a sum. If that is the whole sum, it may be
+        // added later without a change of bits.
+        if self.geometry.window() <= DEPTH {
+            multiply(sums, Output::Replace, 1.0, filters.weight, windows, threads);
+            let bias = |channel| filters.bias_of(channel);
+            self.inputs.select(sums, bias, filters.activation, out);
+        } else {
+            filters.fill(sums, columns);
+            multiply(sums, Output::Add, 1.0, filters.weight, windows, threads);
+            self.inputs.select(sums, |_| NO_BIAS, filters.activation, out);
+        }
     }
 
     fn add_weight_gradient(
@@ -139,9 +140,12 @@ impl Method for Direct {
         self.gradients.pad(dy, &mut scratch.gradient);
         let windows = self.gradients.rows(&scratch.gradient);
         multiply(sums, Output::Replace, 1.0, weight, windows, self.geometry.threads());
-        self.gradients.select(sums, None, Activation::Identity, dx);
+        self.gradients.select(sums, |_| NO_BIAS, Activation::Identity, dx);
     }
 }
+
+/// Keeps the bits of each number that it is added to, also those of -0.
+const NO_BIAS: f32 = -0.0;
 
 /// Sizes of padded images, and offsets in them.
 #[derive(Debug)]
@@ -223,19 +227,17 @@ impl PaddedLayout {
         ShiftedRows { values: padded, row_offsets, columns: self.columns() }
     }
 
-    /// Copies the sums of all windows without the ends of rows. Adds the `bias` of each channel,
+    /// Copies the sums of all windows without the ends of rows. Adds `bias(channel)` to each sum,
     /// and applies `activation` if it is a ReLU.
     fn select(
         &self,
         sums: &[f32],
-        bias: Option<&[f32]>,
+        bias: impl Fn(usize) -> f32,
         activation: Activation,
         out: Blank<'_, f32>,
     ) {
         let (size, pitch) = (self.num_windows, self.size[1]);
         let planes = sums.chunks_exact(self.columns()).enumerate();
-        // A sum with -0 keeps its bits.
-        let bias = |channel: usize| bias.map_or(-0.0, |bias| bias[channel]);
         let planes = planes.map(|(channel, sums)| (sums, bias(channel)));
         vectorize(
             #[inline(always)]

@@ -4,14 +4,14 @@ use std::sync::OnceLock;
 
 use crate::switch::{Switch, switch};
 
-/// Instruction set of a matrix product. All of them give equal bits.
+/// Instruction set of matrix products and other loops. All of them give equal bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Instructions {
     /// All processors that the crate is compiled for.
     Baseline,
     /// AVX2 and FMA: vectors of 8 values.
     Avx2,
-    /// AVX-512 as in x86-64-v4: vectors of 16 values.
+    /// AVX-512 (F, BW, DQ and VL): vectors of 16 values.
     Avx512,
     /// AVX-512, with larger tiles and more copies of operands. Faster on processors of Intel.
     Avx512Intel,
@@ -27,6 +27,13 @@ impl Instructions {
             _ if Self::Avx2.is_supported() => Self::Avx2,
             _ => Self::Baseline,
         })
+    }
+
+    /// Returns all supported sets, from the slowest.
+    #[cfg(test)]
+    pub(crate) fn supported() -> impl Iterator<Item = Self> {
+        let all = [Self::Baseline, Self::Avx2, Self::Avx512, Self::Avx512Intel];
+        all.into_iter().filter(|set| set.is_supported())
     }
 
     /// Returns `true` if the processor has the instructions.
@@ -56,7 +63,8 @@ impl Instructions {
         }
     }
 
-    /// Returns the numbers of rows that a tile may have, from the largest. The last is 1.
+    /// Returns the numbers of rows that a tile may have, from the largest. The last is 1. Tiles of
+    /// windows may also have 9 rows.
     pub(crate) fn tile_rows(self) -> &'static [usize] {
         match self {
             Self::Baseline => &[4, 2, 1],

@@ -269,13 +269,6 @@ mod tests {
     use super::*;
     use crate::machine::{Matrix, ShiftedRows, Windows};
 
-    const ALL: [Instructions; 4] = [
-        Instructions::Baseline,
-        Instructions::Avx2,
-        Instructions::Avx512,
-        Instructions::Avx512Intel,
-    ];
-
     fn left_at(left: &Left<'_>, row: usize, depth: usize) -> f32 {
         match left {
             Left::Matrix(matrix) => matrix.at(row, depth),
@@ -324,7 +317,7 @@ mod tests {
                 Product { instructions: Instructions::Baseline, output, scale: 0.7, left, right };
             let before: Vec<f32> = vec![3.0; left.size()[0] * right.size()[1]];
             let expected = bits(&expected(&product, &before));
-            for instructions in ALL.into_iter().filter(|set| set.is_supported()) {
+            for instructions in Instructions::supported() {
                 // Rows with gaps between them.
                 let (num, width) = (left.size()[0], right.size()[1]);
                 let mut wide = vec![3.0; num * (width + 1)];

@@ -144,7 +144,7 @@ impl Method for Direct {
     }
 }
 
-/// Keeps the bits of each number that it is added to, also those of -0.
+/// Added to any number, this keeps its bits, even if the number is 0 or -0.
 const NO_BIAS: f32 = -0.0;
 
 /// Sizes of padded images, and offsets in them.

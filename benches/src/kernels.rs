@@ -108,6 +108,7 @@ fn operators() -> Vec<Operator> {
         attention(),
         conv2d("conv2d 1 to 16, CNN", [64, 1, 28, 28], 16),
         conv2d("conv2d 16 to 32, CNN", [64, 16, 14, 14], 32),
+        conv2d_max_pool(),
         attention_with_dropout(),
         embedding(),
         batch_norm(),
@@ -276,6 +277,26 @@ fn conv2d(name: &'static str, shape: [usize; 4], channels_out: usize) -> Operato
         burns: Box::new(move || {
             let bias = Some(bias.clone());
             module::conv2d(x.clone(), weight.clone(), bias, options.clone()).sum()
+        }),
+    }
+}
+
+fn conv2d_max_pool() -> Operator {
+    let (x, weight, bias) = (input([64, 1, 28, 28]), input([16, 1, 3, 3]), input([16]));
+    let options = ConvOptions::new([1, 1], [1, 1], [1, 1], 1);
+    let pool = || MaxPoolOptions::new([2, 2]);
+    let inputs = (x.clone(), weight.clone(), bias.clone(), options.clone());
+    Operator {
+        name: "conv2d + relu + max pool, CNN",
+        ours: Box::new(move || {
+            let (x, weight, bias, options) = inputs.clone();
+            let relu = Activation::Relu;
+            stoker_kernels::conv2d_max_pool2d(x, weight, Some(bias), options, relu, pool()).sum()
+        }),
+        burns: Box::new(move || {
+            let bias = Some(bias.clone());
+            let y = module::conv2d(x.clone(), weight.clone(), bias, options.clone());
+            module::max_pool2d(activation::relu(y), pool()).sum()
         }),
     }
 }

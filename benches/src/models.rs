@@ -11,7 +11,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use stoker_kernels::{
-    Activation, AttentionMask, Conv2dExt, EmbeddingExt, LayerNormExt, LinearExt, MaxPool2dExt,
+    Activation, AttentionMask, Conv2dExt, EmbeddingExt, LayerNormExt, LinearExt,
     OptimizerConfigExt, TransformerEncoderExt,
 };
 use stoker_trainer::Rows;
@@ -147,10 +147,8 @@ impl Subject for Cnn {
     }
 
     fn logits(&self, inputs: Tensor<4>) -> Tensor<2> {
-        let half = self.first.forward_fused(inputs, Activation::Relu);
-        let half = self.pool.forward_fused(half);
-        let quarter = self.second.forward_fused(half, Activation::Relu);
-        let quarter = self.pool.forward_fused(quarter);
+        let half = self.first.forward_pooled(inputs, Activation::Relu, &self.pool);
+        let quarter = self.second.forward_pooled(half, Activation::Relu, &self.pool);
         let hidden = self.hidden.forward_fused(quarter.flatten(1, 3), Activation::Relu);
         self.output.forward_fused(hidden, Activation::Identity)
     }

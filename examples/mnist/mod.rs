@@ -8,7 +8,7 @@ use burn::optim::AdamConfig;
 use burn::tensor::{Device, Int, Tensor};
 use serde::Deserialize;
 use stoker_trainer::datasets::Images;
-use stoker_trainer::kernels::{Activation, Conv2dExt, LinearExt, MaxPool2dExt, OptimizerConfigExt};
+use stoker_trainer::kernels::{Activation, Conv2dExt, LinearExt, OptimizerConfigExt};
 use stoker_trainer::{
     Context, Data, InvalidHyperparameters, Optimizers, Result, StepOutput, Trial,
 };
@@ -167,9 +167,8 @@ impl Cnn {
     }
 
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let layer = |conv: &Conv2d, images| {
-            self.pool.forward_fused(conv.forward_fused(images, Activation::Relu))
-        };
+        let layer =
+            |conv: &Conv2d, images| conv.forward_pooled(images, Activation::Relu, &self.pool);
         let second = layer(&self.second, layer(&self.first, images));
         let dropped = self.dropout.forward(second.flatten(1, 3));
         self.output.forward_fused(dropped, Activation::Identity)

@@ -2,24 +2,29 @@
 
 mod copied;
 mod direct;
+mod geometry;
+mod pooled;
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn::tensor::module;
-use burn::tensor::ops::ConvOptions;
+use burn::tensor::ops::{ConvOptions, MaxPoolOptions};
 
 use self::copied::Copied;
 use self::direct::Direct;
+use self::geometry::Geometry;
+pub use self::pooled::conv2d_max_pool2d;
+use self::pooled::{Positions, forward_pooled};
 use crate::activation::{Activation, Kept};
 use crate::array::Array;
 use crate::chunks::{add_partial_sums, chunk_rows, map_chunks};
-use crate::machine::{Matrix, Threads, vectorize};
+use crate::machine::{Matrix, vectorize};
 use crate::new_values::{Blank, NewValues};
+use crate::pool::Pairs;
 use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 use crate::vector::sum_of;
-use crate::window::Axis;
 
 /// Returns `activation` of the convolution (cross-correlation) of `x` with `weight`, plus `bias`.
 ///
@@ -45,7 +50,7 @@ pub fn conv2d(
     activation: Activation,
 ) -> Tensor<4> {
     let options = options.into();
-    fused(&x, &weight, bias.as_ref(), &options, activation)
+    fused(&x, &weight, bias.as_ref(), &options, activation, None)
         .unwrap_or_else(|| activation.apply_burn(module::conv2d(x, weight, bias, options)))
 }
 
@@ -55,8 +60,14 @@ fn fused(
     bias: Option<&Tensor<1>>,
     options: &ConvOptions<2>,
     activation: Activation,
+    pool: Option<&MaxPoolOptions<2>>,
 ) -> Option<Tensor<4>> {
     let geometry = Geometry::new(x.dims(), weight.dims(), options)?;
+    let pairs = match pool {
+        Some(_) if activation == Activation::Gelu => return None,
+        Some(options) => Some(Pairs::new(geometry.shape_out(), options)?),
+        None => None,
+    };
     if bias.is_some_and(|bias| bias.dims() != [geometry.channels_out]) {
         return None;
     }
@@ -70,8 +81,8 @@ fn fused(
     }
     let operands = (x, weight, bias);
     Some(match Direct::new(geometry) {
-        Some(method) => fused_by(method, operands, activation),
-        None => fused_by(Copied(geometry), operands, activation),
+        Some(method) => fused_by(method, operands, activation, pairs),
+        None => fused_by(Copied(geometry), operands, activation, pairs),
     })
 }
 
@@ -79,6 +90,7 @@ fn fused_by(
     method: impl Method + Send + 'static,
     (x, weight, bias): (Operand, Operand, Option<Operand>),
     activation: Activation,
+    pairs: Option<Pairs>,
 ) -> Tensor<4> {
     let (x_array, weight_array) = (x.array(), weight.array());
     let bias_array = bias.as_ref().map(Operand::array);
@@ -90,9 +102,18 @@ fn fused_by(
         activation,
     };
     let is_tracked = [&x, &weight].into_iter().chain(&bias).any(Operand::is_tracked);
-    let (output, kept) = forward(&method, &inputs, is_tracked);
+    let (output, kept, positions) = match pairs {
+        Some(pairs) => {
+            let (output, kept, positions) = forward_pooled(&method, &inputs, pairs);
+            (output, kept, Some(positions))
+        }
+        None => {
+            let (output, kept) = forward(&method, &inputs, is_tracked);
+            (output, kept, None)
+        }
+    };
     let gradient = || -> Arc<dyn Gradient> {
-        Arc::new(ConvGradient { method, x: x_array, weight: weight_array, kept })
+        Arc::new(ConvGradient { method, x: x_array, weight: weight_array, kept, positions })
     };
     match bias {
         Some(bias) => record([x, weight, bias], output, gradient),
@@ -100,87 +121,8 @@ fn fused_by(
     }
 }
 
-/// Sizes of a convolution.
-#[derive(Clone, Copy, Debug)]
-struct Geometry {
-    batch: usize,
-    groups: usize,
-    channels_in: usize,
-    channels_out: usize,
-    height: Axis,
-    width: Axis,
-}
-
-impl Geometry {
-    /// Returns `None` if the shapes do not fit, or a size other than the batch is 0.
-    fn new(
-        [batch, channels_in, height, width]: [usize; 4],
-        [channels_out, channels_group, kernel_height, kernel_width]: [usize; 4],
-        options: &ConvOptions<2>,
-    ) -> Option<Self> {
-        let ConvOptions { stride, padding, dilation, groups } = options;
-        let axis = |index: usize, len, kernel| {
-            Axis::new(len, kernel, stride[index], dilation[index], padding[index])
-        };
-        let height = axis(0, height, kernel_height)?;
-        let width = axis(1, width, kernel_width)?;
-        let fits = *groups > 0
-            && channels_group * groups == channels_in
-            && channels_out % groups == 0
-            && channels_in > 0
-            && channels_out > 0;
-        let groups = *groups;
-        fits.then_some(Self { batch, groups, channels_in, channels_out, height, width })
-    }
-
-    fn shape_out(&self) -> [usize; 4] {
-        [self.batch, self.channels_out, self.height.num_windows, self.width.num_windows]
-    }
-
-    /// Number of values of an image of the input.
-    fn image_in(&self) -> usize {
-        self.channels_in * self.height.len * self.width.len
-    }
-
-    /// Number of windows of an image.
-    fn num_windows(&self) -> usize {
-        self.height.num_windows * self.width.num_windows
-    }
-
-    /// Number of values of an image of the output.
-    fn image_out(&self) -> usize {
-        self.channels_out * self.num_windows()
-    }
-
-    /// Number of weights of an output channel, and of values of a window.
-    fn window(&self) -> usize {
-        self.channels_in / self.groups * self.height.kernel * self.width.kernel
-    }
-
-    /// Number of output channels of a group.
-    fn group_out(&self) -> usize {
-        self.channels_out / self.groups
-    }
-
-    /// Multiplications of the forward pass.
-    fn num_products(&self) -> usize {
-        self.batch * self.image_out() * self.window()
-    }
-
-    /// Threads of each product: all of them if a single image leaves no other parallelism.
-    fn threads(&self) -> Threads {
-        if self.batch == 1 { Threads::All } else { Threads::One }
-    }
-
-    /// Channel, row and column of each weight of a kernel with `channels` channels.
-    fn taps(&self, channels: usize) -> impl Iterator<Item = (usize, usize, usize)> {
-        let (height, width) = (self.height.kernel, self.width.kernel);
-        (0..channels)
-            .flat_map(move |c| (0..height).flat_map(move |y| (0..width).map(move |x| (c, y, x))))
-    }
-}
-
 /// Weights `[channels_out, window]` and biases of one group, and the activation of its output.
+#[derive(Clone, Copy)]
 struct Filters<'a> {
     weight: Matrix<'a>,
     bias: Option<&'a [f32]>,
@@ -216,6 +158,17 @@ trait Method: Sync {
         image: &[f32],
         filters: &Filters<'_>,
         out: Blank<'_, f32>,
+        scratch: &mut Self::Scratch,
+    );
+
+    /// Convolves an image, and writes the maximum of each window of a pool and its position.
+    /// Applies no activation.
+    fn convolve_pooled(
+        &self,
+        image: &[f32],
+        filters: &Filters<'_>,
+        pairs: &Pairs,
+        output: (&mut [f32], &mut [u32]),
         scratch: &mut Self::Scratch,
     );
 
@@ -260,7 +213,10 @@ fn forward(method: &impl Method, inputs: &Inputs<'_>, is_tracked: bool) -> (Arra
         let mut scratch = method.scratch();
         let outputs = output.chunks(geometry.image_out());
         for (output, x) in outputs.zip(x.chunks_exact(geometry.image_in())) {
-            convolve_image(method, &Inputs { x, ..*inputs }, output, &mut scratch);
+            let outputs = output.chunks(geometry.image_out() / geometry.groups);
+            for (output, (image, filters)) in outputs.zip(groups(geometry, inputs, x)) {
+                method.convolve(image, &filters, output, &mut scratch);
+            }
         }
     });
     let output = output.into_vec();
@@ -272,24 +228,20 @@ fn forward(method: &impl Method, inputs: &Inputs<'_>, is_tracked: bool) -> (Arra
     }
 }
 
-/// Convolves all groups of one image.
-fn convolve_image<M: Method>(
-    method: &M,
-    inputs: &Inputs<'_>,
-    output: Blank<'_, f32>,
-    scratch: &mut M::Scratch,
-) {
-    let geometry = method.geometry();
-    let group_out = geometry.group_out();
-    let groups = output.chunks(geometry.image_out() / geometry.groups);
-    let images = inputs.x.chunks_exact(geometry.image_in() / geometry.groups);
-    let weights = inputs.weight.chunks_exact(group_out * geometry.window());
-    for (group, ((output, image), weight)) in groups.zip(images).zip(weights).enumerate() {
-        let weight = Matrix::row_major(weight, group_out, geometry.window());
+/// Returns the channels and the filters of each group of an image.
+fn groups<'a>(
+    geometry: &'a Geometry,
+    inputs: &'a Inputs<'_>,
+    image: &'a [f32],
+) -> impl Iterator<Item = (&'a [f32], Filters<'a>)> {
+    let (group_out, window) = (geometry.group_out(), geometry.window());
+    let images = image.chunks_exact(geometry.image_in() / geometry.groups);
+    let weights = inputs.weight.chunks_exact(group_out * window).enumerate();
+    images.zip(weights).map(move |(image, (group, weight))| {
+        let weight = Matrix::row_major(weight, group_out, window);
         let bias = inputs.bias.map(|bias| &bias[group * group_out..][..group_out]);
-        let filters = Filters { weight, bias, activation: inputs.activation };
-        method.convolve(image, &filters, output, scratch);
-    }
+        (image, Filters { weight, bias, activation: inputs.activation })
+    })
 }
 
 struct ConvGradient<M> {
@@ -297,13 +249,24 @@ struct ConvGradient<M> {
     x: Array,
     weight: Array,
     kept: Kept,
+    /// Of a pool after the activation.
+    positions: Option<Positions>,
+}
+
+impl<M: Method> ConvGradient<M> {
+    /// Number of values of an image of the result.
+    fn image_result(&self) -> usize {
+        let geometry = self.method.geometry();
+        let pooled = self.positions.as_ref().map(|positions| positions.pairs.plane_out());
+        geometry.channels_out * pooled.unwrap_or_else(|| geometry.num_windows())
+    }
 }
 
 impl<M: Method + Send> ArrayGradient for ConvGradient<M> {
     fn gradients(&self, output: &Array, is_wanted: &[bool]) -> Vec<Option<Array>> {
         let (method, geometry) = (&self.method, self.method.geometry());
         let (num_weights, channels) = (self.weight.values().len(), geometry.channels_out);
-        let (image_in, image_out) = (geometry.image_in(), geometry.image_out());
+        let (image_in, image_result) = (geometry.image_in(), self.image_result());
         let weight = match is_wanted[0] {
             true => method.weights_of_gradient(self.weight.values()),
             false => Cow::default(),
@@ -311,7 +274,7 @@ impl<M: Method + Send> ArrayGradient for ConvGradient<M> {
         let mut dx = NewValues::new(if is_wanted[0] { self.x.values().len() } else { 0 });
         let size = chunk_rows(geometry.batch);
         let mut images = dx.chunks(size * image_in);
-        let outputs = output.values().chunks(size * image_out).enumerate();
+        let outputs = output.values().chunks(size * image_result).enumerate();
         let parts = self.x.values().chunks(size * image_in).zip(outputs);
         let parts = parts.map(move |(x, dy)| (x, dy, images.next().unwrap_or_default())).collect();
         let sums = map_chunks(geometry.num_products(), parts, |(x, dy, dx)| {
@@ -319,12 +282,17 @@ impl<M: Method + Send> ArrayGradient for ConvGradient<M> {
             // Gradients of the weights, then of the bias.
             let mut sums = vec![0.0; num_weights + channels];
             let (dweight, dbias) = sums.split_at_mut(num_weights);
-            let (mut scratch, mut before_activation) = (method.scratch(), vec![]);
+            let (mut scratch, mut before_activation, mut before_pool) =
+                (method.scratch(), vec![], vec![]);
             let mut images = dx.chunks(image_in);
-            let outputs = (chunk * size..).zip(dy.chunks_exact(image_out));
+            let outputs = (chunk * size..).zip(dy.chunks_exact(image_result));
             for (x, (index, dy)) in x.chunks_exact(image_in).zip(outputs) {
-                let start = index * image_out;
+                let start = index * image_result;
                 let dy = self.kept.gradient_of_part(start, dy, &mut before_activation);
+                let dy = match &self.positions {
+                    Some(positions) => positions.gradient_of_part(start, dy, &mut before_pool),
+                    None => dy,
+                };
                 add_channel_sums(dy, dbias);
                 add_weight_gradients(method, x, dy, dweight, &mut scratch);
                 if let Some(dx) = images.next() {
@@ -404,6 +372,7 @@ mod tests {
     use crate::testing::{
         Case, assert_gradients, assert_matches_burn, assert_same_on_threads, run,
     };
+    use crate::window::Axis;
 
     /// Input shape, output channels, kernel and options.
     type Row = ([usize; 4], usize, [usize; 2], ConvOptions<2>);
@@ -443,7 +412,7 @@ mod tests {
         move |inputs: &[Tensor<1>]| {
             let x = inputs[0].clone().reshape(row.0);
             let weight = inputs[1].clone().reshape(weight_shape(row));
-            let y = fused(&x, &weight, inputs.get(2), &row.3, activation).unwrap();
+            let y = fused(&x, &weight, inputs.get(2), &row.3, activation, None).unwrap();
             let num = y.dims().iter().product::<usize>();
             y.reshape([num])
         }
@@ -483,7 +452,7 @@ mod tests {
         let (output, kept) = forward(&method, inputs, true);
         let x = Array::from_vec(inputs.x.to_vec(), &row.0);
         let weight = Array::from_vec(inputs.weight.to_vec(), &weight_shape(row));
-        let gradient = ConvGradient { method, x, weight, kept };
+        let gradient = ConvGradient { method, x, weight, kept, positions: None };
         let gradients = gradient.gradients(&output, &[is_wanted, true, true]);
         let values = |index: usize| gradients[index].as_ref().map(|array| array.values().to_vec());
         let [x, weight, bias] = [0, 1, 2].map(|index| values(index).unwrap_or_default());

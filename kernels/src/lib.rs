@@ -79,7 +79,7 @@ mod training;
 pub use crate::activation::Activation;
 pub use crate::attention::{attention, attention_with_dropout};
 pub use crate::batch_norm::{batch_norm, batch_norm_train};
-pub use crate::conv::conv2d;
+pub use crate::conv::{conv2d, conv2d_max_pool2d};
 pub use crate::cross_entropy::{cross_entropy, cross_entropy_of_samples, weighted_cross_entropy};
 pub use crate::embedding::embedding;
 #[cfg(feature = "cuda")]

@@ -1,16 +1,20 @@
 //! Maximum and average pools over two dimensions.
 
+mod pairs;
+
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn::tensor::module;
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 
+pub(crate) use self::pairs::Pairs;
 use crate::array::Array;
 use crate::chunks::{chunk_rows, map_chunks};
 use crate::machine::vectorize;
 use crate::new_values::{Blank, NewValues};
 use crate::tape::{ArrayGradient, Gradient, Operand, record};
+use crate::vector::NO_BIAS;
 use crate::window::Axis;
 
 /// Returns the maximum of each window.
@@ -67,9 +71,17 @@ impl Geometry {
         Some(Self { num_planes: shape[0] * shape[1], height, width })
     }
 
-    /// Returns `true` for windows of 2 by 2 values that neither overlap nor reach the padding.
-    fn is_pairs(&self) -> bool {
-        self.height.is_pairs() && self.width.is_pairs()
+    /// Returns `None` also for options of a max pool that are not fused.
+    fn of_max(shape: [usize; 4], options: &MaxPoolOptions<2>) -> Option<Self> {
+        let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = options;
+        let geometry = Self::new(shape, *kernel_size, *stride, *dilation, *padding)?;
+        (!ceil_mode).then_some(geometry)
+    }
+
+    /// Returns `None` unless windows have 2 by 2 values, and neither overlap nor reach the padding.
+    fn pairs(&self) -> Option<Pairs> {
+        let is_pairs = self.height.is_pairs() && self.width.is_pairs();
+        is_pairs.then_some(Pairs { size: [self.height.len, self.width.len] })
     }
 
     fn plane_in(&self) -> usize {
@@ -105,49 +117,78 @@ impl Geometry {
     }
 }
 
-/// Index of the maximum of a window that is entirely in the padding.
-const NO_INDEX: u32 = u32::MAX;
-
 fn fused_max(x: &Tensor<4>, options: &MaxPoolOptions<2>) -> Option<Tensor<4>> {
-    let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = options;
     let shape = x.dims();
-    let geometry = Geometry::new(shape, *kernel_size, *stride, *dilation, *padding)?;
-    if *ceil_mode {
-        return None;
-    }
+    let geometry = Geometry::of_max(shape, options)?;
     let x = Operand::new(x)?;
-    let (output, indices) = max_forward(&geometry, x.array().values());
+    let (output, maxima) = max_forward(&geometry, x.array().values());
     let output = Array::from_vec(output, &geometry.shape_out(shape));
-    let gradient = || -> Arc<dyn Gradient> { Arc::new(MaxGradient { geometry, indices, shape }) };
+    let gradient = || -> Arc<dyn Gradient> { Arc::new(MaxGradient { geometry, maxima, shape }) };
     Some(record([x], output, gradient))
 }
 
-/// Returns the maximum of each window, and its index in the plane.
-fn max_forward(geometry: &Geometry, x: &[f32]) -> (Vec<f32>, Vec<u32>) {
+/// Which value of each window is the maximum.
+enum Maxima {
+    /// Its position in the window. See [`Pairs::write_maxima`].
+    Positions(Pairs, Vec<u32>),
+    /// Its index in the plane.
+    Indices(Vec<u32>),
+}
+
+/// Index of the maximum of a window that is entirely in the padding.
+const NO_INDEX: u32 = u32::MAX;
+
+/// Returns the maximum of each window.
+fn max_forward(geometry: &Geometry, x: &[f32]) -> (Vec<f32>, Maxima) {
+    if let Some(pairs) = geometry.pairs() {
+        let (output, positions) = max_of_planes(
+            geometry,
+            x,
+            0,
+            #[inline(always)]
+            |x, output, positions| {
+                pairs.write_maxima(x, geometry.width.len, NO_BIAS, output, positions)
+            },
+        );
+        return (output, Maxima::Positions(pairs, positions));
+    }
+    let (output, indices) = max_of_planes(
+        geometry,
+        x,
+        NO_INDEX,
+        #[inline(always)]
+        |x, output, indices| max_plane(geometry, x, output, indices),
+    );
+    (output, Maxima::Indices(indices))
+}
+
+/// Calls `work` with each plane, its output and the maxima of its windows, which are `none` before.
+fn max_of_planes<M: Copy + Send + Sync>(
+    geometry: &Geometry,
+    x: &[f32],
+    none: M,
+    work: impl Fn(&[f32], &mut [f32], &mut [M]) + Sync,
+) -> (Vec<f32>, Vec<M>) {
     let (plane_in, plane_out) = (geometry.plane_in(), geometry.plane_out());
     let num = geometry.num_planes * plane_out;
-    let (mut output, mut indices) = (NewValues::new(num), NewValues::new(num));
+    let (mut output, mut maxima) = (NewValues::new(num), NewValues::new(num));
     let size = chunk_rows(geometry.num_planes);
-    let outputs = output.chunks(size * plane_out).zip(indices.chunks(size * plane_out));
+    let outputs = output.chunks(size * plane_out).zip(maxima.chunks(size * plane_out));
     let parts = outputs.zip(x.chunks(size * plane_in)).collect();
-    map_chunks(x.len(), parts, |((output, indices), x): ((Blank<'_, f32>, Blank<'_, u32>), _)| {
+    map_chunks(x.len(), parts, |((output, maxima), x): ((Blank<'_, f32>, Blank<'_, M>), _)| {
         let x: &[f32] = x;
-        let indices = indices.filled(plane_out, NO_INDEX);
-        let outputs = output.filled(plane_out, f32::NEG_INFINITY).zip(indices);
+        let maxima = maxima.filled(plane_out, none);
+        let outputs = output.filled(plane_out, f32::NEG_INFINITY).zip(maxima);
         vectorize(
             #[inline(always)]
             || {
-                for ((output, indices), x) in outputs.zip(x.chunks_exact(plane_in)) {
-                    if geometry.is_pairs() {
-                        max_plane_of_pairs(geometry, x, output, indices);
-                    } else {
-                        max_plane(geometry, x, output, indices);
-                    }
+                for ((output, maxima), x) in outputs.zip(x.chunks_exact(plane_in)) {
+                    work(x, output, maxima);
                 }
             },
         );
     });
-    (output.into_vec(), indices.into_vec())
+    (output.into_vec(), maxima.into_vec())
 }
 
 #[inline(always)]
@@ -161,73 +202,6 @@ fn max_plane(geometry: &Geometry, x: &[f32], output: &mut [f32], indices: &mut [
             stride => max_row(&x[start..], start, stride, best, best_index),
         }
     });
-}
-
-/// Same as [`max_plane`], for windows of 2 by 2 values that neither overlap nor reach the padding.
-#[inline(always)]
-fn max_plane_of_pairs(geometry: &Geometry, x: &[f32], output: &mut [f32], indices: &mut [u32]) {
-    let (width, num_windows) = (geometry.width.len, geometry.width.num_windows);
-    let outputs = output.chunks_exact_mut(num_windows).zip(indices.chunks_exact_mut(num_windows));
-    for (row, (best, rows)) in outputs.zip(x.chunks_exact(2 * width)).enumerate() {
-        let rows = Pairs { start: 2 * row * width, rows: rows.split_at(width) };
-        match num_windows {
-            8.. => rows.write_maxima::<8>(best),
-            4.. => rows.write_maxima::<4>(best),
-            _ => rows.write_maxima::<1>(best),
-        }
-    }
-}
-
-/// Two rows of windows of 2 by 2 values, and the index of their first value in the plane.
-struct Pairs<'a> {
-    start: usize,
-    rows: (&'a [f32], &'a [f32]),
-}
-
-impl Pairs<'_> {
-    /// Writes maxima and indices. Compares `NUM` windows at a time; a row has at least as many.
-    #[inline(always)]
-    fn write_maxima<const NUM: usize>(&self, (output, indices): (&mut [f32], &mut [u32])) {
-        let (top, bottom) = self.rows;
-        for window in (0..output.len()).step_by(NUM) {
-            // The last windows overlap earlier ones.
-            let window = window.min(output.len() - NUM);
-            let (values, windows) = (2 * window..2 * (window + NUM), window..window + NUM);
-            let begin = self.start + values.start;
-            let (best, index) =
-                max_of_pairs::<NUM>(&top[values.clone()], &bottom[values], begin, top.len());
-            output[windows.clone()].copy_from_slice(&best);
-            indices[windows].copy_from_slice(&index);
-        }
-    }
-}
-
-/// Returns the maximum of each window and its index. The first value of `top` has the index
-/// `start`, and that of `bottom` is `width` further.
-///
-/// Which value is larger cannot be predicted, so branches would be slow. The compiler only selects
-/// floating-point numbers without a branch if there are several.
-#[inline(always)]
-fn max_of_pairs<const NUM: usize>(
-    top: &[f32],
-    bottom: &[f32],
-    start: usize,
-    width: usize,
-) -> ([f32; NUM], [u32; NUM]) {
-    let (top, bottom) = (&top[..2 * NUM], &bottom[..2 * NUM]);
-    let mut best: [f32; NUM] = std::array::from_fn(|lane| top[2 * lane]);
-    let mut indices: [u32; NUM] = std::array::from_fn(|lane| (start + 2 * lane) as u32);
-    let others = [(top, 1, 1), (bottom, 0, width), (bottom, 1, width + 1)];
-    for (row, column, offset) in others {
-        for lane in 0..NUM {
-            let value = row[2 * lane + column];
-            let is_better = (value > best[lane]) | value.is_nan();
-            best[lane] = if is_better { value } else { best[lane] };
-            let index = (start + offset + 2 * lane) as u32;
-            indices[lane] = if is_better { index } else { indices[lane] };
-        }
-    }
-    (best, indices)
 }
 
 #[inline(always)]
@@ -247,31 +221,60 @@ fn max_row(x: &[f32], start: usize, stride: usize, best: &mut [f32], best_index:
 
 struct MaxGradient {
     geometry: Geometry,
-    indices: Vec<u32>,
+    maxima: Maxima,
     shape: [usize; 4],
 }
 
 impl ArrayGradient for MaxGradient {
     /// The gradient of a window goes to its maximum.
     fn gradients(&self, output: &Array, _: &[bool]) -> Vec<Option<Array>> {
-        let (plane_in, plane_out) = (self.geometry.plane_in(), self.geometry.plane_out());
-        let num = self.geometry.num_planes * plane_in;
-        let mut dx = NewValues::new(num);
-        let size = chunk_rows(self.geometry.num_planes);
-        let outputs = output.values().chunks(size * plane_out);
-        let outputs = outputs.zip(self.indices.chunks(size * plane_out));
-        let parts = dx.chunks(size * plane_in).zip(outputs).collect();
-        map_chunks(num, parts, |(dx, (dy, indices)): (Blank<'_, f32>, (&[f32], &[u32]))| {
-            let outputs = dy.chunks_exact(plane_out).zip(indices.chunks_exact(plane_out));
-            for (dx, (dy, indices)) in dx.filled(plane_in, 0.0).zip(outputs) {
-                for (dy, index) in dy.iter().zip(indices) {
-                    if *index != NO_INDEX {
-                        dx[*index as usize] += dy;
-                    }
-                }
-            }
-        });
-        vec![Some(Array::from_vec(dx.into_vec(), &self.shape))]
+        let (geometry, dy) = (&self.geometry, output.values());
+        let dx = match &self.maxima {
+            Maxima::Positions(pairs, positions) => gradient_of_planes(
+                geometry,
+                dy,
+                positions,
+                #[inline(always)]
+                |dy, positions, dx| pairs.write_gradient(dy, positions, dx),
+            ),
+            Maxima::Indices(indices) => gradient_of_planes(geometry, dy, indices, add_at),
+        };
+        vec![Some(Array::from_vec(dx, &self.shape))]
+    }
+}
+
+/// Calls `work` with the gradients and the maxima of the windows of each plane, and the gradient of
+/// the plane, which is 0 before.
+fn gradient_of_planes<M: Sync>(
+    geometry: &Geometry,
+    dy: &[f32],
+    maxima: &[M],
+    work: impl Fn(&[f32], &[M], &mut [f32]) + Sync,
+) -> Vec<f32> {
+    let (plane_in, plane_out) = (geometry.plane_in(), geometry.plane_out());
+    let num = geometry.num_planes * plane_in;
+    let mut dx = NewValues::new(num);
+    let size = chunk_rows(geometry.num_planes);
+    let outputs = dy.chunks(size * plane_out).zip(maxima.chunks(size * plane_out));
+    let parts = dx.chunks(size * plane_in).zip(outputs).collect();
+    map_chunks(num, parts, |(dx, (dy, maxima)): (Blank<'_, f32>, (&[f32], &[M]))| {
+        let outputs = dy.chunks_exact(plane_out).zip(maxima.chunks_exact(plane_out));
+        let planes = dx.filled(plane_in, 0.0).zip(outputs);
+        vectorize(
+            #[inline(always)]
+            || planes.for_each(|(dx, (dy, maxima))| work(dy, maxima, dx)),
+        );
+    });
+    dx.into_vec()
+}
+
+/// Adds the gradient of each window to the value of its maximum.
+#[inline(always)]
+fn add_at(dy: &[f32], indices: &[u32], dx: &mut [f32]) {
+    for (dy, index) in dy.iter().zip(indices) {
+        if *index != NO_INDEX {
+            dx[*index as usize] += dy;
+        }
     }
 }
 
@@ -421,21 +424,30 @@ mod tests {
     #[test]
     fn pairs_agree_with_other_windows() {
         // Ties, NaN and infinities, in rows with and without a rest of windows.
-        const VALUES: [f32; 8] =
-            [0.0, -0.0, 1.0, 1.0, -1.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
-        for width in (2..24).step_by(2) {
+        const NUMBERS: [f32; 8] =
+            [0.0, -0.0, 1.0, 1.0, -1.0, -2.0, f32::INFINITY, f32::NEG_INFINITY];
+        // A quiet NaN and a signaling one.
+        const WITH_NAN: [f32; 8] =
+            [0.0, -0.0, 1.0, 1.0, f32::NAN, f32::from_bits(0x7FA0_0001), 2.0, f32::NEG_INFINITY];
+        let sizes = (2..24).zip([40, 41].into_iter().cycle());
+        for ((width, height), values) in sizes.flat_map(|size| [(size, NUMBERS), (size, WITH_NAN)])
+        {
             let geometry =
-                Geometry::new([1, 1, 40, width], [2, 2], [2, 2], [1, 1], [(0, 0); 2]).unwrap();
-            assert!(geometry.is_pairs());
-            let value = |index: usize| VALUES[index.wrapping_mul(2_654_435_761) >> 9 & 7];
-            let x: Vec<f32> = (0..40 * width).map(value).collect();
-            let pool = |pool: fn(&Geometry, &[f32], &mut [f32], &mut [u32])| {
-                let mut output = vec![f32::NEG_INFINITY; geometry.plane_out()];
-                let mut indices = vec![NO_INDEX; output.len()];
-                pool(&geometry, &x, &mut output, &mut indices);
-                (output.into_iter().map(f32::to_bits).collect::<Vec<_>>(), indices)
-            };
-            assert_eq!(pool(max_plane_of_pairs), pool(max_plane), "{width}");
+                Geometry::new([1, 1, height, width], [2, 2], [2, 2], [1, 1], [(0, 0); 2]).unwrap();
+            let (pairs, num) = (geometry.pairs().unwrap(), geometry.plane_out());
+            let value = |index: usize| values[index.wrapping_mul(2_654_435_761) >> 9 & 7];
+            let x: Vec<f32> = (0..height * width).map(value).collect();
+            let (mut output, mut indices) = (vec![f32::NEG_INFINITY; num], vec![NO_INDEX; num]);
+            max_plane(&geometry, &x, &mut output, &mut indices);
+            let (mut of_pairs, mut positions) = (vec![0.0; num], vec![0; num]);
+            pairs.write_maxima(&x, width, NO_BIAS, &mut of_pairs, &mut positions);
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&of_pairs), bits(&output), "{height} x {width}");
+            let dy: Vec<f32> = (0..num).map(value).collect();
+            let (mut dx, mut dx_of_pairs) = (vec![0.0; x.len()], vec![1.0; x.len()]);
+            add_at(&dy, &indices, &mut dx);
+            pairs.write_gradient(&dy, &positions, &mut dx_of_pairs);
+            assert_eq!(bits(&dx_of_pairs), bits(&dx), "{height} x {width}");
         }
     }
 

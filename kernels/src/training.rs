@@ -84,7 +84,7 @@ impl Trained for Cnn {
 
     fn loss(&self, batch: u64, device: &Device) -> Tensor<1> {
         let x: Tensor<4> = random([24, 1, 28, 28], batch).into_tensor(device);
-        let x = self.pool.forward_fused(self.first.forward_fused(x, Activation::Relu));
+        let x = self.first.forward_pooled(x, Activation::Relu, &self.pool);
         let x = self.pool.forward_fused(self.second.forward_fused(x, Activation::Gelu));
         let logits = self.output.forward_fused(x.flatten(1, 3), Activation::Identity);
         loss(device).forward_fused(logits, classes(24, 10, batch, device))

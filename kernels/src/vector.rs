@@ -5,6 +5,9 @@ use crate::machine::vectorize;
 /// Independent partial results of a reduction. Four vectors of AVX2 hide the latency of additions.
 const LANES: usize = 32;
 
+/// Added to any number, this keeps its bits, even if the number is 0 or -0. A NaN becomes quiet.
+pub(crate) const NO_BIAS: f32 = -0.0;
+
 /// Copies a short slice to one of the same length, without a call of the C library.
 ///
 /// # Panics

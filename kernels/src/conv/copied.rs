@@ -1,15 +1,16 @@
 //! Convolutions that copy each window, for any options.
 //!
 //! With the matrix of windows `c` of an image and the weights as matrix `w`, the gradients are
-//! `dw^T = sum(c * dy^T)` and `dc = w^T * dy`. `dx` adds each value of `dc` to its place.
+//! `dw^T = sum(c * dy^T)` and `dc = w^T * dy`. `dx` adds each value of `dc` to its position.
 
 use std::borrow::Cow;
 
 use super::{Filters, Geometry, Method};
 use crate::activation::{Activation, apply_relu};
-use crate::machine::{Matrix, Output, multiply};
+use crate::machine::{Matrix, Output, multiply, vectorize};
 use crate::new_values::Blank;
-use crate::vector::copy;
+use crate::pool::Pairs;
+use crate::vector::{NO_BIAS, copy};
 use crate::window::Axis;
 
 /// Method that copies the windows of an image into a matrix.
@@ -30,6 +31,19 @@ impl Copied {
             copy_windows(plane, row, height, width, [ky, kx]);
         }
         Matrix::row_major(scratch, window, num_windows)
+    }
+
+    /// Sets the sums `[channels_out, num_windows]` of one group of an image, with the biases.
+    fn write_sums(
+        &self,
+        image: &[f32],
+        filters: &Filters<'_>,
+        sums: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let windows = self.windows(image, scratch);
+        filters.fill(sums, self.0.num_windows());
+        multiply(sums, Output::Add, 1.0, filters.weight, windows, self.0.threads());
     }
 
     /// Returns `true` if each window is one position of the image.
@@ -65,13 +79,34 @@ impl Method for Copied {
         out: Blank<'_, f32>,
         scratch: &mut Vec<f32>,
     ) {
-        let windows = self.windows(image, scratch);
         let out = out.fill(0.0);
-        filters.fill(out, self.0.num_windows());
-        multiply(out, Output::Add, 1.0, filters.weight, windows, self.0.threads());
+        self.write_sums(image, filters, out, scratch);
         if filters.activation == Activation::Relu {
             apply_relu(out);
         }
+    }
+
+    fn convolve_pooled(
+        &self,
+        image: &[f32],
+        filters: &Filters<'_>,
+        pairs: &Pairs,
+        (output, positions): (&mut [f32], &mut [u32]),
+        scratch: &mut Vec<f32>,
+    ) {
+        let (num_windows, plane_out) = (self.0.num_windows(), pairs.plane_out());
+        let mut sums = vec![0.0; self.0.group_out() * num_windows];
+        self.write_sums(image, filters, &mut sums, scratch);
+        let planes = sums.chunks_exact(num_windows);
+        let outputs = output.chunks_exact_mut(plane_out).zip(positions.chunks_exact_mut(plane_out));
+        vectorize(
+            #[inline(always)]
+            || {
+                for (plane, (output, positions)) in planes.zip(outputs) {
+                    pairs.write_maxima(plane, self.0.width.num_windows, NO_BIAS, output, positions);
+                }
+            },
+        );
     }
 
     fn add_weight_gradient(

@@ -16,7 +16,8 @@ use super::{Filters, Geometry, Method};
 use crate::activation::{Activation, relu};
 use crate::machine::{DEPTH, LANES_MAX, Matrix, Output, ShiftedRows, Windows, multiply, vectorize};
 use crate::new_values::Blank;
-use crate::vector::copy;
+use crate::pool::Pairs;
+use crate::vector::{NO_BIAS, copy};
 use crate::window::Axis;
 
 /// Method that reads the windows from padded images.
@@ -28,7 +29,8 @@ pub(super) struct Direct {
     gradients: PaddedLayout,
 }
 
-/// Memory for one image.
+/// Memory for one image. Each part is empty before its first use.
+#[derive(Default)]
 pub(super) struct Scratch {
     input: Vec<f32>,
     gradient: Vec<f32>,
@@ -55,6 +57,35 @@ impl Direct {
         let window_offsets = inputs.window_offsets();
         Some(Self { geometry, inputs, window_offsets, gradients })
     }
+
+    /// Returns the sums of each output channel, in rows of a padded image, and a number to add to
+    /// each of them.
+    fn sums<'a>(
+        &self,
+        image: &[f32],
+        filters: &Filters<'a>,
+        scratch: &'a mut Scratch,
+    ) -> impl Iterator<Item = (&'a [f32], f32)> {
+        let columns = self.inputs.columns();
+        scratch.sums.resize(self.geometry.group_out() * columns, 0.0);
+        let sums = &mut scratch.sums[..];
+        self.inputs.pad(image, &mut scratch.input);
+        let windows = self.inputs.rows(&scratch.input);
+        let threads = self.geometry.threads();
+        // A bias, or 0, is added to the first block of a sum. If that is the whole sum, it may be
+        // added later without a change of bits.
+        let is_added_later = self.geometry.window() <= DEPTH;
+        if is_added_later {
+            multiply(sums, Output::Replace, 1.0, filters.weight, windows, threads);
+        } else {
+            filters.fill(sums, columns);
+            multiply(sums, Output::Add, 1.0, filters.weight, windows, threads);
+        }
+        let filters = *filters;
+        let bias = move |channel| if is_added_later { filters.bias_of(channel) } else { NO_BIAS };
+        let planes = sums.chunks_exact(columns).enumerate();
+        planes.map(move |(channel, sums)| (sums, bias(channel)))
+    }
 }
 
 impl Method for Direct {
@@ -65,10 +96,7 @@ impl Method for Direct {
     }
 
     fn scratch(&self) -> Scratch {
-        let num = self.geometry.group_out() * self.inputs.columns();
-        let num = num.max(self.inputs.channels * self.gradients.columns());
-        let [input, gradient] = [&self.inputs, &self.gradients].map(PaddedLayout::zeros);
-        Scratch { input, gradient, sums: vec![0.0; num] }
+        Scratch::default()
     }
 
     fn convolve(
@@ -78,22 +106,29 @@ impl Method for Direct {
         out: Blank<'_, f32>,
         scratch: &mut Scratch,
     ) {
-        let columns = self.inputs.columns();
-        let sums = &mut scratch.sums[..self.geometry.group_out() * columns];
-        self.inputs.pad(image, &mut scratch.input);
-        let windows = self.inputs.rows(&scratch.input);
-        let threads = self.geometry.threads();
-        // A bias, or 0, is added to the first block of a sum. If that is the whole sum, it may be
-        // added later without a change of bits.
-        if self.geometry.window() <= DEPTH {
-            multiply(sums, Output::Replace, 1.0, filters.weight, windows, threads);
-            let bias = |channel| filters.bias_of(channel);
-            self.inputs.select(sums, bias, filters.activation, out);
-        } else {
-            filters.fill(sums, columns);
-            multiply(sums, Output::Add, 1.0, filters.weight, windows, threads);
-            self.inputs.select(sums, |_| NO_BIAS, filters.activation, out);
-        }
+        let planes = self.sums(image, filters, scratch);
+        self.inputs.select(planes, filters.activation, out);
+    }
+
+    fn convolve_pooled(
+        &self,
+        image: &[f32],
+        filters: &Filters<'_>,
+        pairs: &Pairs,
+        (output, positions): (&mut [f32], &mut [u32]),
+        scratch: &mut Scratch,
+    ) {
+        let (pitch, plane_out) = (self.inputs.size[1], pairs.plane_out());
+        let outputs = output.chunks_exact_mut(plane_out).zip(positions.chunks_exact_mut(plane_out));
+        let planes = self.sums(image, filters, scratch).zip(outputs);
+        vectorize(
+            #[inline(always)]
+            || {
+                for ((sums, bias), (output, positions)) in planes {
+                    pairs.write_maxima(sums, pitch, bias, output, positions);
+                }
+            },
+        );
     }
 
     fn add_weight_gradient(
@@ -136,16 +171,15 @@ impl Method for Direct {
     ) {
         let channels = self.inputs.channels;
         let weight = Matrix::row_major(weight, channels, weight.len() / channels);
-        let sums = &mut scratch.sums[..channels * self.gradients.columns()];
+        scratch.sums.resize(channels * self.gradients.columns(), 0.0);
+        let sums = &mut scratch.sums[..];
         self.gradients.pad(dy, &mut scratch.gradient);
         let windows = self.gradients.rows(&scratch.gradient);
         multiply(sums, Output::Replace, 1.0, weight, windows, self.geometry.threads());
-        self.gradients.select(sums, |_| NO_BIAS, Activation::Identity, dx);
+        let planes = sums.chunks_exact(self.gradients.columns()).map(|sums| (sums, NO_BIAS));
+        self.gradients.select(planes, Activation::Identity, dx);
     }
 }
-
-/// Added to any number, this keeps its bits, even if the number is 0 or -0.
-const NO_BIAS: f32 = -0.0;
 
 /// Sizes of padded images, and offsets in them.
 #[derive(Debug)]
@@ -199,12 +233,10 @@ impl PaddedLayout {
         (last + self.num_windows[1]).next_multiple_of(LANES_MAX)
     }
 
-    fn zeros(&self) -> Vec<f32> {
-        vec![0.0; self.channels * self.size[0] * self.size[1] + ShiftedRows::SLACK]
-    }
-
-    /// Copies the channels of an image between the padding, which stays 0.
-    fn pad(&self, image: &[f32], padded: &mut [f32]) {
+    /// Copies the channels of an image between the padding, which stays 0. `padded` is empty or has
+    /// another image.
+    fn pad(&self, image: &[f32], padded: &mut Vec<f32>) {
+        padded.resize(self.channels * self.size[0] * self.size[1] + ShiftedRows::SLACK, 0.0);
         let ([height, width], pitch) = (self.content, self.size[1]);
         let start = self.begin[0] * pitch + self.begin[1];
         let planes = padded.chunks_exact_mut(self.size[0] * pitch);
@@ -227,18 +259,15 @@ impl PaddedLayout {
         ShiftedRows { values: padded, row_offsets, columns: self.columns() }
     }
 
-    /// Copies the sums of all windows without the ends of rows. Adds `bias(channel)` to each sum,
-    /// and applies `activation` if it is a ReLU.
-    fn select(
+    /// Copies the sums of all windows without the ends of rows. `planes` has the sums of each
+    /// channel, and a number to add. Applies `activation` if it is a ReLU.
+    fn select<'a>(
         &self,
-        sums: &[f32],
-        bias: impl Fn(usize) -> f32,
+        planes: impl Iterator<Item = (&'a [f32], f32)>,
         activation: Activation,
         out: Blank<'_, f32>,
     ) {
         let (size, pitch) = (self.num_windows, self.size[1]);
-        let planes = sums.chunks_exact(self.columns()).enumerate();
-        let planes = planes.map(|(channel, sums)| (sums, bias(channel)));
         vectorize(
             #[inline(always)]
             || match activation {

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use burn::nn::DropoutConfig;
 use burn::nn::loss::CrossEntropyLoss;
+use burn::nn::{BatchNormConfig, DropoutConfig};
 use burn::prelude::*;
 use burn::tensor::ops::{AttentionModuleOptions, AvgPoolOptions, ConvOptions, MaxPoolOptions};
 use burn::tensor::{Distribution, activation, module};
 use clap::Args;
-use stoker_kernels::Activation;
+use stoker_kernels::{Activation, BatchNormExt};
 use stoker_trainer::Result;
 
 use crate::rounds::Comparison;
@@ -111,7 +111,8 @@ fn operators() -> Vec<Operator> {
         conv2d_max_pool(),
         attention_with_dropout(),
         embedding(),
-        batch_norm(),
+        batch_norm("batch norm, 16 channels of 28 x 28", Activation::Identity),
+        batch_norm("batch norm + relu, 16 channels of 28 x 28", Activation::Relu),
     ];
     operators.extend(pools());
     operators
@@ -247,18 +248,16 @@ fn embedding() -> Operator {
     }
 }
 
-fn batch_norm() -> Operator {
-    let (x, gamma, beta) = (input([64, 16, 28, 28]), input([16]), input([16]));
-    let inputs = (x.clone(), gamma.clone(), beta.clone());
+fn batch_norm(name: &'static str, activation: Activation) -> Operator {
+    let (x, device) = (input([64, 16, 28, 28]), device());
+    let [ours, burns] = [x.clone(), x];
+    let [norm, burns_norm] = std::array::from_fn(|_| BatchNormConfig::new(16).init(&device));
     Operator {
-        name: "batch norm, 16 channels of 28 x 28",
-        ours: Box::new(move || {
-            let (x, gamma, beta) = inputs.clone();
-            stoker_kernels::batch_norm_train(x, gamma, beta, 1e-5).output.sum()
-        }),
+        name,
+        ours: Box::new(move || norm.forward_activated(ours.clone(), activation).sum()),
         burns: Box::new(move || {
-            let (x, gamma, beta) = (x.clone(), gamma.clone(), beta.clone());
-            module::batch_norm_train(x, gamma, beta, 1e-5).output.sum()
+            let y = burns_norm.forward(burns.clone());
+            if activation == Activation::Relu { activation::relu(y).sum() } else { y.sum() }
         }),
     }
 }

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::{
-    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, PaddingConfig2d, Relu,
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, PaddingConfig2d,
 };
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Int, Tensor};
@@ -120,7 +120,8 @@ impl Layer {
     }
 
     fn forward(&self, images: Tensor<4>) -> Tensor<4> {
-        Relu.forward(self.norm.forward_fused(self.conv.forward_fused(images, Activation::Identity)))
+        let convolved = self.conv.forward_fused(images, Activation::Identity);
+        self.norm.forward_activated(convolved, Activation::Relu)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::chunks::{map_in_place, map_to_two, zip_map};
 use crate::machine::vectorize;
 use crate::vector::{normal_cdf, normal_density};
 
-/// Function that a linear layer or a convolution applies to its output.
+/// Function that a layer applies to its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// The output itself.

@@ -1,14 +1,15 @@
 //! Batch normalization over all dimensions but the second.
 
+mod layout;
+
 use std::sync::Arc;
 
 use burn::tensor::module::{self, BatchNormTrainOutput};
 use burn::tensor::{Device, Tensor, TensorData};
 
+use self::layout::Layout;
+use crate::activation::{Activation, relu};
 use crate::array::Array;
-use crate::chunks::{chunk_rows, map_chunks};
-use crate::machine::vectorize;
-use crate::new_values::{Blank, NewValues};
 use crate::statistics::{is_half, to_single};
 use crate::tape::{ArrayGradient, Gradient, Operand, record, share_tape};
 
@@ -28,17 +29,31 @@ pub fn batch_norm<const D: usize>(
     variance: Tensor<1>,
     epsilon: f64,
 ) -> Tensor<D> {
+    normalize(x, [gamma, beta], [mean, variance], epsilon, Activation::Identity)
+}
+
+/// Returns `activation` of [`batch_norm`].
+pub(crate) fn normalize<const D: usize>(
+    x: Tensor<D>,
+    [gamma, beta]: [Tensor<1>; 2],
+    [mean, variance]: [Tensor<1>; 2],
+    epsilon: f64,
+    activation: Activation,
+) -> Tensor<D> {
     let dtype = x.dtype();
     if is_half(dtype) {
         let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(to_single);
-        return batch_norm(to_single(x), gamma, beta, mean, variance, epsilon).cast(dtype);
+        let output = batch_norm(to_single(x), gamma, beta, mean, variance, epsilon);
+        return activation.apply_burn(output.cast(dtype));
     }
     let fused = || {
         let (mean, variance) = (constant(&mean)?, constant(&variance)?);
         let statistics = Statistics::Given([mean.values(), variance.values()]);
-        Some(fused(&x, &gamma, &beta, &statistics, epsilon)?.0)
+        Some(fused(&x, &gamma, &beta, &statistics, epsilon, activation)?.0)
     };
-    fused().unwrap_or_else(|| module::batch_norm(x, gamma, beta, mean, variance, epsilon))
+    fused().unwrap_or_else(|| {
+        activation.apply_burn(module::batch_norm(x, gamma, beta, mean, variance, epsilon))
+    })
 }
 
 /// Returns the batch normalization with the statistics of the batch itself, and these statistics.
@@ -56,19 +71,33 @@ pub fn batch_norm_train<const D: usize>(
     beta: Tensor<1>,
     epsilon: f64,
 ) -> BatchNormTrainOutput<D> {
+    normalize_train(x, [gamma, beta], epsilon, Activation::Identity)
+}
+
+/// Same as [`batch_norm_train`], with `activation` of the output.
+pub(crate) fn normalize_train<const D: usize>(
+    x: Tensor<D>,
+    [gamma, beta]: [Tensor<1>; 2],
+    epsilon: f64,
+    activation: Activation,
+) -> BatchNormTrainOutput<D> {
     let (device, dtype) = (x.device(), x.dtype());
     if is_half(dtype) {
         let [gamma, beta] = [gamma, beta].map(to_single);
         let result = batch_norm_train(to_single(x), gamma, beta, epsilon);
-        return BatchNormTrainOutput { output: result.output.cast(dtype), ..result };
+        let output = activation.apply_burn(result.output.cast(dtype));
+        return BatchNormTrainOutput { output, ..result };
     }
-    match fused(&x, &gamma, &beta, &Statistics::Batch, epsilon) {
+    match fused(&x, &gamma, &beta, &Statistics::Batch, epsilon, activation) {
         Some((output, [mean, variance])) => BatchNormTrainOutput {
             output,
             mean: of_channels(mean, &device),
             variance: of_channels(variance, &device),
         },
-        None => module::batch_norm_train(x, gamma, beta, epsilon),
+        None => {
+            let result = module::batch_norm_train(x, gamma, beta, epsilon);
+            BatchNormTrainOutput { output: activation.apply_burn(result.output), ..result }
+        }
     }
 }
 
@@ -96,7 +125,16 @@ fn fused<const D: usize>(
     beta: &Tensor<1>,
     statistics: &Statistics<'_>,
     epsilon: f64,
+    activation: Activation,
 ) -> Option<(Tensor<D>, [Vec<f32>; 2])> {
+    let is_relu = match activation {
+        Activation::Identity => false,
+        Activation::Relu => true,
+        Activation::Gelu => {
+            let plain = fused(x, gamma, beta, statistics, epsilon, Activation::Identity);
+            return plain.map(|(output, moments)| (activation.apply_burn(output), moments));
+        }
+    };
     let shape = x.dims();
     let layout = Layout::new(&shape)?;
     let [x, gamma, beta] = [Operand::new(x)?, Operand::new(gamma)?, Operand::new(beta)?];
@@ -108,262 +146,138 @@ fn fused<const D: usize>(
         Statistics::Batch => layout.moments(x_array.values()),
         Statistics::Given(given) => given.map(<[f32]>::to_vec),
     };
-    let channels: [&[f32]; 4] = [&mean, &variance, gamma_array.values(), beta_array.values()];
-    if channels.iter().any(|values| values.len() != layout.channels) {
+    let parameters: [&[f32]; 4] = [&mean, &variance, gamma_array.values(), beta_array.values()];
+    if parameters.iter().any(|values| values.len() != layout.channels) {
         return None;
     }
     let reciprocal = |variance: &f32| 1.0 / (variance + epsilon as f32).sqrt();
     let reciprocals: Vec<f32> = variance.iter().map(reciprocal).collect();
-    let parameters: Vec<[f32; 3]> = (0..layout.channels)
-        .map(|c| [mean[c], reciprocals[c] * gamma_array.values()[c], beta_array.values()[c]])
-        .collect();
-    let output = layout.map(
-        [x_array.values(); 2],
-        &parameters,
-        #[inline(always)]
-        |x, _, [mean, scale, beta]| (x - mean) * scale + beta,
-    );
+    let channels = channels_of([&mean, &reciprocals, gamma_array.values(), beta_array.values()]);
+    let output = if is_relu {
+        outputs::<true>(layout, x_array.values(), &channels)
+    } else {
+        outputs::<false>(layout, x_array.values(), &channels)
+    };
     let output = Array::from_vec(output, &shape);
     let is_batch = matches!(statistics, Statistics::Batch);
-    let kept = mean.iter().zip(reciprocals).map(|(mean, reciprocal)| [*mean, reciprocal]).collect();
     let gradient = || -> Arc<dyn Gradient> {
-        Arc::new(BatchNormGradient {
-            layout,
-            x: x_array,
-            gamma: gamma_array,
-            moments: kept,
-            is_batch,
-        })
+        Arc::new(BatchNormGradient { layout, x: x_array, channels, is_batch, is_relu })
     };
     Some((record([x, gamma, beta], output, gradient), [mean, variance]))
 }
 
-/// Independent partial sums, which fill vector registers.
-const LANES: usize = 16;
-
-/// Sizes of a tensor `[batch, channels, ..]`. The values of a channel of a sample are a plane.
-#[derive(Clone, Copy, Debug)]
-struct Layout {
-    batch: usize,
-    channels: usize,
-    plane: usize,
+/// Numbers that transform the values of a channel.
+#[derive(Clone, Copy)]
+struct Channel {
+    mean: f32,
+    /// Reciprocal standard deviation.
+    reciprocal: f32,
+    /// `gamma * reciprocal`.
+    scale: f32,
+    beta: f32,
 }
 
-impl Layout {
-    /// Returns `None` for a tensor without values or without channels.
-    fn new(shape: &[usize]) -> Option<Self> {
-        let [batch, channels, rest @ ..] = shape else { return None };
-        let layout = Self { batch: *batch, channels: *channels, plane: rest.iter().product() };
-        (layout.num_elements() > 0).then_some(layout)
+fn channels_of([mean, reciprocal, gamma, beta]: [&[f32]; 4]) -> Vec<Channel> {
+    let moments = mean.iter().zip(reciprocal);
+    let channel = |((mean, reciprocal), (gamma, beta)): ((&f32, &f32), (&f32, &f32))| Channel {
+        mean: *mean,
+        reciprocal: *reciprocal,
+        scale: gamma * reciprocal,
+        beta: *beta,
+    };
+    moments.zip(gamma.iter().zip(beta)).map(channel).collect()
+}
+
+impl Channel {
+    /// Returns the output before the activation.
+    #[inline(always)]
+    fn output(self, x: f32) -> f32 {
+        (x - self.mean) * self.scale + self.beta
     }
 
-    fn num_elements(&self) -> usize {
-        self.batch * self.channels * self.plane
-    }
-
-    /// Number of values of each channel.
-    fn num_per_channel(&self) -> f64 {
-        (self.batch * self.plane) as f64
-    }
-
-    /// Rows that are divided among threads, and the length of each: samples if planes have one
-    /// value, and planes otherwise.
-    fn rows(&self) -> (usize, usize) {
-        match self.plane {
-            1 => (self.batch, self.channels),
-            plane => (self.batch * self.channels, plane),
-        }
-    }
-
-    /// Returns the mean and the biased variance of each channel.
-    fn moments(&self, x: &[f32]) -> [Vec<f32>; 2] {
-        let mean = |sums: Vec<[f64; 1]>| -> Vec<f32> {
-            sums.iter().map(|[sum]| (sum / self.num_per_channel()) as f32).collect()
-        };
-        let zeros = vec![[0.0]; self.channels];
-        let means = mean(self.sums(
-            [x; 2],
-            &zeros,
-            #[inline(always)]
-            |x, _, _| [x],
-        ));
-        let centers: Vec<[f32; 1]> = means.iter().map(|mean| [*mean]).collect();
-        let variances = mean(self.sums(
-            [x; 2],
-            &centers,
-            #[inline(always)]
-            |x, _, [mean]| [(x - mean) * (x - mean)],
-        ));
-        [means, variances]
-    }
-
-    /// Returns `function(left, right, parameters)` of each pair of values.
-    fn map<const P: usize>(
-        &self,
-        [left, right]: [&[f32]; 2],
-        parameters: &[[f32; P]],
-        function: impl Fn(f32, f32, [f32; P]) -> f32 + Sync,
-    ) -> Vec<f32> {
-        let mut output = NewValues::new(left.len());
-        let (num_rows, len) = self.rows();
-        let size = chunk_rows(num_rows);
-        let inputs = left.chunks(size * len).zip(right.chunks(size * len));
-        let parts = output.chunks(size * len).zip(inputs).enumerate().collect();
-        let apply = |(chunk, (output, (left, right)))| {
-            let (output, left, right): (Blank<'_, f32>, &[f32], &[f32]) = (output, left, right);
-            let inputs = left.chunks_exact(len).zip(right.chunks_exact(len));
-            let rows = output.filled(len, 0.0).zip(inputs).enumerate();
-            vectorize(
-                #[inline(always)]
-                || {
-                    for (row, (output, (left, right))) in rows {
-                        let values = output.iter_mut().zip(left.iter().zip(right));
-                        if self.plane == 1 {
-                            for ((output, (left, right)), parameters) in values.zip(parameters) {
-                                *output = function(*left, *right, *parameters);
-                            }
-                        } else {
-                            let channel = parameters[(chunk * size + row) % self.channels];
-                            for (output, (left, right)) in values {
-                                *output = function(*left, *right, channel);
-                            }
-                        }
-                    }
-                },
-            );
-        };
-        map_chunks(left.len(), parts, apply);
-        output.into_vec()
-    }
-
-    /// Returns the sums of `term(left, right, parameters)` over each channel.
-    fn sums<const N: usize, const P: usize>(
-        &self,
-        [left, right]: [&[f32]; 2],
-        parameters: &[[f32; P]],
-        term: impl Fn(f32, f32, [f32; P]) -> [f32; N] + Sync,
-    ) -> Vec<[f64; N]> {
-        let (num_rows, len) = self.rows();
-        let size = chunk_rows(num_rows);
-        let inputs = left.chunks(size * len).zip(right.chunks(size * len));
-        let partial = map_chunks(left.len(), inputs.enumerate().collect(), |(chunk, inputs)| {
-            let (left, right): (&[f32], &[f32]) = inputs;
-            let rows = left.chunks_exact(len).zip(right.chunks_exact(len));
-            vectorize(
-                #[inline(always)]
-                || match self.plane {
-                    1 => column_sums(rows, parameters, &term),
-                    _ => rows
-                        .enumerate()
-                        .map(|(row, inputs)| {
-                            let channel = parameters[(chunk * size + row) % self.channels];
-                            row_sums(inputs, |left, right| term(left, right, channel))
-                        })
-                        .collect(),
-                },
-            )
-        });
-        // A partial result has a sum for each column, or for each plane. Both repeat the channels.
-        let mut sums = vec![[0.0; N]; self.channels];
-        let partial = partial.into_iter().flatten().enumerate();
-        for (index, partial) in partial {
-            for (sum, partial) in sums[index % self.channels].iter_mut().zip(partial) {
-                *sum += partial;
-            }
-        }
-        sums
+    /// Returns the gradient before the activation. Computes the output again, bit-identical,
+    /// instead of keeping it.
+    #[inline(always)]
+    fn before<const RELU: bool>(self, x: f32, dy: f32) -> f32 {
+        if RELU && self.output(x) <= 0.0 { 0.0 } else { dy }
     }
 }
 
-/// Returns the sums of each column.
-#[inline(always)]
-fn column_sums<'a, const N: usize, const P: usize>(
-    rows: impl Iterator<Item = (&'a [f32], &'a [f32])>,
-    parameters: &[[f32; P]],
-    term: impl Fn(f32, f32, [f32; P]) -> [f32; N],
-) -> Vec<[f64; N]> {
-    let mut sums = vec![[0.0; N]; parameters.len()];
-    for (left, right) in rows {
-        let columns = left.iter().zip(right).zip(parameters);
-        for (sums, ((left, right), parameters)) in sums.iter_mut().zip(columns) {
-            for (sum, term) in sums.iter_mut().zip(term(*left, *right, *parameters)) {
-                *sum += f64::from(term);
-            }
-        }
-    }
-    sums
-}
-
-/// Returns the sums of a row, with a fixed order of additions. Like PyTorch, adds in double
-/// precision: a mean of many large values would lose digits of their differences.
-#[inline(always)]
-fn row_sums<const N: usize>(
-    (left, right): (&[f32], &[f32]),
-    term: impl Fn(f32, f32) -> [f32; N],
-) -> [f64; N] {
-    let mut lanes = [[0.0_f64; LANES]; N];
-    let (left_blocks, right_blocks) = (left.chunks_exact(LANES), right.chunks_exact(LANES));
-    let mut sums = [0.0_f64; N];
-    for (left, right) in left_blocks.remainder().iter().zip(right_blocks.remainder()) {
-        let terms = term(*left, *right);
-        (0..N).for_each(|sum| sums[sum] += f64::from(terms[sum]));
-    }
-    for (left, right) in left_blocks.zip(right_blocks) {
-        for lane in 0..LANES {
-            let terms = term(left[lane], right[lane]);
-            (0..N).for_each(|sum| lanes[sum][lane] += f64::from(terms[sum]));
-        }
-    }
-    std::array::from_fn(|sum| lanes[sum].iter().sum::<f64>() + sums[sum])
+/// Returns the normalized values, after a ReLU if there is one.
+fn outputs<const RELU: bool>(layout: Layout, x: &[f32], channels: &[Channel]) -> Vec<f32> {
+    layout.map(
+        [x; 2],
+        channels,
+        #[inline(always)]
+        |x, _, channel| {
+            let output = channel.output(x);
+            if RELU { relu(output) } else { output }
+        },
+    )
 }
 
 struct BatchNormGradient {
     layout: Layout,
     x: Array,
-    gamma: Array,
-    /// Mean, and reciprocal standard deviation, of each channel.
-    moments: Vec<[f32; 2]>,
+    channels: Vec<Channel>,
     /// Whether the moments are those of `x`.
     is_batch: bool,
+    is_relu: bool,
 }
 
 impl ArrayGradient for BatchNormGradient {
+    fn gradients(&self, output: &Array, is_wanted: &[bool]) -> Vec<Option<Array>> {
+        if self.is_relu {
+            self.gradients_of::<true>(output, is_wanted[0])
+        } else {
+            self.gradients_of::<false>(output, is_wanted[0])
+        }
+    }
+}
+
+impl BatchNormGradient {
     /// With `h = (x - mean) * r` and `r` the reciprocal standard deviation: `dbeta = sum(dy)`,
     /// `dgamma = sum(dy * h)`, and `dx = gamma * r * (dy - mean(dy) - h * mean(dy * h))` with the
-    /// moments of the batch, `dx = gamma * r * dy` with others.
-    fn gradients(&self, output: &Array, is_wanted: &[bool]) -> Vec<Option<Array>> {
+    /// moments of the batch, `dx = gamma * r * dy` with others. `dy` is the gradient before the
+    /// activation.
+    fn gradients_of<const RELU: bool>(
+        &self,
+        output: &Array,
+        is_dx_wanted: bool,
+    ) -> Vec<Option<Array>> {
         let inputs = [self.x.values(), output.values()];
         let sums = self.layout.sums(
             inputs,
-            &self.moments,
+            &self.channels,
             #[inline(always)]
-            |x, dy, [mean, reciprocal]| [dy, dy * ((x - mean) * reciprocal)],
+            |x, dy, channel| {
+                let dy = channel.before::<RELU>(x, dy);
+                [dy, dy * ((x - channel.mean) * channel.reciprocal)]
+            },
         );
-        let dx = is_wanted[0].then(|| {
+        let dx = is_dx_wanted.then(|| {
             let num = self.layout.num_per_channel();
-            let channel = |((sums, [mean, reciprocal]), gamma): ((&[f64; 2], &[f32; 2]), &f32)| {
-                let [mean_dy, mean_product] = match self.is_batch {
-                    true => sums.map(|sum| (sum / num) as f32),
-                    false => [0.0; 2],
-                };
-                [*mean, *reciprocal, gamma * reciprocal, mean_dy, mean_product]
+            let means = |(sums, channel): (&[f64; 2], &Channel)| {
+                (*channel, sums.map(|sum| (sum / num) as f32))
             };
-            let channels = sums.iter().zip(&self.moments).zip(self.gamma.values());
-            let channels: Vec<[f32; 5]> = channels.map(channel).collect();
+            let means: Vec<(Channel, [f32; 2])> =
+                sums.iter().zip(&self.channels).map(means).collect();
             let dx = match self.is_batch {
                 true => self.layout.map(
                     inputs,
-                    &channels,
+                    &means,
                     #[inline(always)]
-                    |x, dy, [mean, reciprocal, scale, mean_dy, mean_product]| {
+                    |x, dy, (channel, [mean_dy, mean_product])| {
+                        let Channel { mean, reciprocal, scale, .. } = channel;
+                        let dy = channel.before::<RELU>(x, dy);
                         scale * (dy - mean_dy - (x - mean) * reciprocal * mean_product)
                     },
                 ),
                 false => self.layout.map(
                     inputs,
-                    &channels,
+                    &self.channels,
                     #[inline(always)]
-                    |_, dy, [_, _, scale, ..]| scale * dy,
+                    |x, dy, channel| channel.scale * channel.before::<RELU>(x, dy),
                 ),
             };
             Array::from_vec(dx, &self.x.shape())
@@ -379,7 +293,6 @@ impl ArrayGradient for BatchNormGradient {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::{Instructions, vectorize_for};
     use crate::testing::{
         Case, assert_gradients, assert_matches_burn, assert_same_on_threads, device, run,
     };
@@ -424,6 +337,14 @@ mod tests {
     }
 
     fn ours(sizes: Sizes, mode: Mode) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+        activated(sizes, mode, Activation::Identity)
+    }
+
+    fn activated(
+        sizes: Sizes,
+        mode: Mode,
+        activation: Activation,
+    ) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
         move |inputs: &[Tensor<1>]| {
             let given = given(sizes[1]);
             let statistics = match mode {
@@ -431,7 +352,7 @@ mod tests {
                 Mode::Evaluate => Statistics::Given(given.each_ref().map(Vec::as_slice)),
             };
             let x = image(sizes, inputs);
-            flat(fused(&x, &inputs[1], &inputs[2], &statistics, EPSILON).unwrap().0)
+            flat(fused(&x, &inputs[1], &inputs[2], &statistics, EPSILON, activation).unwrap().0)
         }
     }
 
@@ -455,6 +376,27 @@ mod tests {
             for mode in [Mode::Train, Mode::Evaluate] {
                 let name = format!("{mode:?}, {sizes:?}");
                 assert_matches_burn(&name, &case(sizes), &ours(sizes, mode), &burns(sizes, mode));
+            }
+        }
+    }
+
+    #[test]
+    fn fused_relu_is_bit_identical_to_another_operator() {
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        for sizes in SIZES {
+            for mode in [Mode::Train, Mode::Evaluate] {
+                let mut case = case(sizes);
+                // The output of channel 0 is exactly 0 or -0.
+                (case.inputs[1][0], case.inputs[2][0]) = (0.0, -0.0);
+                let ours = run(&case, &activated(sizes, mode, Activation::Relu));
+                let plain = activated(sizes, mode, Activation::Identity);
+                let expected =
+                    run(&case, &|inputs: &[Tensor<1>]| Activation::Relu.apply_burn(plain(inputs)));
+                let name = format!("{sizes:?}, {mode:?}");
+                assert_eq!(bits(&ours.output), bits(&expected.output), "{name}");
+                for (ours, expected) in ours.gradients.iter().zip(&expected.gradients) {
+                    assert_eq!(bits(ours), bits(expected), "{name}");
+                }
             }
         }
     }
@@ -517,27 +459,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn vectors_do_not_change_bits() {
-        #[inline(always)]
-        fn compute(values: &[f32]) -> Vec<u64> {
-            let term = |x: f32, y: f32| [x * 1.1 + 0.3, y * (x - 0.7)];
-            let rows = row_sums((values, &values[1..]), term);
-            let pairs = values.chunks_exact(2).map(|row| (row, row));
-            let columns = column_sums(pairs, &[[0.1], [0.2]], |x, y, [z]| [x * y + z]);
-            rows.into_iter().chain(columns.concat()).map(f64::to_bits).collect()
-        }
-        let values: Vec<f32> = (0..1001).map(|index| (index as f32 - 500.0) / 61.0).collect();
-        for instructions in Instructions::supported() {
-            let vectorized = vectorize_for(
-                instructions,
-                #[inline(always)]
-                || compute(&values),
-            );
-            assert_eq!(vectorized, compute(&values), "{instructions:?}");
-        }
-    }
-
     /// The mean of large values is exact enough for their small differences.
     #[test]
     fn large_means_do_not_cancel() {
@@ -568,7 +489,7 @@ mod tests {
         let is_fused = |shape: [usize; 3], channels: usize| {
             let x = Tensor::<3>::ones(shape, &device());
             let gamma = Tensor::<1>::ones([channels], &device());
-            fused(&x, &gamma, &gamma, &Statistics::Batch, EPSILON).is_some()
+            fused(&x, &gamma, &gamma, &Statistics::Batch, EPSILON, Activation::Identity).is_some()
         };
         assert!(is_fused([2, 3, 4], 3));
         assert!(!is_fused([2, 3, 4], 4));

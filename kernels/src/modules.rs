@@ -9,6 +9,7 @@ use burn::tensor::ops::{AvgPoolOptions, ConvOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor};
 
 use crate::activation::Activation;
+use crate::batch_norm::{normalize, normalize_train};
 use crate::statistics::{is_half, record_use, to_single};
 
 /// Fused forward pass of [`Linear`].
@@ -50,16 +51,23 @@ pub trait BatchNormExt {
     ///
     /// An input in half precision is normalized in `f32`. Running statistics in `f32` then stay in
     /// `f32`, as with PyTorch's autocast; burn's own `forward` does not support this mixture.
-    fn forward_fused<const D: usize>(&self, x: Tensor<D>) -> Tensor<D>;
+    fn forward_fused<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.forward_activated(x, Activation::Identity)
+    }
+
+    /// Returns `activation` of [`forward_fused`](Self::forward_fused), and updates the same
+    /// statistics. In single precision, a ReLU needs no further pass over the values. GELU, and
+    /// both in half precision, are another operator.
+    fn forward_activated<const D: usize>(&self, x: Tensor<D>, activation: Activation) -> Tensor<D>;
 }
 
 impl BatchNormExt for BatchNorm {
-    fn forward_fused<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+    fn forward_activated<const D: usize>(&self, x: Tensor<D>, activation: Activation) -> Tensor<D> {
         let (gamma, beta, device) = (self.gamma.val(), self.beta.val(), x.device());
         let has_channels = D >= 2 && x.dims()[1] == gamma.dims()[0];
         if !has_channels {
             // Reports the error.
-            return self.forward(x);
+            return activation.apply_burn(self.forward(x));
         }
         if is_half(x.dtype()) {
             record_use(&self.running_mean);
@@ -67,9 +75,9 @@ impl BatchNormExt for BatchNorm {
         if !(device.is_autodiff() && self.training.is_enabled()) {
             let mean = self.running_mean.value().to_device(&device);
             let variance = self.running_var.value().to_device(&device);
-            return crate::batch_norm(x, gamma, beta, mean, variance, self.epsilon);
+            return normalize(x, [gamma, beta], [mean, variance], self.epsilon, activation);
         }
-        let result = crate::batch_norm_train(x, gamma, beta, self.epsilon);
+        let result = normalize_train(x, [gamma, beta], self.epsilon, activation);
         let update = |running: &RunningState<Tensor<1>>, of_batch: Tensor<1>| {
             let old = running.value_sync().to_device(&device);
             let dtype = old.dtype();
@@ -229,7 +237,7 @@ mod tests {
     use burn::nn::conv::Conv2dConfig;
     use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};
     use burn::nn::{BatchNormConfig, EmbeddingConfig, LayerNormConfig, LinearConfig};
-    use burn::tensor::{Distribution, TensorData};
+    use burn::tensor::{DType, Distribution, TensorData};
 
     use super::*;
     use crate::testing::{assert_close_tensors as assert_close, device, random};
@@ -322,6 +330,71 @@ mod tests {
         let before = statistics(&norm);
         assert_close("frozen", norm.forward_fused(x.clone()), norm.forward(x));
         assert_eq!(statistics(&norm), before);
+    }
+
+    /// State of a batch normalization.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum State {
+        Training,
+        Frozen,
+        Evaluation,
+    }
+
+    /// Returns the bits of the output, the gradient of the input and the running statistics.
+    fn bits_of(
+        state: State,
+        dtype: DType,
+        batch: usize,
+        forward: impl Fn(&BatchNorm, Tensor<3>) -> Tensor<3>,
+    ) -> Vec<Vec<Option<u32>>> {
+        let plain = device();
+        let autodiff = plain.clone().autodiff();
+        let norm = BatchNormConfig::new(3).init(&autodiff);
+        let (norm, device) = match state {
+            State::Training => (norm, autodiff),
+            State::Frozen => (norm.freeze(), autodiff),
+            State::Evaluation => (norm.valid(), plain),
+        };
+        let mut x: Tensor<3> = random([batch, 3, 50], 1).into_tensor(&device);
+        if batch > 0 {
+            // One channel has infinities. Its mean is NaN.
+            x = x * Tensor::from_data([[[1.0], [1.0], [f32::INFINITY]]], &device);
+        }
+        if device.is_autodiff() {
+            x = x.require_grad();
+        }
+        let y = forward(&norm, x.clone().cast(dtype));
+        assert_eq!(y.dtype(), dtype);
+        let values = |tensor: Tensor<3>| tensor.cast(DType::F32).into_data().try_to_vec().unwrap();
+        let mut all = vec![values(y.clone())];
+        if device.is_autodiff() && batch > 0 {
+            let weights: Tensor<3> = random([batch, 3, 50], 2).into_tensor(&device);
+            let gradients = (y.cast(DType::F32) * weights).sum().backward();
+            all.push(x.grad(&gradients).unwrap().into_data().try_to_vec().unwrap());
+        }
+        all.extend(statistics(&norm));
+        // Processors do not define which NaN is the result of an operation.
+        let bits = |value: f32| if value.is_nan() { None } else { Some(value.to_bits()) };
+        all.into_iter().map(|values| values.into_iter().map(bits).collect()).collect()
+    }
+
+    #[test]
+    fn activated_batch_norm_is_bit_identical_to_two_operators() {
+        for state in [State::Training, State::Frozen, State::Evaluation] {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                for (activation, batch) in
+                    [(Activation::Relu, 4), (Activation::Gelu, 4), (Activation::Relu, 0)]
+                {
+                    let ours = bits_of(state, dtype, batch, |norm: &BatchNorm, x| {
+                        norm.forward_activated(x, activation)
+                    });
+                    let expected = bits_of(state, dtype, batch, |norm: &BatchNorm, x| {
+                        activation.apply_burn(norm.forward_fused(x))
+                    });
+                    assert_eq!(ours, expected, "{state:?}, {dtype:?}, {activation:?}, {batch}");
+                }
+            }
+        }
     }
 
     #[test]

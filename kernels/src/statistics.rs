@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use burn::module::{Module, ModuleVisitor, Param, RunningState};
 use burn::tensor::{DType, Tensor};
 
-/// IDs of the running means that `forward_fused` has used in half precision.
+/// IDs of the running means that `BatchNormExt` has used in half precision.
 static USED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 /// Returns whether the type is a floating-point type of 16 bits.
@@ -19,7 +19,7 @@ pub(crate) fn to_single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if is_half(tensor.dtype()) { tensor.cast(DType::F32) } else { tensor }
 }
 
-/// Records that `forward_fused` uses this running mean in half precision.
+/// Records that `BatchNormExt` uses this running mean in half precision.
 pub(crate) fn record_use(mean: &RunningState<Tensor<1>>) {
     struct Id;
     impl ModuleVisitor for Id {
@@ -30,8 +30,8 @@ pub(crate) fn record_use(mean: &RunningState<Tensor<1>>) {
     mean.visit(&mut Id);
 }
 
-/// Returns the paths of the `BatchNorm` layers that no call of `BatchNormExt::forward_fused` in
-/// half precision has used in this process.
+/// Returns the paths of the `BatchNorm` layers that no method of `BatchNormExt` has used in half
+/// precision in this process.
 ///
 /// burn's `BatchNorm::forward` does not support statistics in single precision with inputs in half
 /// precision. On some devices, its results are then wrong without an error.

@@ -340,7 +340,7 @@ mod tests {
         Evaluation,
     }
 
-    /// Returns the bits of the output, the gradient of the input and the running statistics.
+    /// Returns output, gradient of the input and running statistics, for bitwise comparison.
     fn bits_of(
         state: State,
         dtype: DType,

@@ -262,7 +262,11 @@ fn gradient_of_planes<M: Sync>(
         let planes = dx.filled(plane_in, 0.0).zip(outputs);
         vectorize(
             #[inline(always)]
-            || planes.for_each(|(dx, (dy, maxima))| work(dy, maxima, dx)),
+            || {
+                for (dx, (dy, maxima)) in planes {
+                    work(dy, maxima, dx);
+                }
+            },
         );
     });
     dx.into_vec()

@@ -147,7 +147,7 @@ impl Rows<'_> {
     #[cold]
     fn write_maxima_with_nan(&self, output: &mut [f32], positions: &mut [u32]) {
         let has_bias = self.bias.to_bits() != NO_BIAS.to_bits();
-        // An addition would change the bits of a signaling NaN.
+        // An addition makes a signaling NaN quiet.
         let add_bias = |value: f32| if has_bias { value + self.bias } else { value };
         let windows = self.top.as_chunks().0.iter().zip(self.bottom.as_chunks().0);
         for ((best, best_position), (top, bottom)) in output.iter_mut().zip(positions).zip(windows)

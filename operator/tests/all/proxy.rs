@@ -11,16 +11,19 @@ use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use kube::Client;
+use stoker_test_cluster::PATIENCE;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 /// When the sender of a write is killed, relative to the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum KillTime {
     /// Before the API server receives the write, which never arrives.
     Before,
-    /// After the API server has responded, but before the sender receives the response.
+    /// After the API server has responded, but before the sender receives the response. A sender
+    /// that stops waiting may send other writes before.
     After,
     /// Before the API server receives the write, which arrives while the next operator runs.
     Late,
@@ -202,7 +205,7 @@ impl Proxy {
     }
 
     async fn wait(&self, count: &AtomicUsize, num: usize, what: &str) {
-        let end = std::time::Instant::now() + stoker_test_cluster::PATIENCE;
+        let end = std::time::Instant::now() + PATIENCE;
         while count.load(Ordering::Relaxed) < num {
             assert!(std::time::Instant::now() < end, "{num} writes were not {what}");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -272,15 +275,28 @@ async fn handle(State(shared): State<Arc<Shared>>, request: Request) -> Response
         false => None,
     };
     let Some(trigger) = trigger else { return forward(&shared, request).await };
+    // If the sender closes the connection, this handler is cancelled, but the task kills it.
+    tokio::spawn(kill_sender(shared, trigger, name, request)).await.unwrap();
+    // The sender of the request is dead.
+    bad_gateway()
+}
+
+/// Kills the sender of a write, and forwards or drops the write, as the trigger specifies. Then
+/// sends the write's name to the test.
+async fn kill_sender(
+    shared: Arc<Shared>,
+    trigger: KillTrigger,
+    name: String,
+    request: axum::http::Request<kube::client::Body>,
+) {
     match trigger.when {
         KillTime::Before => kill(trigger.pid),
         KillTime::After => {
-            forward(&shared, request).await;
+            let _ = timeout(PATIENCE, forward(&shared, request)).await;
             kill(trigger.pid);
         }
         KillTime::Late => {
             kill(trigger.pid);
-            let shared = shared.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(LATE).await;
                 forward(&shared, request).await;
@@ -288,8 +304,6 @@ async fn handle(State(shared): State<Arc<Shared>>, request: Request) -> Response
         }
     }
     let _ = trigger.triggered_by.send(name);
-    // The sender of the request is dead.
-    bad_gateway()
 }
 
 /// Returns the rule's fault for a write.

@@ -10,6 +10,10 @@ use kube::Api;
 use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
 use stoker_api::trial::{Fact, Trial};
+use stoker_test_cluster::PATIENCE;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::flow::grid;
@@ -278,6 +282,35 @@ fn operator_death_at_any_write_changes_nothing() {
 }
 
 #[test]
+fn proxy_kills_senders_that_stopped_waiting() {
+    let test = async {
+        let api_server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = api_server.local_addr().unwrap().port();
+        let config = kube::Config::new(format!("http://127.0.0.1:{port}").parse().unwrap());
+        let folder = tempfile::tempdir().unwrap();
+        let proxy = Proxy::start(kube::Client::try_from(config).unwrap(), folder.path()).await;
+        let mut sender = Command::new("sleep").arg("1000").kill_on_drop(true).spawn().unwrap();
+        let is_dead = proxy.arm(1, KillTime::After, sender.id().unwrap());
+        let kubeconfig = std::fs::read_to_string(&proxy.kubeconfig).unwrap();
+        let address = kubeconfig.split("http://").nth(1).unwrap().split('\'').next().unwrap();
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        let path = "/api/v1/namespaces/a/pods/b";
+        let write = format!("DELETE {path} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+        connection.write_all(write.as_bytes()).await.unwrap();
+        let (mut forwarded, _) = api_server.accept().await.unwrap();
+        forwarded.read_u8().await.unwrap();
+        // The proxy closes its side too, once it has cancelled the handler of this connection.
+        connection.shutdown().await.unwrap();
+        assert_eq!(connection.read(&mut [0]).await.unwrap(), 0);
+        let response = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+        forwarded.write_all(response).await.unwrap();
+        assert_eq!(is_dead.await.unwrap(), format!("DELETE {path}"));
+        assert!(!sender.wait().await.unwrap().success());
+    };
+    runtime().block_on(async { timeout(PATIENCE, test).await.unwrap() });
+}
+
+#[test]
 fn api_server_outage_changes_nothing() {
     if !stoker_test_cluster::clusters_enabled() {
         return;
@@ -345,7 +378,7 @@ fn training_continues_without_the_report_server() {
 }
 
 pub(crate) async fn wait_for_units(kubelet: &Kubelet, units: u64) {
-    let end = Instant::now() + stoker_test_cluster::PATIENCE;
+    let end = Instant::now() + PATIENCE;
     while kubelet.units() < units {
         assert!(Instant::now() < end, "{} of {units} units", kubelet.units());
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -1,9 +1,11 @@
-//! The rate of the fastest square matrix product, as an estimate of the machine's limit.
+//! Limits of the machine: the rate of the fastest square matrix product, and the round-trip time
+//! between two threads.
 
 use std::hint::black_box;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -25,6 +27,15 @@ const ERROR_SIZE_MAX: usize = 4096;
 const ERROR_ROWS: usize = 8;
 /// Number of times that each product is timed in a turn.
 const REPEATS: usize = 20;
+
+/// Time for which round trips between two threads are measured.
+const ROUND_TRIPS_TIME: Duration = Duration::from_millis(50);
+/// Longest time to wait until the system moves one of two threads from their common processor.
+const ROUND_TRIPS_TIME_MAX: Duration = Duration::from_secs(5);
+/// Nanoseconds of a round trip above which both threads probably run on one processor.
+const ONE_PROCESSOR: f64 = 2000.0;
+/// Number of consecutive round trips in a measured interval.
+const ROUND_TRIPS: usize = 100;
 
 /// Greatest rate of a turn, in 1e9 floating-point operations per second.
 #[derive(Debug, Deserialize, Serialize)]
@@ -136,4 +147,51 @@ pub(crate) fn best_rate(
         eprintln!("matrix products of {}: {gflops:.0} GFLOP/s", program.display());
     }
     Ok(bests.into_iter().fold(0.0, f64::max))
+}
+
+/// Returns the time that a value takes from this thread to another one and back, in nanoseconds:
+/// the mean of the fastest 100 consecutive round trips. `None` if both threads probably ran on one
+/// processor for five seconds.
+pub(crate) fn round_trip() -> Option<f64> {
+    const LAST: usize = usize::MAX;
+    let value = AtomicUsize::new(0);
+    // Waits until the value is `expected`, or the last one. Returns whether it is `expected`.
+    let wait_for = |expected: usize| {
+        for attempt in 1usize.. {
+            let value = value.load(Ordering::Acquire);
+            if value == expected || value == LAST {
+                return value == expected;
+            }
+            // Another thread may need this processor.
+            if attempt.is_multiple_of(10_000) {
+                std::thread::yield_now();
+            }
+        }
+        false
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for trip in 0.. {
+                if !wait_for(2 * trip + 1) {
+                    break;
+                }
+                value.store(2 * trip + 2, Ordering::Release);
+            }
+        });
+        let mut fastest = f64::INFINITY;
+        let mut trips = 0..;
+        let begin = Instant::now();
+        while begin.elapsed() < ROUND_TRIPS_TIME
+            || (fastest > ONE_PROCESSOR && begin.elapsed() < ROUND_TRIPS_TIME_MAX)
+        {
+            let start = Instant::now();
+            for trip in trips.by_ref().take(ROUND_TRIPS) {
+                value.store(2 * trip + 1, Ordering::Release);
+                wait_for(2 * trip + 2);
+            }
+            fastest = fastest.min(start.elapsed().as_nanos() as f64 / ROUND_TRIPS as f64);
+        }
+        value.store(LAST, Ordering::Release);
+        (fastest <= ONE_PROCESSOR).then_some(fastest)
+    })
 }

@@ -257,6 +257,11 @@ fn step(arguments: &Arguments, setting: Setting, gflops: f64) -> Result<Vec<Comp
     };
     let (mut rounds, mut peaks) = (vec![], vec![]);
     for _ in 0..arguments.lives {
+        if threads > 1 && device == DeviceKind::Cpu {
+            let time = limit::round_trip().map(|time| format!("{time:.0} ns"));
+            let time = time.unwrap_or_else(|| "not measured on one processor".to_owned());
+            eprintln!("round trip between two threads: {time}");
+        }
         let mut ours = side_command(LoopKind::Step, model, threads, Path::new("unused"))?;
         ours.args(["--precision", &name(precision)]).env(ENV_DEVICE, name(device));
         let mut sides = vec![Side::start("Stoker", &mut ours)?];

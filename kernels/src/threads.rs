@@ -23,6 +23,10 @@ const WAIT_MAX: Duration = Duration::from_millis(10);
 /// the pool that is busy for long collects about 100 bytes with each call.
 const CALLS_MAX: usize = 1 << 18;
 
+/// Maximum number of ranges of a loop: a thread without work searches all of them. With more
+/// threads, several begin with the same range. Measured with two threads only.
+const RANGES_MAX: usize = 8;
+
 /// State of a helper that neither waits for loops nor is called to do so.
 const ABSENT: u8 = 0;
 /// State of a helper that has not answered its call.
@@ -30,38 +34,77 @@ const CALLED: u8 = 1;
 /// State of a helper that waits for loops.
 const PRESENT: u8 = 2;
 
-/// A loop that several threads work on. Each takes the next part until none is left.
+/// A loop that several threads work on. Each takes the next part of its own range until none is
+/// left, and then parts of the other ranges.
+///
+/// Consecutive loops with the same number of parts therefore mostly give a thread the same parts,
+/// whose data may still be in its cache.
 struct Loop<'a> {
     work: &'a (dyn Fn(usize) + Sync),
-    next: AtomicUsize,
-    num: usize,
+    ranges: [Range; RANGES_MAX],
+    num_ranges: usize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
+/// Parts from `next` up to, but not including, `end`, which no thread has taken. If none is left,
+/// `next` may exceed `end`.
+///
+/// The alignment keeps threads that take parts of different ranges from writing to one cache line.
+#[repr(align(128))]
+struct Range {
+    next: AtomicUsize,
+    end: usize,
+}
+
+impl Range {
+    /// Takes the next part, if there is one.
+    fn take(&self) -> Option<usize> {
+        // Waiting threads come back to ranges without parts. A read leaves the cache line shared.
+        let is_left = self.next.load(Ordering::Relaxed) < self.end;
+        let part = is_left.then(|| self.next.fetch_add(1, Ordering::Relaxed));
+        part.filter(|part| *part < self.end)
+    }
+}
+
 impl<'a> Loop<'a> {
-    fn new(num: usize, work: &'a (dyn Fn(usize) + Sync)) -> Self {
-        Self { work, next: AtomicUsize::new(0), num, panic: Mutex::new(None) }
+    /// Returns a loop over the numbers below `num` for this number of threads.
+    fn new(num: usize, num_threads: usize, work: &'a (dyn Fn(usize) + Sync)) -> Self {
+        // If there are parts, no range is empty, so the thread that starts the loop has its own.
+        let num_ranges = num_threads.min(num).clamp(1, RANGES_MAX);
+        let begin = |range: usize| (num * range.min(num_ranges)).div_ceil(num_ranges);
+        let ranges = std::array::from_fn(|range| Range {
+            next: AtomicUsize::new(begin(range)),
+            end: begin(range + 1),
+        });
+        Self { work, ranges, num_ranges, panic: Mutex::new(None) }
     }
 
-    /// Works until no part is left. Keeps the first panic for the thread that started the loop.
-    /// Returns `false` if there was nothing to do.
-    fn help(&self) -> bool {
+    /// Works until no part is left, as thread `index`, which is less than `num_threads`. Keeps the
+    /// first panic for the thread that started the loop. Returns `false` if there was nothing to
+    /// do.
+    fn help(&self, index: usize, num_threads: usize) -> bool {
+        let own = index * self.num_ranges / num_threads;
+        let (before, from_own) = self.ranges[..self.num_ranges].split_at(own);
         let mut has_helped = false;
-        loop {
-            let part = self.next.fetch_add(1, Ordering::Relaxed);
-            if part >= self.num {
-                return has_helped;
-            }
-            has_helped = true;
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.work)(part))) {
-                self.next.store(self.num, Ordering::Relaxed);
-                let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
-                match *first {
-                    None => *first = Some(panic),
-                    // Dropping it could panic again.
-                    Some(_) => std::mem::forget(panic),
+        for range in from_own.iter().chain(before) {
+            while let Some(part) = range.take() {
+                has_helped = true;
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.work)(part))) {
+                    self.end_with(panic);
                 }
             }
+        }
+        has_helped
+    }
+
+    /// Removes all parts that are left, and keeps the first panic.
+    fn end_with(&self, panic: Box<dyn Any + Send>) {
+        self.ranges.iter().for_each(|range| range.next.store(range.end, Ordering::Relaxed));
+        let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+        match *first {
+            None => *first = Some(panic),
+            // Dropping it could panic again.
+            Some(_) => std::mem::forget(panic),
         }
     }
 }
@@ -122,10 +165,10 @@ impl Team {
             return false;
         }
         self.wake();
-        let shared = Loop::new(num, work);
+        let shared = Loop::new(num, self.num_threads(), work);
         self.current.store((&raw const shared).cast_mut().cast(), Ordering::SeqCst);
         let published = Published(self);
-        shared.help();
+        shared.help(0, self.num_threads());
         drop(published);
         self.note_loop();
         self.is_taken.store(false, Ordering::Release);
@@ -136,8 +179,13 @@ impl Team {
         true
     }
 
-    /// Helps with the current loop. Returns `false` if there was nothing to do.
-    fn help(&self) -> bool {
+    /// Number of threads that work on a loop: all helpers, and the caller as thread 0.
+    fn num_threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Helps with the current loop as thread `index`. Returns `false` if there was nothing to do.
+    fn help(&self, index: usize) -> bool {
         if self.current.load(Ordering::Relaxed).is_null() {
             return false;
         }
@@ -149,8 +197,9 @@ impl Team {
         // sequentially consistent. This thread came inside before it loaded the pointer. If it got
         // the loop, the pointer was removed later, and the counter was read later still: `run`
         // waits for this thread, which leaves after its last use of the loop, and with a release
-        // that `run` acquires. `Loop::help` does not panic.
-        let has_helped = unsafe { current.as_ref() }.is_some_and(Loop::help);
+        // that `run` acquires. `Loop::help` does not panic: `index` is that of a helper.
+        let current = unsafe { current.as_ref() };
+        let has_helped = current.is_some_and(|current| current.help(index, self.num_threads()));
         self.num_inside.fetch_sub(1, Ordering::SeqCst);
         has_helped
     }
@@ -183,9 +232,10 @@ impl Team {
         }
         self.num_calls.fetch_add(self.helpers.len() + 1, Ordering::SeqCst);
         rayon::spawn_broadcast(move |context| {
-            let index = context.index().checked_sub(1);
-            if let Some(helper) = index.and_then(|index| self.helpers.get(index)) {
-                self.wait(helper);
+            let index = context.index();
+            let helper = index.checked_sub(1).and_then(|helper| self.helpers.get(helper));
+            if let Some(helper) = helper {
+                self.wait(index, helper);
             }
             self.num_calls.fetch_sub(1, Ordering::SeqCst);
         });
@@ -193,7 +243,7 @@ impl Team {
 
     /// Answers a call of this thread, if it has one: helps with loops, and runs other work of the
     /// pool, until there was no loop for some time.
-    fn wait(&self, helper: &AtomicU8) {
+    fn wait(&self, index: usize, helper: &AtomicU8) {
         // A broadcast also reaches threads that were not called. A waiting thread receives it as
         // other work of the pool, and a thread that was busy receives several.
         if helper.load(Ordering::SeqCst) != CALLED {
@@ -201,7 +251,7 @@ impl Team {
         }
         helper.store(PRESENT, Ordering::SeqCst);
         let begin = Instant::now();
-        while begin.elapsed() < WAIT_MAX && (self.help() || !self.is_idle()) {
+        while begin.elapsed() < WAIT_MAX && (self.help(index) || !self.is_idle()) {
             if rayon::yield_now() != Some(Yield::Executed) {
                 // Threads of data loaders and other processes may need the processor.
                 std::thread::yield_now();
@@ -210,7 +260,7 @@ impl Team {
         helper.store(ABSENT, Ordering::SeqCst);
         // A loop that began before this thread left has not called it. If its caller publishes it
         // only after this, the loop lacks this thread, which the next loop calls.
-        self.help();
+        self.help(index);
     }
 }
 
@@ -247,6 +297,66 @@ pub(crate) fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_begin_with_their_own_range() {
+        let check = |num: usize, num_threads: usize, index: usize, expected: &[usize]| {
+            let order = Mutex::new(vec![]);
+            let work = |part: usize| order.lock().unwrap().push(part);
+            let has_helped = Loop::new(num, num_threads, &work).help(index, num_threads);
+            let name = format!("{num} parts, thread {index} of {num_threads}");
+            assert_eq!(order.into_inner().unwrap(), expected, "{name}");
+            assert_eq!(has_helped, num > 0, "{name}");
+        };
+        check(4, 1, 0, &[0, 1, 2, 3]);
+        check(5, 2, 0, &[0, 1, 2, 3, 4]);
+        check(5, 2, 1, &[3, 4, 0, 1, 2]);
+        check(8, 4, 2, &[4, 5, 6, 7, 0, 1, 2, 3]);
+        // Fewer parts than threads, and more threads than ranges.
+        check(3, 4, 0, &[0, 1, 2]);
+        check(3, 4, 2, &[1, 2, 0]);
+        check(3, 4, 3, &[2, 0, 1]);
+        check(8, 9, 8, &[7, 0, 1, 2, 3, 4, 5, 6]);
+        check(8, 64, 20, &[2, 3, 4, 5, 6, 7, 0, 1]);
+        check(0, 2, 1, &[]);
+    }
+
+    #[test]
+    fn each_part_runs_once_on_many_threads() {
+        let num_threads = 20;
+        for num in [0, 1, 7, 8, 9, 100] {
+            // All threads, then some: helpers may be absent.
+            for step in [1, 3, 20] {
+                let counts: Vec<AtomicUsize> = (0..num).map(|_| AtomicUsize::new(0)).collect();
+                let work = |part: usize| {
+                    counts[part].fetch_add(1, Ordering::Relaxed);
+                };
+                let shared = Loop::new(num, num_threads, &work);
+                std::thread::scope(|scope| {
+                    for index in (0..num_threads).step_by(step) {
+                        let shared = &shared;
+                        scope.spawn(move || shared.help(index, num_threads));
+                    }
+                });
+                let counts: Vec<usize> = counts.into_iter().map(AtomicUsize::into_inner).collect();
+                assert_eq!(counts, vec![1; num], "every {step}th of {num_threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn no_part_begins_after_a_panic() {
+        let order = Mutex::new(vec![]);
+        let work = |part: usize| {
+            order.lock().unwrap_or_else(PoisonError::into_inner).push(part);
+            assert_ne!(part, 5, "bad part");
+        };
+        let shared = Loop::new(8, 4, &work);
+        assert!(shared.help(2, 4));
+        assert!(shared.panic.lock().unwrap().is_some());
+        assert!(!shared.help(0, 4));
+        assert_eq!(*order.lock().unwrap_or_else(PoisonError::into_inner), [4, 5]);
+    }
 
     /// Lets a team run `num` parts until another thread has helped, and returns how often each
     /// part ran in total.

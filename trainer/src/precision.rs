@@ -124,6 +124,7 @@ mod tests {
 
     use super::*;
     use crate::record;
+    use crate::train::tests::lock_random_stream;
 
     fn values(tensor: Tensor<1>) -> Vec<f32> {
         tensor.into_data().try_to_vec().unwrap()
@@ -132,6 +133,7 @@ mod tests {
     /// Momentum 0.01 corresponds to the default of Keras. In bf16, the mean would stop near 2.
     #[test]
     fn half_precision_training_keeps_statistics_in_single() {
+        let _stream = lock_random_stream();
         let device = Device::flex().autodiff();
         let config = BatchNormConfig::new(2).with_momentum(0.01);
         let mut norm: BatchNorm = record::initialize(config.init(&device));

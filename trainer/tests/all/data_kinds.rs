@@ -151,7 +151,9 @@ fn check_killed(kind: &str) {
         assert_eq!(left[rank].code, 137, "{what}: {left:?}");
         assert_ne!(left[1 - rank].code, 0, "{what}: {left:?}");
         let saved: u64 = gang.latest().map_or(0, |(name, _)| name[..12].parse().unwrap());
-        assert!(saved < batch && saved.is_multiple_of(3), "{what}: saved {saved}");
+        // The policy `best` also saves after the first validation, at the end of the epoch.
+        let is_due = saved.is_multiple_of(3) || saved == 7;
+        assert!(saved < batch && is_due, "{what}: saved {saved}");
         from.push(saved);
         let gang = gang.again();
         let left = gang.run_as(&role);
@@ -159,7 +161,8 @@ fn check_killed(kind: &str) {
         assert!(gang.trained() == trained, "{what}: weights differ");
         assert_eq!(rows(&gang, &[(3, 0), (4, saved)]), rows_straight, "{what}");
     }
-    // The checkpoint of batch 6 may be in flight at batch 8, but the one of batch 3 is complete.
+    // The checkpoints of batches 6 and 7 may be in flight at batch 8, but the one of batch 3 is
+    // complete.
     assert!(from[4] >= 3, "{kind}: attempts resumed from {from:?}");
 }
 

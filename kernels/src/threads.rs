@@ -325,15 +325,15 @@ mod tests {
     fn each_part_runs_once_on_many_threads() {
         let num_threads = 20;
         for num in [0, 1, 7, 8, 9, 100] {
-            // All threads, then some: helpers may be absent.
-            for step in [1, 3, 20] {
+            // All threads, then some, then the last alone: helpers may be absent.
+            for step in [1, 3, num_threads] {
                 let counts: Vec<AtomicUsize> = (0..num).map(|_| AtomicUsize::new(0)).collect();
                 let work = |part: usize| {
                     counts[part].fetch_add(1, Ordering::Relaxed);
                 };
                 let shared = Loop::new(num, num_threads, &work);
                 std::thread::scope(|scope| {
-                    for index in (0..num_threads).step_by(step) {
+                    for index in (0..num_threads).rev().step_by(step) {
                         let shared = &shared;
                         scope.spawn(move || shared.help(index, num_threads));
                     }

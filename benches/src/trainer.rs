@@ -259,7 +259,7 @@ fn step(arguments: &Arguments, setting: Setting, gflops: f64) -> Result<Vec<Comp
     for _ in 0..arguments.lives {
         if threads > 1 && device == DeviceKind::Cpu {
             let time = limit::round_trip().map(|time| format!("{time:.0} ns"));
-            let time = time.unwrap_or_else(|| "not measured on one processor".to_owned());
+            let time = time.unwrap_or_else(|| "unknown, both ran on one processor".to_owned());
             eprintln!("round trip between two threads: {time}");
         }
         let mut ours = side_command(LoopKind::Step, model, threads, Path::new("unused"))?;

@@ -34,8 +34,8 @@ const CALLED: u8 = 1;
 /// State of a helper that waits for loops.
 const PRESENT: u8 = 2;
 
-/// A loop that several threads work on. Each takes the next part of its own range until none is
-/// left, and then parts of the other ranges.
+/// A loop that several threads work on. The index of a thread determines the range of the parts
+/// with which it begins. Once none of them is left, the thread takes parts of the other ranges.
 ///
 /// Consecutive loops with the same number of parts therefore mostly give a thread the same parts,
 /// whose data may still be in its cache.
